@@ -24,11 +24,14 @@ from angle_llm.settings.train import TrainSettings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
-"""Environment variables that transformers, datasets and tqdm read when they are first imported."""
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables of torch's GPU allocator, read when torch is imported.
+"""Environment variables that disable the progress bars of transformers, datasets and tqdm.
 
-torch 2.9 reads only the second, and warns of it without the first; later versions read both.
+These libraries read the variables when they are first imported."""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables with the settings of torch's GPU memory allocator, read when torch is imported.
+
+torch 2.9 reads only PYTORCH_CUDA_ALLOC_CONF, and prints a warning if only this variable is set. Later versions read
+both.
 """
 
 _USAGE = """
@@ -75,7 +78,7 @@ def train(settings: TrainSettings) -> None:
 
 
 def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
-    """Return settings, function and help text by command name. Functions import heavy libraries."""
+    """Return command name → (settings class, function, help text). The functions import heavy libraries when called."""
     from angle_llm.evaluate import StsEvalSettings, sts_main
     from angle_llm.evaluate.mteb_tasks import MtebSettings, mteb_main
     from angle_llm.evaluate.nested import NestedEvalSettings, nested_main
@@ -93,6 +96,8 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.tools.split import SplitSettings, split_main
 
     def with_encoder(main: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
+        """Return a function that calls `main` with the settings and `SentenceEncoder.from_pretrained`."""
+
         def command(settings: Any) -> None:
             from angle_llm.model.encoder import SentenceEncoder
 
@@ -134,7 +139,13 @@ _GROUPS = {"eval": "Evaluate an encoder.", "data": "Check and prepare training d
 
 
 def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], chosen: str, defaults: dict[str, Any]) -> Any:
-    """Return the commands as a nested union of settings types, which tyro parses as sub-commands."""
+    """Return the commands as a nested union of settings classes, which tyro parses as sub-commands.
+
+    Args:
+        commands: Command name → (settings class, function, help text).
+        chosen: Name of the command that is run, or an empty string.
+        defaults: Command name → settings that replace the defaults of its flags.
+    """
     from tyro.conf import subcommand
 
     top: list[Any] = []
@@ -155,13 +166,14 @@ def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], chosen: 
 
 
 def _union(members: list[Any]) -> Any:
+    """Return the union type of types that are only known at run time."""
     return Union[tuple(members)]  # noqa: UP007
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run one command, such as ["eval", "sts", "--model", …].
+    """Run the command of a command line, such as ["eval", "sts", "--model", …].
 
-    `--config FILE` gives settings in YAML; flags override them.
+    `--config FILE` reads settings from a YAML file; flags override these settings.
     """
     commands = _commands()
     name = next((known for known in commands if list(arguments[: len(known.split())]) == known.split()), "")
@@ -186,7 +198,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the `angle-llm` command."""
+    """Run the program `angle-llm` with the command line of the process."""
     if sys.argv[1:] == ["--version"]:
         print(__version__)
     else:
@@ -194,16 +206,19 @@ def main() -> None:
 
 
 def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, description: str) -> None:
-    """Run a training recipe: its defaults, overridden by `--config FILE` and flags."""
+    """Train with the default settings of a recipe, overridden by `--config FILE` and flags in `arguments`.
+
+    Without `arguments`, the command line of the process is read. `description` is the help text of the recipe.
+    """
     train(parse_settings(defaults, arguments, description=description))
 
 
 def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-    """Call a function and end the program as a command line tool does.
+    """Call `body` as the main function of a command line program: convert exceptions to messages and exit codes.
 
     Exit code 2 and a message without traceback for invalid input, 130 after SIGINT, 141 when the reader of the output
     closed the pipe. A training run that SIGINT or SIGTERM stopped exits with 130 or 143 after its checkpoint is
-    written. Progress bars of libraries are off when standard error is not a terminal.
+    written. Progress bars of libraries are disabled when standard error is not a terminal.
     """
     set_allocator()
     if not sys.stderr.isatty():
@@ -229,16 +244,16 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
 
 
 def set_allocator() -> None:
-    """Set expandable segments for torch's GPU allocator, unless a variable of `ALLOCATOR` is set.
+    """Set environment variables that make torch's GPU allocator use expandable segments, unless a variable is set.
 
-    Micro-batches have many shapes, which fragment segments of a fixed size. Call it before torch is imported.
+    Micro-batches have many shapes, which fragment segments of a fixed size. Must be called before torch is imported.
     """
     if not any(variable in os.environ for variable in ALLOCATOR):
         os.environ |= dict.fromkeys(ALLOCATOR, "expandable_segments:True")
 
 
 def _is_explained(error: Exception) -> bool:
-    """Return whether this package raised the error, so that its message needs no traceback."""
+    """Return whether code of this package raised the error, so that the message is clear without a traceback."""
     if type(error).__module__.startswith("angle_llm."):
         return True
     if isinstance(error, RuntimeError) or getattr(error, "errno", None) is not None:

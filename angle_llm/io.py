@@ -6,8 +6,8 @@
     ResumableFolder                      results of long work, written part by part
     progress_bar, log                    a progress bar on a terminal, lines in a log file
 
-Data is written under a hidden name, flushed to disk, and then renamed, which is atomic. A killed process leaves a hidden
-`.NAME.WRITER.tmp` at most.
+Data is written under a hidden name, flushed to disk, and then renamed, which is atomic. A killed process leaves a
+hidden `.NAME.WRITER.tmp` at most.
 
 Layout of a resumable folder:
 
@@ -40,18 +40,21 @@ if TYPE_CHECKING:
 
 
 class FolderError(ValueError):
-    """Raised for a folder that cannot be resumed or read; the message names the file and what to do."""
+    """Error for a folder of results that cannot be resumed or read; the message names the file and what to do."""
 
 
 # ------------------------------------------------------------------------------------------------ files
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | None = None) -> None:
-    """Write a file completely or not at all; `fill` gets the open binary file and writes the content.
+    """Write a file atomically: completely or not at all.
 
-    The target of a symbolic link is replaced, the link stays. A pipe or a device is written directly. The temporary name
-    contains `writer`, by default the process id, so that several processes can write the same file. With a fixed
-    `writer`, the temporary file of a killed process is overwritten.
+    The target of a symbolic link is replaced, the link stays. A pipe or a device is written directly.
+
+    Args:
+        fill: Function that gets the open binary file and writes the content.
+        writer: Part of the temporary file name; None: the process id, so that several processes can write the same
+            file. With a fixed value, the temporary file of a killed process is overwritten.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
@@ -75,13 +78,16 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | Non
 
 
 def _hidden(path: Path, writer: str | None) -> Path:
-    """Return the temporary name beside a path, `.NAME.WRITER.tmp`; `writer` is by default the process id."""
+    """Return the temporary path for writing `path`: `.NAME.WRITER.tmp` in the same folder.
+
+    `writer` None is the process id; an empty `writer` gives `.NAME.tmp`.
+    """
     writer = str(os.getpid()) if writer is None else writer
     return path.with_name(f".{path.name}{f'.{writer}' if writer else ''}.tmp")
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
+    """Flush a file, or the directory entries of a folder, to disk (fsync)."""
     if os.name == "nt":  # Windows opens no folder, and flushes no file that is open for reading
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -92,19 +98,19 @@ def sync(path: Path) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Flush the entries of a folder to disk where the file system can."""
+    """Flush the directory entries of a folder to disk (fsync), if the file system supports this."""
     with suppress(OSError):  # some network file systems cannot flush a folder
         sync(path)
 
 
 def write_text(path: str | Path, text: str, writer: str | None = None) -> None:
-    """Write a text file atomically, in UTF-8, with unchanged line ends; see `write_file`."""
+    """Write a text file atomically, in UTF-8, with unchanged line ends; `writer` is described at `write_file`."""
     content = text.encode()
     write_file(Path(path), lambda file: file.write(content), writer)
 
 
 def write_json(path: str | Path, values: Any, writer: str | None = None) -> None:
-    """Write a value as a JSON file, atomically; see `write_file` and `json_text`."""
+    """Write a value as an indented JSON file, atomically; `writer` is described at `write_file`."""
     write_text(path, json_text(values), writer)
 
 
@@ -119,7 +125,7 @@ def json_text(values: Any) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the content of a JSON file, which must be an object; None if the file does not exist.
+    """Read a JSON file that contains an object; return None if the file does not exist.
 
     Raises:
         FolderError: if the file does not contain a JSON object.
@@ -136,7 +142,10 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value for JSON: dataclasses and mappings to objects, paths to strings, NaN and infinity to null."""
+    """Convert a value to types that JSON can represent.
+
+    Dataclasses and mappings become dictionaries, tuples lists, paths strings; NaN and infinity become None.
+    """
     value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -160,7 +169,7 @@ def sha256_of(file: Path | BinaryIO) -> str:
 
 
 def write_folder(target: Path, fill: Callable[[Path], object], writer: str | None = None) -> None:
-    """Write a folder completely or not at all; an existing folder is replaced, and all files in it are deleted.
+    """Write a folder atomically: completely or not at all. An existing folder is replaced with all its files.
 
     `fill` gets an empty temporary folder and creates the files. All files get the usual mode, 0666 minus the umask,
     because some libraries create files with mode 0600. `writer` is described at `write_file`.
@@ -171,8 +180,10 @@ def write_folder(target: Path, fill: Callable[[Path], object], writer: str | Non
 
 
 def restore_folder(folder: Path) -> None:
-    """Repair a folder after a killed `write_folder`: restore the old folder if no folder exists, and delete temporary
-    files."""
+    """Repair a folder after a process was killed in `write_folder`.
+
+    Restores the previous folder if `folder` does not exist, and deletes temporary files.
+    """
     retired = folder.with_name(f".{folder.name}.old")
     if retired.exists() and not folder.exists():
         retired.replace(folder)
@@ -181,15 +192,16 @@ def restore_folder(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder. It is renamed to a hidden name first, so a killed deletion leaves no partial folder."""
+    """Delete a folder atomically: the folder is first renamed to a hidden name, then its files are deleted."""
     _swap(None, folder)
 
 
 @contextmanager
 def _filled(target: Path, fill: Callable[[Path], object], writer: str | None) -> Iterator[Path]:
-    """Yield a temporary folder beside the target, filled by `fill` and flushed to disk.
+    """Context manager: create a temporary folder beside `target`, fill it by `fill`, and flush all files to disk.
 
-    At the end, the temporary folder is deleted if it was not renamed.
+    The caller renames the temporary folder; otherwise the folder is deleted at the end. `writer` is described at
+    `write_file`.
     """
     temporary = _hidden(target, writer)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -208,7 +220,10 @@ def _filled(target: Path, fill: Callable[[Path], object], writer: str | None) ->
 
 
 def _swap(new: Path | None, target: Path) -> None:
-    """Replace the folder `target` by `new`, or delete `target` if `new` is None. The old folder is deleted last."""
+    """Replace the folder `target` by the folder `new` with renames; delete `target` if `new` is None.
+
+    The old folder is renamed to `.NAME.old` first, and deleted last.
+    """
     retired = target.with_name(f".{target.name}.old")
     shutil.rmtree(retired, ignore_errors=True)
     if target.exists():
@@ -236,7 +251,7 @@ def checksums(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_files(folder: Path, listed: Iterable[Mapping[str, Any]]) -> None:
-    """Check that the files of a folder still have the sizes and SHA-256 that `checksums` returned before.
+    """Check that files in a folder have the recorded sizes and SHA-256; `listed` is a result of `checksums`.
 
     Raises:
         FolderError: for the first file that is missing, damaged, a link, or outside of the folder.
@@ -244,7 +259,7 @@ def check_files(folder: Path, listed: Iterable[Mapping[str, Any]]) -> None:
     for entry in listed:
         path = folder / entry["name"]
         if path.is_symlink() or not path.resolve().is_relative_to(folder.resolve()):  # a manifest could name any file
-            raise FolderError(f"{path} is not a file of this folder")
+            raise FolderError(f"{path}: expected a regular file inside {folder}, got a link or a path outside")
         if not path.is_file():
             raise FolderError(f"{path} is missing")
         if path.stat().st_size != entry["size"] or sha256_of(path) != entry["sha256"]:
@@ -258,11 +273,13 @@ IDENTITY, MANIFEST = "identity.json", "manifest.json"
 
 
 class ResumableFolder:
-    """The results of long work, written part by part; after a kill, the same command resumes with the complete parts.
+    """Folder of results that are written part by part; after a kill, the same command resumes after the complete parts.
 
-    The module docstring describes the files. A part is a folder that is renamed into place when it is complete
-    (checkpoints). With `flat`, a part is files of the folder itself, and its manifest is renamed into place last: a part
-    without a manifest does not count (embed, mine). Usage, here for checkpoints:
+    A part is a named set of files, such as a checkpoint or the embeddings of some rows. Its manifest is a JSON file
+    with the sizes and SHA-256 of these files. A part is a subfolder that is renamed into place when it is complete
+    (checkpoints). With `flat`, the files of all parts are in the folder itself, and a manifest is renamed into place
+    last: a part without a manifest does not count (embed, mine). The module docstring lists all files. Usage, for
+    checkpoints:
 
         with ResumableFolder(run_dir / "checkpoints", {"settings": …}, option="--run-dir") as folder:
             for name in reversed(folder.names()):                        # newest first
@@ -273,8 +290,8 @@ class ResumableFolder:
     The context manager holds a lock on the folder, which the system releases when the process ends.
 
     Raises (on entering):
-        FolderError: if the folder contains other files, another process writes to it, or its parts have another identity;
-            the message names the fields that differ.
+        FolderError: if the folder contains other files, if another process writes to the folder, or if its parts were
+            written with another input, model or settings (`identity`); the message names the fields that differ.
     """
 
     def __init__(
@@ -287,13 +304,14 @@ class ResumableFolder:
         index: str | None = None,
         rank: int = 0,
     ) -> None:
-        """Set the path and the identity of the folder; only entering the context manager reads or creates the folder.
+        """Store the arguments; only entering the context manager reads or creates the folder.
 
         Args:
-            identity: JSON object with the input, model and settings of the work.
-            option: Flag of the folder, for messages.
-            flat: Whether the files of all parts lie in the folder itself.
-            index: Name of the file that `finish` writes; None if there is no index.
+            identity: JSON object with the input, model and settings of the command; all parts must have the same
+                values.
+            option: Command line flag that names the folder, for error messages.
+            flat: Whether the files of all parts are in the folder itself; False: each part is a subfolder.
+            index: Name of the file that `finish` writes when all parts are complete; None: no such file.
             rank: Rank of this process; processes with different ranks can write different parts at the same time.
         """
         self.path = path
@@ -317,7 +335,7 @@ class ResumableFolder:
                 fields = "; ".join(readable[:5]) if written else f"{IDENTITY} is missing"
                 raise FolderError(
                     f"{self.path} (up to {self.names()[-1]}) was started with other input, model or settings. Choose another "
-                    f"{self._option}, or remove the folder; to resume, give the same. Different: {fields}"
+                    f"{self._option}, or remove the folder; to resume, use the original values. Different: {fields}"
                 )
             if changed:
                 write_json(self.path / IDENTITY, self.identity, writer=str(self._rank))
@@ -327,7 +345,11 @@ class ResumableFolder:
         return self
 
     def _acquire(self) -> None:
-        """Create the folder and take its lock for this rank. Raises `FolderError` if another process holds the lock."""
+        """Create the folder, and acquire the lock file of this rank in the folder.
+
+        Raises:
+            FolderError: if another process holds the lock.
+        """
         from filelock import FileLock, Timeout
 
         self.path.mkdir(parents=True, exist_ok=True)
@@ -345,21 +367,25 @@ class ResumableFolder:
         self._lock.release()
 
     def names(self) -> list[str]:
-        """Return the sorted names of all parts that have a manifest; their files are not checked."""
+        """Return the sorted names of all complete parts of the results; their files are not checked.
+
+        A part is complete if it has a manifest (a JSON file with the sizes and SHA-256 of its files).
+        """
         found = self.path.glob(".*.json") if self._flat else self.path.glob(f"*/{MANIFEST}")
         names = [path.stem[1:] if self._flat else path.parent.name for path in found]
         return sorted({*names, *self._indexed})
 
     def unwritten(self, names: Iterable[str]) -> list[str]:
-        """Return the names of the parts that must be written.
+        """Return the names of the given parts of the results that must be written.
 
-        A part must be written if it has no manifest, or if only the index lists it and its files are damaged.
+        A part must be written if it has no manifest (is incomplete), or if only the index file lists the part and its
+        files are damaged.
         """
         written = set(self.names())
         return [name for name in names if name not in written or (name in self._indexed and not self.is_whole(name))]
 
     def check(self, name: str) -> dict[str, Any]:
-        """Check the size and SHA-256 of all files of a part, and return the `values` that `write` stored in its manifest.
+        """Check the sizes and SHA-256 of all files of a part of the results; return the `values` given to `write`.
 
         Raises:
             FolderError: for the first file that is missing or damaged.
@@ -370,16 +396,19 @@ class ResumableFolder:
         return values
 
     def is_whole(self, name: str) -> bool:
-        """Return whether a part has a valid manifest and all its files are undamaged."""
+        """Return whether a part of the results is complete, and its files have the recorded sizes and SHA-256."""
         with suppress(FolderError):
             self.check(name)
             return True
         return False
 
     def write(self, name: str, fill: Callable[[Path], object], values: Mapping[str, Any] | None = None) -> None:
-        """Write a part, or replace it. `fill` gets an empty folder and creates the files.
+        """Write or replace a part of the results, completely or not at all.
 
-        `values` is a JSON object that the manifest stores; `check` returns it.
+        Args:
+            name: Name of the part.
+            fill: Function that gets an empty folder and creates the files.
+            values: JSON object that is stored with the part; `check` returns this object.
 
         Raises:
             OSError: if the disk is full or the folder is not writable; all other parts are unchanged.
@@ -403,14 +432,16 @@ class ResumableFolder:
             _sync_folder(self.path)
 
     def remove(self, name: str) -> None:
-        """Delete a part. In a flat folder, delete its manifest only: a part without a manifest does not count."""
+        """Delete a part of the results; in a flat folder only its manifest, so that the part no longer counts."""
         if self._flat:
             self._manifest_path(name).unlink(missing_ok=True)
         elif (self.path / name).exists():
             remove_folder(self.path / name)
 
     def clear(self, names: Iterable[str]) -> None:
-        """Delete parts without entering the context manager, also parts of another identity.
+        """Delete the parts of the results with the given names, also parts that were written with other settings.
+
+        The context manager need not be entered.
 
         Raises:
             FolderError: if another process writes to the folder.
@@ -424,7 +455,10 @@ class ResumableFolder:
                 self.__exit__()
 
     def finish(self, values: Mapping[str, Any]) -> None:
-        """Write the index file (identity, `values` and all manifests), then delete the files that only a resume needs."""
+        """Write the index file when all parts are complete, then delete the files that are only needed to resume.
+
+        The index file contains the identity, `values` and the manifests of all parts.
+        """
         assert self._index is not None, "the folder has no index"
         parts = [self.manifest(name) for name in self.names()]
         write_json(self.path / self._index, {**self.identity, **values, "parts": parts}, writer="")
@@ -434,21 +468,25 @@ class ResumableFolder:
         _sync_folder(self.path)
 
     def _is_signed(self, name: str) -> bool:
-        """Return whether the manifest of a part belongs to this identity; the identity file is not read."""
+        """Return whether a part of the results was written with the same input, model and settings as `identity`.
+
+        Only the SHA-256 in its manifest is checked, not its files.
+        """
         with suppress(FolderError):
             return bool(self.manifest(name))
         return False
 
     def _manifest_path(self, name: str) -> Path:
+        """Return the path of the manifest of a part: a JSON file with names, sizes and SHA-256 of its files."""
         return self.path / (f".{name}.json" if self._flat else f"{name}/{MANIFEST}")
 
     def manifest(self, name: str) -> dict[str, Any]:
-        """Return the manifest of a part: its `name`, `values` and `files`, and the `sha256` of these three.
+        """Return the manifest of a part of the results: `name`, `values`, `files`, and the `sha256` of these entries.
 
-        The files are not checked.
+        `files` lists name, size and SHA-256 of every file; the files are not checked.
 
         Raises:
-            FolderError: if the manifest is missing, damaged, or belongs to another identity.
+            FolderError: if the manifest is missing, damaged, or was written with another input, model or settings.
         """
         path = self._manifest_path(name)
         manifest = read_object(path) or self._indexed.get(name)
@@ -456,21 +494,21 @@ class ResumableFolder:
             raise FolderError(f"{path} is missing")
         body = {key: manifest.get(key) for key in ("name", "values", "files")}
         if body["name"] != name or manifest.get("sha256") != self._signature(body):
-            raise FolderError(f"{path} is damaged, or belongs to other work: the SHA-256 in it differs")
+            raise FolderError(f"{path} is damaged, or was written with other settings: its SHA-256 differs")
         return manifest
 
     def _signature(self, body: Mapping[str, Any]) -> str:
-        """Return the SHA-256 that a manifest stores, over the identity of the folder and the `body` of the manifest."""
+        """Return the SHA-256 of the identity of the folder and the other entries (`body`) of a manifest."""
         return hashlib.sha256(json.dumps([self.identity, body], sort_keys=True).encode()).hexdigest()
 
 
 def check_resumable(path: Path, option: str, index: str | None = None, *, flat: bool = True) -> None:
-    """Check that a path can be a `ResumableFolder`: it is new, empty, or was written by an earlier `ResumableFolder`.
+    """Check that a path can be a `ResumableFolder`: the path is new, empty, or was written by `ResumableFolder`.
 
     Args:
-        option: Flag of the path, for messages.
-        index: Name of the index file, if the folder has one.
-        flat: Whether the files of all parts lie in the folder itself.
+        option: Command line flag that names the path, for error messages.
+        index: Name of the index file, if the folder has an index file.
+        flat: Whether the files of all parts are in the folder itself.
 
     Raises:
         FolderError: if the path is a file, or a folder that contains other files.
@@ -487,9 +525,9 @@ def check_resumable(path: Path, option: str, index: str | None = None, *, flat: 
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
-    """List the fields in which two nested JSON objects differ, as lines such as `data.sets.0.weight 1 (now 2)`.
+    """Return the fields in which two nested JSON objects differ, as lines such as `data.sets.0.weight 1 (now 2)`.
 
-    Fields that only `then` has are ignored. `above` is the start of the field names.
+    Fields that only `then` has are ignored. `above` is the prefix of the field names.
     """
     found = []
     for key, value in now.items():
@@ -508,11 +546,11 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = ""
 
 
 LOG_EVERY_SECONDS = 60
-"""Seconds between the lines of a progress bar that is printed to a log."""
+"""Seconds between the lines of a progress bar that is written to a log file instead of a terminal."""
 
 
 def log(line: str) -> None:
-    """Print a line to stdout, above a progress bar if there is one. A closed pipe is ignored, so that work continues."""
+    """Print a line to stdout, above the progress bar if one is shown; ignore a closed pipe."""
     from tqdm import tqdm
 
     with suppress(OSError, ValueError, AttributeError):  # AttributeError: stdout is None, older tqdm
@@ -521,7 +559,7 @@ def log(line: str) -> None:
 
 
 def discard_closed_pipes() -> None:
-    """Flush stdout and stderr; redirect a stream whose reader has ended to the null device.
+    """Flush stdout and stderr; redirect a stream to the null device if it is a pipe that the reader has closed.
 
     Otherwise the flush at the end of the program would fail and change its exit code.
     """
@@ -538,12 +576,12 @@ def discard_closed_pipes() -> None:
 def progress_bar(
     name: str, total: int, unit: str, *, done: int = 0, enabled: bool = True, transient: bool = False
 ) -> tqdm[Any]:
-    """Return a tqdm bar on stderr; without a terminal, it prints lines at the start, once a minute and at the end.
+    """Return a tqdm progress bar on stderr. Without a terminal, the bar prints a line at start, per minute and at end.
 
     Args:
-        done: Units that an earlier run completed; they count as done, but not for the rate.
-        enabled: Whether this process prints; of several processes, only the main process should.
-        transient: Whether the bar disappears at the end; a log gets lines only after a minute.
+        done: Number of units that an earlier run completed; the rate does not count these units.
+        enabled: Whether this process prints; of several processes, only the main process should print.
+        transient: Whether the bar disappears at the end. Without a terminal, lines are printed only after a minute.
     """
     from tqdm import tqdm  # not at the top: it reads TQDM_DISABLE on import, which the program sets for other libraries
 
@@ -556,12 +594,12 @@ def progress_bar(
 
 
 def has_terminal() -> bool:
-    """Return whether stderr can show a progress bar: it is a terminal or a notebook."""
+    """Return whether stderr can show a progress bar, because stderr is a terminal or the program runs in a notebook."""
     return sys.stderr is not None and not sys.stderr.closed and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
 
 class _Lines:
-    """Output stream for tqdm that prints each state of a bar as a line to stderr; a closed pipe is ignored."""
+    """Output stream for tqdm that prints each state of a progress bar as a line to stderr; ignores a closed pipe."""
 
     def write(self, text: str) -> None:
         if line := text.strip():
@@ -575,7 +613,7 @@ class _Lines:
 
 @contextmanager
 def paused(bar: tqdm[Any]) -> Iterator[None]:
-    """Exclude the time inside the context manager from the rate of a progress bar."""
+    """Context manager whose duration does not count for the rate of a progress bar."""
     started = time.time()
     yield
     if not bar.disable:

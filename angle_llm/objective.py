@@ -10,14 +10,14 @@ from typing import ClassVar, Literal
 
 @dataclass(frozen=True)
 class ObjectiveFields:
-    """Weights, temperatures and forms of the terms of the objective.
+    """Weights, temperatures and variants of the terms of the training loss (the AnglE objective).
 
     Raises:
         ValueError: for a weight or temperature out of range.
     """
 
     PREFIX: ClassVar[str] = ""
-    """Start of the names of fields in messages."""
+    """Prefix of the setting names in error messages, such as `objective.`."""
 
     cosine_weight: float = 0.0
     """Weight of the cosine ranking term (CoSENT)."""
@@ -34,14 +34,16 @@ class ObjectiveFields:
     angle_temperature: float = 0.05
     """Divides the angle differences of the angle ranking term (published runs: 1.0)."""
     angle_form: Literal["phase", "reference", "paper"] = "phase"
-    """Angle of a pair: phase, reference (as in angle-emb) or paper (equations 7 and 8)."""
+    """How the angle of a pair is computed: phase, reference (as in angle-emb) or paper (equations 7 and 8 of AnglE)."""
     contrastive_form: Literal["symmetric", "forward"] = "symmetric"
-    """forward: left texts against all right texts. symmetric: every text with a positive against all texts."""
+    """Which texts the in-batch term contrasts. forward: left texts against all right texts. symmetric: every text with a
+    positive against all texts."""
     hardness_strength: float = 0.0
-    """Weights each in-batch negative by exp(strength · cosine), so that near negatives count more. 0: equal weights. Your
-    own negatives have weight 1. LLaVE uses 9."""
+    """Weights each in-batch negative by exp(strength · cosine), so that near negatives count more. 0: equal weights.
+    Negatives from your data have weight 1. LLaVE uses 9."""
     kl_weight: float = 0.0
-    """Weight of the KL divergence between teacher and student over the texts of a group. For groups with scores."""
+    """Weight of the KL divergence between teacher and student scores of a query's texts. For data of
+    format group with teacher scores."""
     teacher_temperature: float = 0.05
     """Divides teacher scores: 0.05 for cosines, about 1 for logits of a reranker."""
     teacher_vector_weight: float = 0.0

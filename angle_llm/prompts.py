@@ -25,7 +25,7 @@ SIDES: tuple[Side, ...] = get_args(Side)
 
 
 class PromptError(SettingsError):
-    """Raised for a prompt that cannot be used; the message names what to change."""
+    """Error for a prompt that cannot be used; the message names what to change."""
 
 
 TEXT_EDITS: dict[str, Callable[[str], str]] = {
@@ -33,7 +33,9 @@ TEXT_EDITS: dict[str, Callable[[str], str]] = {
     "double_quotes_to_single": lambda text: text.replace('"', "'"),
     "final_question_mark_to_full_stop": lambda text: text[:-1] + "." if text.endswith("?") else text,
 }
-"""Edit name → function that edits a text before it is inserted; a prompt applies its edits in the listed order."""
+"""Edit name → function that edits a text before the text is inserted into a prompt.
+
+A prompt applies its edits in the order of its field `edits`."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +51,28 @@ class PromptTemplate:
     __pydantic_config__: ClassVar[Any] = STRICT
 
     name: str
-    """Short name; also the name of the YAML file."""
+    """Short name of the prompt; also the name of the YAML file."""
     template: str
     """The text of the prompt, with exactly one `{text}`."""
     description: str = ""
-    """Purpose, in one sentence."""
+    """Purpose of the prompt, in one sentence."""
     source: str = ""
-    """Where the prompt comes from: a paper, a repository, or this project."""
+    """Origin of the prompt: a paper, a repository, or this project."""
     edits: tuple[str, ...] = ()
-    """Keys of `TEXT_EDITS`; the edits are applied to the text before it is inserted."""
+    """Names of edits (keys of `TEXT_EDITS`) that are applied in order to a text before the text is inserted."""
     tokenization: str = "joined"
-    """joined: the formatted prompt is tokenized as one string, as for the published models; the end of the text may
-    merge with the tail into one token. segments: head, text and tail are tokenized separately, so the ids of the prompt
-    do not depend on the text. A text that is too long loses its end, including a full stop that an edit added. With
-    joined, the quote after the text is lost too; the rest of the tail is always kept."""
+    """How a prompt with a text is tokenized: "joined" or "segments".
+
+    joined: the formatted prompt is tokenized as one string, as for the published models; the end of the text may merge
+    with the tail (the template after the text) into one token. segments: head, text and tail are tokenized separately,
+    so the ids of the prompt do not depend on the text. A text that is too long loses its end, including a full stop
+    that an edit added. With joined, the quote after the text is lost too; the rest of the tail is always kept.
+    """
     append: Literal["eos"] | None = None
-    """eos: the end-of-sequence token follows the tail, as in E5-Mistral, unless the tokenizer adds this token itself.
-    The token is kept when a text is cut."""
+    """eos: the end-of-sequence token is appended after the prompt, as in E5-Mistral, unless the tokenizer appends it.
+
+    The token is kept when a text is cut. None: no token is appended.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "edits", tuple(self.edits))
@@ -85,12 +92,12 @@ class PromptTemplate:
 
     @property
     def head(self) -> str:
-        """The part of the template before `{text}`."""
+        """Text of the template before the placeholder `{text}`."""
         return self.template.partition(PLACEHOLDER)[0]
 
     @property
     def tail(self) -> str:
-        """The part of the template after `{text}`."""
+        """Text of the template after the placeholder `{text}`."""
         return self.template.partition(PLACEHOLDER)[2]
 
     def edit(self, text: str) -> str:
@@ -105,7 +112,7 @@ class PromptTemplate:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the fields that affect the token ids: `template`, `edits`, `tokenization` and `append`."""
+        """SHA-256 of the prompt fields that affect token ids: `template`, `edits`, `tokenization` and `append`."""
         appended = [] if self.append is None else [self.append]
         content = json.dumps([self.template, self.edits, self.tokenization, *appended], ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()
@@ -119,7 +126,7 @@ class PromptTemplate:
 
     @classmethod
     def from_dict(cls, values: object, where: str) -> PromptTemplate:
-        """Create a prompt from the values of `to_dict`; messages name `where`, the file of the values.
+        """Create a prompt from the values of `to_dict`; `where` is the origin of the values, for error messages.
 
         Raises:
             PromptError: for a value that is missing, unknown, or of another type.
@@ -134,9 +141,10 @@ class PromptTemplate:
 
 @dataclass(frozen=True)
 class SidePrompts:
-    """The prompt of queries and the prompt of documents.
+    """Two prompts of an encoder: for queries and for documents.
 
-    The first text of a pair is a query, the second text a document. Prompts with equal fingerprints count as one prompt.
+    The first text of a pair is a query, the second text a document. Prompts with equal fingerprints count as one
+    prompt.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -163,17 +171,20 @@ class SidePrompts:
         return f"prompts {names[0]} (queries) and {names[1]} (documents)" if self.differ else f"prompt {names[0]}"
 
     def described(self) -> str:
-        """Return the names and templates of the prompts, for the report of `angle-llm data check`."""
+        """Return a text with the names and templates of the prompts, for the report of `angle-llm data check`."""
         query, document = (f"{prompt.name} ({prompt.template!r})" for prompt in (self.query, self.document))
         return f"prompt of queries {query}, of documents {document}" if self.differ else f"prompt {query}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON: the values of the prompt, or side → values if the two prompts differ."""
+        """Return the prompts as plain values, for JSON.
+
+        Two different prompts: {"query": values, "document": values}. Equal prompts: the values of the prompt.
+        """
         return {side: self.of(side).to_dict() for side in SIDES} if self.differ else self.query.to_dict()
 
     @classmethod
     def from_dict(cls, values: object, where: str) -> SidePrompts:
-        """Create prompts from the values of `to_dict`; messages name `where`, the file of the values.
+        """Create prompts from the values of `to_dict`; `where` is the origin of the values, for error messages.
 
         Raises:
             PromptError: for a value that is missing, unknown, or of another type.
@@ -184,12 +195,13 @@ class SidePrompts:
 
 
 PromptChoice: TypeAlias = str | Path | PromptTemplate | SidePrompts | Mapping[str, str | Path | PromptTemplate]
-"""A prompt for queries and documents, or a mapping from side to prompt. A prompt is a `PromptTemplate`, the name of a
-bundled prompt, or the path of a YAML file."""
+"""A prompt for all texts, or a mapping with the keys `query` and `document` and a prompt for each key.
+
+A prompt is a `PromptTemplate`, the name of a bundled prompt, or the path of a YAML file."""
 
 
 def check_sides(given: Mapping[Any, object], where: str) -> None:
-    """Raise `PromptError` unless the keys are exactly `query` and `document`; `where` starts the message."""
+    """Raise `PromptError` unless the keys are exactly `query` and `document`; `where` is the start of the message."""
     if set(given) != set(SIDES):
         raise PromptError(
             f"{where}: expected one prompt, or a prompt for query and a prompt for document; got "
@@ -198,7 +210,10 @@ def check_sides(given: Mapping[Any, object], where: str) -> None:
 
 
 def load_prompts(choice: PromptChoice) -> SidePrompts:
-    """Load the prompts of queries and documents from a template, a name, a path, or a mapping from side to prompt.
+    """Load the prompts of queries and documents.
+
+    `choice` is a prompt for all texts (a template, the name of a bundled prompt, or the path of a YAML file), or a
+    mapping with the keys `query` and `document` and a prompt for each key.
 
     Raises:
         PromptError: as in `load_prompt`, and for a mapping whose keys are not `query` and `document`.

@@ -17,7 +17,7 @@ from angle_llm.data.formats import Example, Group, pairs_of
 
 @dataclass
 class TextBatch:
-    """A batch of N unique texts and P scored pairs of these texts; examples of every format are converted to it.
+    """A training batch, for data of every format: N unique texts, and P scored pairs of these texts.
 
     A text that occurs five times in a batch is one entry of `texts`: it is encoded once and is never its own negative.
     A pair may consist of the same text twice (`left == right`), and the same pair may occur more than once. A text with
@@ -33,17 +33,17 @@ class TextBatch:
     texts: list[str]
     """Unique texts, in the order of the rows of the embedding matrix."""
     left: Tensor
-    """(P,) int64: position in `texts` of the first text of each pair."""
+    """(P,) int64: index in `texts` of the first text of each pair."""
     right: Tensor
-    """(P,) int64: position in `texts` of the second text of each pair."""
+    """(P,) int64: index in `texts` of the second text of each pair."""
     score: Tensor
     """(P,) float32: similarity of each pair, from 0 (unrelated) to 1 (same meaning)."""
     prompts: list[int] = field(default_factory=list)
-    """Number of the prompt of each text, in the list of prompts of the run; empty means 0 for all texts."""
+    """Prompt of each text, as an index into the list of prompts of the training run; empty means 0 for all texts."""
     group: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """(P,) int64: number of the example that each pair belongs to; empty means one pair per example."""
+    """(P,) int64: number of the training example that contains each pair; empty means one pair per example."""
     teacher: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
-    """(P,) float32: teacher score of each pair, NaN for a pair without a score; empty means NaN for all pairs."""
+    """(P,) float32: teacher score of each pair, NaN for a pair without a teacher score; empty: NaN for all pairs."""
 
     def __post_init__(self) -> None:
         self.prompts = self.prompts or [0] * len(self.texts)
@@ -78,7 +78,7 @@ class TextBatch:
 
     @classmethod
     def from_examples(cls, examples: Sequence[Example], prompts: Sequence[tuple[int, int]] = ()) -> TextBatch:
-        """Create a batch from examples: collect the unique texts in order of first occurrence, and the scored pairs.
+        """Create a batch with the unique texts of the examples, in order of first occurrence, and all scored pairs.
 
         Pairs by type of example, in the order of the examples:
 
@@ -87,7 +87,7 @@ class TextBatch:
             Triple          (anchor, positive, 1), (anchor, negative, 0)
             Group           (query, positive, 1) for each positive, then (query, negative, 0) for each negative
 
-        `prompts` has two prompt numbers for each example: the prompt of the first text of its pairs (the query) and the
+        `prompts` has two prompt indices for each example: the prompt of the first text of its pairs (the query) and the
         prompt of the second text (the document). Without examples the batch is empty (N = P = 0).
         """
         row_of: dict[tuple[int, str], int] = {}

@@ -37,8 +37,8 @@ set format to nli_pairs. The second judgement of SICK (`entailment`, `entailment
 `columns: {label: entailment}`. QNLI and RTE have 0 for entailment and 1 for no entailment, so they need
 `score_range: [1, 0]`; QNLI also needs a mapping of its texts.
 
-The downloads of SentEval are read unchanged: STS.input.NAME.txt with the scores of STS.gs.NAME.txt, sts-train.csv (tabs,
-no header), SICK and MRPC (.txt with a header). Its transfer tasks are single texts with a class, not pairs.
+The downloads of SentEval are read unchanged: STS.input.NAME.txt with the scores of STS.gs.NAME.txt, sts-train.csv
+(tabs, no header), SICK and MRPC (.txt with a header). Its transfer tasks are single texts with a class, not pairs.
 """
 
 from __future__ import annotations
@@ -74,18 +74,19 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "positive_scores": ("positive_scores", "pos_scores"),
     "negative_scores": ("negative_scores", "neg_scores"),
 }
-"""Field → column names that are recognized as this field without a mapping. A group also has the fields `negative_1`,
-`negative_2` and so on, each with a single negative."""
+"""Field of a data format → column names that are recognized as this field without a mapping.
+
+The format `group` also has the fields `negative_1`, `negative_2` and so on, with a single negative per field."""
 
 _NO_PAIRS = {
     "captions": "These are several texts of one item; write one row for each pair of these texts: text1, text2",
     "text": "These are single texts, as of a classification task. Training needs pairs of texts that belong together, such as a "
     "title with its body or a question with its answer",
 }
-"""Columns of datasets without pairs, separated by spaces → advice for the message."""
+"""Column names (separated by spaces) of datasets that contain no pairs → advice for the error message."""
 
 EXAMPLE = "text1 question text2 answer"
-"""Example value of the flag `columns`, for messages."""
+"""Example value of the flag `--columns` (`--data.columns` in training), for error messages."""
 
 _SYNONYMS = {
     "positive_pair or scored_pair": ("pair", "pairs", "text_pair", "text_pairs"),
@@ -95,22 +96,23 @@ _SYNONYMS = {
     "group": ("groups", "list", "listwise", "flagembedding", "tevatron"),
     "nli_pairs or nli_triples": ("nli", "snli", "mnli", "nli_pair"),
 }
-"""Formats to suggest → names that users may type instead."""
+"""Formats to suggest in an error message → wrong format names that users may type."""
 
 
 def resolve_format(
     format: str, mapping: Mapping[str, str], columns: Sequence[str], flags: str = "--data."
 ) -> tuple[str, dict[str, str]]:
-    """Find the format of a file and the column of each field; return the format name, and field → column.
+    """Find the data format of a file and the column of each format field; return the format name, and field → column.
 
-    With `format="auto"`, the format is detected: all its required fields must have a column. If several formats fit, the
-    format that reads more columns is chosen (scored_pair before positive_pair). scored_pair is chosen before nli_pairs
-    if both read the same columns. `nli_triples` is never detected.
+    With `format="auto"`, the format is detected: all its required fields must have a column. If several formats fit,
+    the format that reads more columns is chosen (scored_pair before positive_pair). scored_pair is chosen before
+    nli_pairs if both read the same columns. `nli_triples` is never detected.
 
     Args:
-        mapping: Field → column, as the user set it.
+        format: Name of a format, or "auto".
+        mapping: Field → column, as set by the user; may be empty or incomplete.
         columns: Column names of the file.
-        flags: Start of the flag names in messages.
+        flags: Prefix of the flag names in error messages.
 
     Raises:
         DataError: for an unknown format or field, a missing column, or if several columns or formats fit.
@@ -156,19 +158,27 @@ def resolve_format(
 
 
 def listed(columns: Sequence[str]) -> str:
-    """Return column names separated by commas, for a message."""
+    """Return column names separated by commas, for messages; an empty name is shown as ''."""
     return ", ".join(printable(name) or "''" for name in columns)
 
 
 def fields_of(name: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the required and optional fields of a format, and for a group the numbered negatives in a file."""
+    """Return the required and optional fields of the format `name`.
+
+    For the format `group`, this includes the fields `negative_1`, `negative_2`, … in `mapping` (field → column) and
+    `columns`.
+    """
     format = FORMATS[name]
     numbered = dict.fromkeys(filter(NUMBERED_NEGATIVE.fullmatch, (*mapping, *columns))) if name == "group" else ()
     return (*format.fields, *format.optional, *numbered)
 
 
 def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) -> list[str]:
-    """Return the columns that can be a field: its mapped column, else the columns with a known name."""
+    """Return the columns that can be read as a format field.
+
+    This is the mapped column if `mapping` (field → column) has the field, else all columns with a usual name of the
+    field.
+    """
     if field in mapping:
         return [mapping[field]]
     found = [name for name in USUAL_NAMES.get(field, (field,)) if name in columns]
@@ -176,13 +186,20 @@ def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) 
 
 
 def _names_a_group(mapping: Mapping[str, str], used: set[str]) -> bool:
-    """Return whether a mapped field or a used column exists only in groups; `anchor positive negative` is a triple."""
+    """Return whether a field in `mapping` or a column in `used` exists only in the format `group`.
+
+    `mapping` is field → column. The columns `anchor positive negative` alone are the format `triple`.
+    """
     mapped = {"positives", "negatives", "scores", "positive_scores", "negative_scores"} & set(mapping)
     return bool(mapped or used & {*_OF_LISTS} or any(map(NUMBERED_NEGATIVE.fullmatch, (*mapping, *used))))
 
 
 def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str) -> str:
-    """Return the name of the format that fits the columns. Raises `DataError` if no format or several formats fit."""
+    """Return the name of the data format that fits the columns; `mapping` is field → column, as set by the user.
+
+    Raises:
+        DataError: if no format or several formats fit.
+    """
     fits: dict[str, set[str]] = {}
     for name, format in FORMATS.items():
         fields = fields_of(name, mapping, columns)

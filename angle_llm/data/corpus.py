@@ -22,17 +22,17 @@ _USUAL_COLUMNS = ("text", "sentence")
 
 
 class CorpusText(NamedTuple):
-    """A text of a corpus, with its id and its location in a file."""
+    """A text of a corpus (a collection of texts to embed), with its id and its location in a file."""
 
     text: str
     id: str | None
-    """Value of the id column; None without an id column."""
+    """Id of the text, from the id column; None if the corpus has no id column."""
     place: str
-    """File and line, for messages, such as `corpus.tsv:3`."""
+    """File and line of the text, for messages, such as `corpus.tsv:3`."""
 
 
 class TextBlock(NamedTuple):
-    """A block of consecutive rows of a corpus."""
+    """A block of consecutive rows of a corpus (a collection of texts to embed)."""
 
     number: int
     """Number of the block, from 0."""
@@ -43,27 +43,27 @@ class TextBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class Survey:
-    """Numbers of rows in a corpus, and the state of its files, from a first pass over all rows."""
+    """Row counts of a corpus (a collection of texts to embed), and sizes and hashes of its files."""
 
     rows: int
-    """Number of rows, including bad rows."""
+    """Number of rows of the corpus, including bad rows (without a usable text)."""
     bad: int
-    """Number of bad rows."""
+    """Number of bad rows of the corpus: rows without a usable text."""
     files: list[dict[str, Any]]
-    """Value of `RowSource.fingerprint`: equal if the rows are equal."""
+    """Name, size and SHA-256 of every file (`RowSource.fingerprint`); equal values mean equal rows."""
     stamps: list[tuple[int, int]]
-    """Value of `RowSource.stamps`: detects quickly that a file was changed."""
+    """Size and modification time of every file (`RowSource.stamps`), to detect quickly that a file was changed."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The texts in one column of a data source; every iteration reads the source from the start."""
+    """The texts in one column of a file, folder or standard input; every iteration reads the rows from the start."""
 
     source: RowSource
     column: str
-    """The column with the texts. A text file in a folder with tables always has the column `text`."""
+    """Name of the column with the texts. A .txt file in a folder with tables always has the column `text`."""
     id_column: str | None = None
-    """The column with the ids; None: texts have no ids."""
+    """Name of the column with the ids of the texts; None: texts have no ids."""
 
     @classmethod
     def open(
@@ -72,12 +72,16 @@ class Corpus:
         column: str | None = None,
         id_column: str | None = None,
     ) -> Corpus:
-        """Open a source as a corpus; see `open_rows` for `source`.
+        """Open a file, a folder or standard input (`-`) as a corpus (a collection of texts to embed).
 
-        Without `column`, the column `text` or `sentence` is read, or the only column.
+        Args:
+            source: Any source of `open_rows`.
+            column: Name of the column with the texts. None: `text`, `sentence`, or the only column.
+            id_column: Name of the column with the ids; None: texts have no ids.
 
         Raises:
-            DataError: if the source or a column does not exist, or if the text column must be named.
+            DataError: if the source or a column does not exist, or if `column` is None and several columns are
+                possible.
         """
         rows = open_rows(source)
         flat = [file.name for file in rows.files if isinstance(file, TextFile)]
@@ -118,7 +122,7 @@ class Corpus:
         return (parse() for parse in self._unparsed())
 
     def _unparsed(self) -> Iterator[Callable[[], CorpusText | BadRow]]:
-        """Yield a function for each row, which parses the row, so that skipped rows take little time."""
+        """Yield a function for each row that parses the row when called, so that skipped rows take little time."""
         names = [name for name in dict.fromkeys([self.column, self.id_column]) if name is not None]
         for file in self.source.files:
             column = "text" if isinstance(file, TextFile) else self.column
@@ -126,9 +130,9 @@ class Corpus:
                 yield partial(self._text, row, column)
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
-        """Divide the rows into blocks of `size` rows, and yield the blocks for whose number `wanted` returns true.
+        """Divide the rows into blocks of `size` rows; yield the blocks whose number (from 0) `wanted` accepts.
 
-        The last block may be shorter. Rows of the blocks that are not wanted are not parsed.
+        The last block may be shorter. Rows of skipped blocks are not parsed.
         """
         rows = self._unparsed()
         for number in count():
@@ -138,12 +142,14 @@ class Corpus:
                 yield TextBlock(number, number * size, [parse() for parse in block])
 
     def texts(self, indices: set[int]) -> dict[int, str]:
-        """Return row index → text for the given row indices. Bad rows are missing in the result."""
+        """Return row index → text for the given row indices. The result omits bad rows (without a usable text)."""
         rows = enumerate(islice(self, max(indices, default=-1) + 1))
         return {index: row.text for index, row in rows if index in indices and isinstance(row, CorpusText)}
 
     def survey(self, *, skip_bad: bool) -> Survey:
-        """Read every row once: check it, and count rows and bad rows.
+        """Read and check every row once; return the numbers of rows and bad rows, and the state of the files.
+
+        A bad row has no usable text.
 
         Raises:
             DataError: for the first bad row, with its file and line, unless `skip_bad`; if the corpus has no text; if a
@@ -164,12 +170,12 @@ class Corpus:
         return survey
 
     def check_unchanged(self, survey: Survey) -> None:
-        """Raise `DataError` if the size or modification time of a file has changed since the survey."""
+        """Raise `DataError` if the size or modification time of a file has changed since `survey` was made."""
         if self.source.stamps() != survey.stamps:
             raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
 
     def _text(self, parse: Callable[[], Row | BadRow], column: str) -> CorpusText | BadRow:
-        """Parse a row and return its text and id, or a `BadRow` with the reason."""
+        """Parse a row, and return its text and id, or `BadRow` if the row has no usable text or id."""
         row = parse()
         if isinstance(row, BadRow):
             return row
@@ -186,7 +192,10 @@ class Corpus:
 
 
 def corpus_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
-    """Yield the texts of a corpus. For a BEIR folder without `column`, a text is the title and the text of a document.
+    """Yield the texts in one column of a file or folder, or the documents of a BEIR folder.
+
+    `column` None: `text`, `sentence`, or the only column. For a BEIR folder and `column` None, a text is the title and
+    the text of a document, joined by a space.
 
     Raises:
         DataError: for a file that cannot be read, or a row without a text.
@@ -203,5 +212,5 @@ def corpus_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
 
 
 def bad_row(place: str, reason: str) -> DataError:
-    """Return the `DataError` for a row without a usable text; `place` is its file and line."""
+    """Return a `DataError` for a corpus row without a usable text; `place` is the file and line of the row."""
     return DataError(f"{place}: {reason}. Fix the row, or skip bad rows with --on-bad-row skip")

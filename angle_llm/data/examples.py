@@ -30,36 +30,42 @@ from angle_llm.io import log
 from angle_llm.settings.train import DataSource
 
 _COLUMNS_SHOWN = 12
-"""Maximum number of unused columns in a summary."""
+"""Maximum number of unused columns that a report line lists by name."""
 
 
 @dataclass
 class DataReport:
-    """Counts of the used, dropped and rejected rows of a source, and how its columns were read."""
+    """Counts of the used, dropped and rejected rows of a dataset, and which column was read as which format field."""
 
     source: DataSource
     format: str
     columns: dict[str, str]
-    """Field → column."""
+    """Field of the format, such as `text1` → column of the dataset."""
     unused_columns: list[str]
     rows_in: int = 0
-    """Number of rows of the source."""
+    """Number of rows in the dataset."""
     rows_used: int = 0
-    """Number of rows in examples; two for each triple of `nli_triples`."""
+    """Number of rows that became examples; an example of format `nli_triples` needs two rows."""
     examples: int = 0
-    """Number of examples."""
+    """Number of training examples."""
     dropped: dict[str, int] = field(default_factory=dict)
-    """Reason → number of rows: "neutral", "no gold label", "filtered by where", "unpaired", "beyond limit"."""
+    """Reason → number of valid but unused rows.
+
+    Reasons: "neutral", "no gold label", "filtered by where", "unpaired", "beyond limit".
+    """
     rejected: list[BadRow] = field(default_factory=list)
-    """Bad rows that were skipped."""
+    """Rows that could not be read or converted to an example, and were skipped."""
 
     def drop(self, reason: str, rows: int = 1) -> None:
-        """Count a number of rows as dropped for a reason."""
+        """Add `rows` to the number of rows dropped for `reason`."""
         if rows:
             self.dropped[reason] = self.dropped.get(reason, 0) + rows
 
     def count(self, result: Example | Dropped | BadRow) -> None:
-        """Count a row as an example, as dropped, or as bad, depending on its result."""
+        """Count one row by its result: an example, a dropped row, or a bad row.
+
+        Rows with an example increase only `rows_in`; `use` sets their number.
+        """
         self.rows_in += 1
         if isinstance(result, Dropped):
             self.drop(result.reason)
@@ -67,10 +73,10 @@ class DataReport:
             self.rejected.append(result)
 
     def use(self, examples: int) -> None:
-        """Set the number of examples, and check that every row is used, dropped or rejected.
+        """Set the number of examples, and check that used, dropped and rejected rows add up to all rows.
 
         Raises:
-            RuntimeError: if the numbers of rows do not add up.
+            RuntimeError: if the numbers do not add up.
         """
         self.examples, self.rows_used = examples, examples * FORMATS[self.format].rows_per_example
         accounted = self.rows_used + sum(self.dropped.values()) + len(self.rejected)
@@ -80,7 +86,9 @@ class DataReport:
             )
 
     def summary(self) -> str:
-        """Return the report as a line to print, such as
+        """Return the report as one line of text.
+
+        Example:
         `a.tsv: 90 of 98 rows used as scored_pair (text1 = q1, text2, score); columns not used: id; dropped: 8 neutral`.
         """
         columns = (name if name == used else f"{name} = {printable(used)}" for name, used in self.columns.items())
@@ -105,24 +113,24 @@ class DataReport:
 
 @dataclass(frozen=True)
 class ExampleReader:
-    """Reads the examples of a source whose format and columns are known, as often as needed."""
+    """Reads the training examples of a dataset whose format and columns are known; can read the dataset repeatedly."""
 
     source: DataSource
     rows: RowSource
     format: str
-    """Name of the format, a key of `FORMATS`."""
+    """Name of the data format, a key of `FORMATS`."""
     columns: dict[str, str]
-    """Field → column."""
+    """Field of the format, such as `text1` → column of the dataset."""
 
     def report(self) -> DataReport:
-        """Return a report without counts. Reads the columns of all files."""
+        """Return a new report with all counts 0. Reads the column names of all files."""
         used = {*self.columns.values(), *self.source.where}
         return DataReport(
             self.source, self.format, self.columns, [name for name in self.rows.columns if name not in used]
         )
 
     def outcomes(self) -> Iterator[tuple[Row | BadRow, Example | Dropped | BadRow]]:
-        """Yield every row in file order with its result: an example, `Dropped`, or a `BadRow` with the reason.
+        """Yield (row, result) for every row in file order; the result is an example, `Dropped`, or `BadRow`.
 
         Rows are not combined to triples, shuffled or limited.
         """
@@ -137,7 +145,10 @@ class ExampleReader:
                 yield row, BadRow(row.file, row.line, self._with_column(str(error)), row.unit)
 
     def _with_column(self, reason: str) -> str:
-        """Replace the field name at the start of a message by the column name, with the field in parentheses."""
+        """Return an error message whose leading field name is replaced by `COLUMN (FIELD)`.
+
+        A message is unchanged if field and column have the same name.
+        """
         field = re.match(r"(\w+)(\[\w+\])?", reason)
         column = None if field is None else self.columns.get(field[1])
         if field is None or column is None or column == field[1]:
@@ -145,9 +156,9 @@ class ExampleReader:
         return f"{printable(column)} ({field[0]}){reason[field.end() :]}"
 
     def _read(self, row: Values, labels: list[str]) -> Example | Dropped:
-        """Convert a row, a dictionary of column values, to an example; `Dropped` if a rule of the format drops the row.
+        """Convert a row (column → value) to an example, or return `Dropped` if a filter or the format drops the row.
 
-        `labels` are the names of NLI classes by number. Raises `RowError` for a bad row.
+        `labels[i]` is the name of NLI class i. Raises `RowError` for a row that cannot be converted.
         """
         if not all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items()):
             return Dropped("filtered by where")
@@ -157,10 +168,12 @@ class ExampleReader:
         return FORMATS[self.format].read(fields, self.source.score_range)
 
     def examples(self, report: DataReport) -> Iterator[Example]:
-        """Yield the examples of the source, combined if the format needs several rows; count every row in the report.
+        """Yield all examples in file order, and count every row in `report`.
+
+        Formats whose examples need several rows, such as `nli_triples`, combine the rows first.
 
         Raises:
-            DataError: for the first bad row, unless the source skips bad rows.
+            DataError: for the first bad row, unless `source.skips_bad_rows`.
         """
         format = FORMATS[self.format]
         if format.combine is None:
@@ -172,7 +185,11 @@ class ExampleReader:
         yield from examples
 
     def _each(self, report: DataReport) -> Iterator[Example]:
-        """Yield the example of every usable row, before rows are combined, and count every row in the report."""
+        """Yield one example per usable row, before rows are combined, and count every row in `report`.
+
+        Raises:
+            DataError: for the first bad row, unless `source.skips_bad_rows`.
+        """
         for _, result in self.outcomes():
             report.count(result)
             if isinstance(result, BadRow) and not self.source.skips_bad_rows:
@@ -185,10 +202,10 @@ class ExampleReader:
 
 
 def open_examples(source: DataSource) -> ExampleReader:
-    """Open a source, and find its format and columns. The network is used only for hub ids.
+    """Open a dataset, and detect its format and the column of each format field. Only hub ids use the network.
 
     Raises:
-        DataError: if the source cannot be opened, if columns are missing or fit several formats, or if a setting does
+        DataError: if the dataset cannot be opened, if columns are missing or fit several formats, or if a setting does
             not fit the format.
     """
     rows = _open_rows(source)
@@ -202,12 +219,18 @@ def open_examples(source: DataSource) -> ExampleReader:
 
 
 def _open_rows(source: DataSource) -> RowSource:
-    """Open the rows of a source with its settings; see `open_rows`."""
+    """Open a dataset as rows with several columns, with the path and encoding in its settings (`open_rows`)."""
     return open_rows(source.path, tables=True, encoding=source.encoding, split="train")
 
 
 def _check_settings(source: DataSource, format: Format, columns: dict[str, str], rows: RowSource) -> None:
-    """Raise `DataError` for a score range, a score column or a filter that does not fit the format and the columns."""
+    """Check that the score range, the score column and the row filter fit the format and the columns.
+
+    `columns` is format field → column.
+
+    Raises:
+        DataError: for the first setting that does not fit.
+    """
     low, high = source.score_range or (0.0, 1.0)
     if low == high or not math.isfinite(high - low):
         raise DataError(f"{source.FLAGS}score-range: expected two different numbers, such as 0 5, got {low:g} {high:g}")
@@ -231,9 +254,10 @@ def _check_settings(source: DataSource, format: Format, columns: dict[str, str],
 
 
 def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
-    """Return whether a cell has the value of a filter; the text "0" equals the number 0, and "true" equals true.
+    """Return whether the value of a table cell equals the value of a row filter.
 
-    TSV files and flags contain texts, JSON files contain numbers.
+    Text and typed values are compared too: "0" equals 0, and "true" equals True. TSV files and flags contain only
+    texts; JSON files contain numbers and booleans.
     """
     left, right = str(cell).lower(), str(wanted).lower()
     if {left, right} & {"true", "false"}:
@@ -247,9 +271,9 @@ def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
 
 
 def label_word(value: Any, names: list[str]) -> Any:
-    """Return the name of an integer label of a dataset; another value is returned unchanged.
+    """Return `names[value]` if `value` is an integer label in range, else `value` unchanged.
 
-    Every dataset numbers its labels in a different order, so the number alone has no meaning.
+    Datasets number their labels in different orders, so a label number has no meaning without its name.
     """
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
@@ -259,26 +283,26 @@ def label_word(value: Any, names: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """The examples of a source, and the report of its rows."""
+    """The training examples of a dataset, and the report of used, dropped and bad rows."""
 
     examples: Sequence[Example]
     report: DataReport
 
 
 def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
-    """Read all examples of a source, then shuffle and limit them as the settings of the source require.
+    """Read all training examples of a dataset, then apply `shuffle_seed` and `limit` of `source`.
 
-    A bad row has no text, a score that is not a number, broken JSON, a wrong number of fields, or invalid bytes. It raises
-    `DataError` with file and line, or is listed in the report (`skips_bad_rows`). The whole source is read and checked,
-    also beyond `limit`.
+    A bad row has no text, a score that is not a number, broken JSON, a wrong number of fields, or invalid bytes. A bad
+    row raises `DataError` with file and line, or is listed in the report if `source.skips_bad_rows`. The whole dataset
+    is read and checked, also beyond `limit`.
 
     With a `cache` folder, examples that need more than `store.MEMORY_LIMIT` bytes are written to disk. The next call
-    reads the examples from there.
+    reads the examples from disk.
 
     Raises:
-        DataError: for a bad row, with file and line, unless bad rows are skipped; for damage that hides an unknown number
-            of rows (a truncated gzip file, an unclosed quote over several lines); for missing columns; for a source
-            without examples; and as in `open_examples`.
+        DataError: for a bad row, with file and line, unless bad rows are skipped; for damage that hides an unknown
+            number of rows (a truncated gzip file, an unclosed quote over several lines); for missing columns; for a
+            dataset without examples; and as in `open_examples`.
     """
     folder = None if cache is None else cache / "examples" / _store_name(source)
     everything, report = _stored(source, folder) or _read(source, folder)
@@ -291,7 +315,10 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
 
 
 def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport] | None:
-    """Return the examples and the report that an earlier call stored in a folder; None if there are none."""
+    """Return the examples and the report that an earlier `load_examples` stored in `folder`.
+
+    Returns None if `folder` is None, missing or damaged; a damaged folder is deleted.
+    """
     found = None if folder is None else store.open_store(folder)
     if folder is None or found is None:
         return None
@@ -304,7 +331,10 @@ def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example],
 
 
 def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport]:
-    """Read all examples of a source, and the report; large examples are written to `folder` if it is not None."""
+    """Read all training examples of a dataset in file order; return the examples and the report of all rows.
+
+    If the examples exceed `store.MEMORY_LIMIT` bytes and `folder` is not None, they are written to `folder`.
+    """
     reader = open_examples(source)
     report = reader.report()
     examples = reader.examples(report)
@@ -324,7 +354,11 @@ def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], D
 
 
 def _store_name(source: DataSource) -> str:
-    """Return a folder name with a hash of the files, their sizes and times, and the settings that affect reading."""
+    """Return the name of the cache folder for the examples of a dataset.
+
+    The name contains a hash of file paths, sizes, modification times, and all settings except `limit` and
+    `shuffle_seed`.
+    """
     rows = _open_rows(source)
     settings = asdict(replace(source, limit=None, shuffle_seed=None))
     content = json.dumps([2, [file.identity for file in rows.files], rows.stamps(), settings], sort_keys=True)
@@ -333,7 +367,7 @@ def _store_name(source: DataSource) -> str:
 
 
 def _selected(examples: Sequence[Example], source: DataSource) -> Sequence[Example]:
-    """Shuffle the examples by `shuffle_seed` of the source, and cut them to its `limit`."""
+    """Return the examples shuffled by `source.shuffle_seed` and cut to `source.limit`; None disables either."""
     n = len(examples)
     if source.shuffle_seed is None and (source.limit is None or source.limit >= n):
         return examples

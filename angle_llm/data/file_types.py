@@ -1,8 +1,8 @@
 """Rows of a file: a reader class for each file type, and `RowSource`, the rows of several files.
 
-`readers.open_rows` opens a file with the right class. To add a file type, write a subclass of `FileReader` and add it to
-`FILE_TYPES` at the end of this module. A row that cannot be parsed becomes a `BadRow` with file, line and reason. Damage
-that hides an unknown number of rows, such as a truncated gzip file, raises `DataError`.
+`readers.open_rows` opens a file with the right class. To add a file type, write a subclass of `FileReader` and add it
+to `FILE_TYPES` at the end of this module. A row that cannot be parsed becomes a `BadRow` with file, line and reason.
+Damage that hides an unknown number of rows, such as a truncated gzip file, raises `DataError`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def place(file: str, line: int, unit: Unit) -> str:
 
 
 class Row(NamedTuple):
-    """The values of a row, and its location."""
+    """The values of a row of a data file, and the location of the row."""
 
     values: dict[str, Any]
-    """Column → value."""
+    """Column name → value of the row."""
     file: str
     line: int
-    """Line number from 1; for Parquet files, .json files and datasets the row number."""
+    """Line number of the row, from 1; for Parquet files, .json files and datasets the row number."""
     unit: Unit = "line"
-    """What `line` counts."""
+    """Whether `line` counts lines ("line") or rows ("row") of the file."""
 
     @property
     def place(self) -> str:
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be read or used: its location and the reason."""
+    """A row of a data file that cannot be read or used: its location and the reason."""
 
     file: str
     line: int
@@ -63,7 +63,7 @@ class BadRow(NamedTuple):
 
 
 class FileReader:
-    """Base class of the file types: reads the rows of a file, as often as needed, with one row in memory at a time.
+    """Base class for readers of data files; iterates over the rows repeatedly, with one row in memory at a time.
 
     Args:
         path: Path of the file; a .gz file is decompressed while it is read.
@@ -72,11 +72,11 @@ class FileReader:
     """
 
     unit: ClassVar[Unit] = "line"
-    """What the numbers of rows count."""
+    """Whether row numbers in messages count lines ("line") or rows ("row") of the file."""
     label_names: Mapping[str, list[str]] = {}
-    """Column → names of its integer labels; empty except for datasets of the library `datasets`."""
+    """Column name → names of its integer labels; empty except for datasets of the library `datasets`."""
     beside: tuple[Path, ...] = ()
-    """Other files that are read together with this file."""
+    """Paths of other files that are read together with this file, such as a file with the scores."""
 
     def __init__(self, path: Path, *, name: str | None = None, encoding: str = "utf-8") -> None:
         self.path = path
@@ -86,7 +86,7 @@ class FileReader:
 
     @property
     def identity(self) -> str:
-        """Absolute path of the file, or fingerprint of a dataset; does not depend on the working directory."""
+        """Absolute path of the file, or fingerprint of a dataset: an identifier for caches."""
         return str(self.path.resolve())
 
     @cached_property
@@ -95,32 +95,38 @@ class FileReader:
         raise NotImplementedError
 
     def rows(self, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
-        """Return an iterator over all rows. A Parquet file decodes only `columns`; None: all columns."""
+        """Return an iterator over all rows of the file, including bad rows.
+
+        Of a Parquet file, only `columns` are decoded; None: all columns. Other file types ignore `columns`.
+        """
         return (parse() for parse in self.unparsed(columns))
 
     def unparsed(self, columns: list[str] | None = None) -> Iterator[Callable[[], Row | BadRow]]:
-        """Yield a function for each row, which parses the row, so that skipped rows take little time."""
+        """Yield a function for each row that parses the row when called, so that skipped rows take little time.
+
+        Of a Parquet file, only `columns` are decoded; None: all columns.
+        """
         for number, record in self._records(columns):
             yield partial(self._row, number, record)
 
     def _row(self, number: int, record: Any) -> Row | BadRow:
-        """Parse a record and return the row with its number, or a `BadRow` with the reason."""
+        """Parse a record (an unparsed row); return a `Row` with its number, or a `BadRow` with the reason."""
         try:
             return Row(self._parse(record), self.name, number, self.unit)
         except RowError as error:
             return BadRow(self.name, number, str(error), self.unit)
 
     def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
-        """Return an iterator over (line or row number from 1, record); a record is a row that is not yet parsed."""
+        """Return an iterator over (line or row number from 1, record); a record is an unparsed row."""
         raise NotImplementedError
 
     def _parse(self, record: Any) -> dict[str, Any]:
-        """Return column → value of a record. Raises `RowError` if the record cannot be parsed."""
+        """Parse a record (an unparsed row), and return column name → value. Raises `RowError` if parsing fails."""
         row: dict[str, Any] = record
         return row
 
     def lines(self, newline: str | None = "\n") -> Iterator[tuple[int, str]]:
-        """Yield (line number from 1, line with its line end) of a text file.
+        """Yield (line number from 1, line with its line end) for every line of a text file.
 
         Invalid bytes become lone surrogates; `_refuse_bad_bytes` detects them.
 
@@ -145,9 +151,9 @@ class FileReader:
             raise DataError(f"{self.name}:{number + 1}: cannot be decoded as {self.encoding}: {error}") from None
 
     def wrong_encoding(self) -> str | None:
-        """Return a message if a text file seems to have another encoding, else None.
+        """Return a message if a text file is probably not in the encoding `self.encoding`, else None.
 
-        This is the case if some lines cannot be decoded and all other lines are ASCII.
+        The encoding is probably wrong if some lines cannot be decoded and all other lines are ASCII.
         """
         bad = 0
         for _, line in self.lines() if self.unit == "line" else ():
@@ -160,7 +166,7 @@ class FileReader:
         return f"{problem}. {advice}" if bad else None
 
     def _refuse_bad_bytes(self, text: str) -> None:
-        """Raise `RowError` if a line or field contains a byte that is invalid in the encoding of the file."""
+        """Raise `RowError` if a line or a table cell contains a byte that is invalid in the encoding of the file."""
         try:
             if not text.isascii():
                 text.encode()
@@ -173,7 +179,10 @@ class FileReader:
 
 
 def _refuse_utf_16(name: str, start: bytes) -> None:
-    """Raise `DataError` if a file starts like UTF-16 or UTF-32 text; every row would be bad without a clear reason."""
+    """Raise `DataError` if the first bytes of a file look like UTF-16 or UTF-32 text.
+
+    Without this check, every row would be bad without a clear reason.
+    """
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
     if marked or start.count(0) * 3 > len(start) > 1:  # no byte order mark: in English text, every second byte is 0
         raise DataError(
@@ -183,7 +192,7 @@ def _refuse_utf_16(name: str, start: bytes) -> None:
 
 
 class RowSource:
-    """The rows of a data source: one file or several; every iteration reads them from the start.
+    """The rows of one or several data files; every iteration reads the files from the start.
 
     Args:
         name: Name of the source in messages.
@@ -202,17 +211,17 @@ class RowSource:
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of the columns of all files, each name once. Reads JSON files completely."""
+        """Column names of all files, without repeated names. Reads JSON files completely."""
         return list(dict.fromkeys(column for file in self.files for column in file.columns))
 
     def __iter__(self) -> Iterator[Row | BadRow]:
         return (row for file in self.files for row in file.rows())
 
     def good_rows(self, columns: Iterable[str] = ()) -> Iterator[Row]:
-        """Yield all rows, and raise an error for the first bad row.
+        """Yield all rows of all files; stop with an error at the first bad row.
 
         Raises:
-            DataError: for a bad row, with file and line, or for a file without one of `columns`.
+            DataError: for a bad row, with file and line, or for a file in which one of `columns` is missing.
         """
         names = list(columns)
         for file in self.files if names else ():
@@ -232,7 +241,7 @@ class RowSource:
         return [(status.st_size, status.st_mtime_ns) for status in (path.stat() for path in paths if path.exists())]
 
     def fingerprint(self) -> list[dict[str, Any]]:
-        """Return name, size in bytes and SHA-256 of every file as it is on disk; .gz files are not decompressed."""
+        """Return the name, size in bytes and SHA-256 of every file; .gz files are not decompressed."""
         return [
             {"name": Path(file.name).name, "size": file.path.stat().st_size, "sha256": sha256_of(file.path)}
             for file in self.files
@@ -240,7 +249,10 @@ class RowSource:
 
 
 class TextFile(FileReader):
-    """Text file with one text per line, in the column `text`. Lines end with \\n, \\r\\n or \\r; an empty line is a row."""
+    """Reader of text files: a row is a line, in the column `text`.
+
+    Lines end with \\n, \\r\\n or \\r. An empty line is a row too.
+    """
 
     columns = ["text"]  # noqa: RUF012
 
@@ -256,11 +268,11 @@ class TextFile(FileReader):
 
 
 class JsonLinesFile(FileReader):
-    """JSON lines file: an object per line. Blank lines are skipped; only \\n ends a line."""
+    """Reader of JSON lines files: a row is an object on a line. Blank lines are skipped; only \\n ends a line."""
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of all columns. Reads the whole file, because later rows can have further keys."""
+        """Names of all columns of the file. Reads the whole file, because later rows can have more keys."""
         names: dict[str, None] = {}
         first_bad, found = "", False
         for row in self.rows():
@@ -292,7 +304,7 @@ class JsonLinesFile(FileReader):
 
 
 class JsonFile(JsonLinesFile):
-    """JSON file with a list of objects; the whole list is in memory."""
+    """Reader of JSON files with a list of objects, which are the rows; the whole list is in memory."""
 
     unit = "row"
 
@@ -315,23 +327,23 @@ class JsonFile(JsonLinesFile):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | RowError:
-    """Return the dictionary of a JSON object, or a `RowError` if a key is repeated.
+    """Convert the key-value pairs of a JSON object to a dictionary; return a `RowError` if a key is repeated.
 
-    The json module alone would silently keep the last value.
+    Used as `object_pairs_hook` of `json.loads`, which without a hook silently keeps the last value.
     """
     found = dict(pairs)
     return found if len(found) == len(pairs) else RowError(f"the object has keys twice: {_twice(k for k, _ in pairs)}")
 
 
 def _checked(found: Any) -> dict[str, Any]:
-    """Return a parsed JSON value if it is an object. Raises `RowError` for another type, or for a repeated key."""
+    """Return a parsed JSON value if it is an object without repeated keys, else raise `RowError`."""
     if not isinstance(found, dict):
         raise found if isinstance(found, RowError) else RowError(f"expected an object, got {type(found).__name__}")
     return found
 
 
 def _json_problem(error: ValueError | RecursionError) -> str:
-    """Return the reason why a text is not valid JSON, with the start of the bad line, for messages."""
+    """Return the reason why a text is not valid JSON, with the start of the invalid line, for error messages."""
     if not isinstance(error, json.JSONDecodeError):
         return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
     line = error.doc.split("\n")[error.lineno - 1].strip()
@@ -340,7 +352,7 @@ def _json_problem(error: ValueError | RecursionError) -> str:
 
 
 def _twice(names: Iterator[str] | list[str]) -> list[str]:
-    """Return the sorted names that occur more than once."""
+    """Return, in sorted order, the names that occur more than once."""
     found = sorted(names)
     return [name for name, group in itertools.groupby(found) if len(list(group)) > 1]
 
@@ -349,10 +361,10 @@ def _twice(names: Iterator[str] | list[str]) -> list[str]:
 
 
 class TsvFile(FileReader):
-    """Tab-separated file with a header line and without quoting: quotes are part of the text. Blank lines are skipped."""
+    """Reader of tab-separated files with a header line; quotes are part of the text. Blank lines are skipped."""
 
     header: ClassVar[tuple[str, ...]] = ()
-    """Column names of a file type without a header line; empty: the first line is the header."""
+    """Column names, for a file type without a header line; empty: the first line of the file is the header."""
 
     @cached_property
     def columns(self) -> list[str]:
@@ -378,13 +390,13 @@ class TsvFile(FileReader):
         return dict(zip(self.columns, fields, strict=True))
 
     def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
-        """Yield (line number, fields) of every line, including the header."""
+        """Yield (line number, cells) for every line, including the header; `RowError` if a line has broken quoting."""
         for number, line in self.lines():
             if line.strip("\r\n"):
                 yield number, line.removesuffix("\n").removesuffix("\r").split("\t")
 
     def _fields(self, record: list[str] | RowError) -> list[str]:
-        """Return the fields of a line. Raises `RowError` for broken quoting, or for bytes that cannot be decoded."""
+        """Return the cells of a line. Raises `RowError` for broken quoting, or for bytes that cannot be decoded."""
         if isinstance(record, RowError):
             raise record
         self._refuse_bad_bytes("".join(record))
@@ -392,7 +404,7 @@ class TsvFile(FileReader):
 
 
 class CsvFile(TsvFile):
-    """CSV file with a header line and RFC 4180 quoting.
+    """Reader of CSV files with a header line and RFC 4180 quoting.
 
     A quoted field may span several lines; the row has the number of its first line. The delimiter is the first of
     comma, semicolon, tab and | that the header contains outside of quotes.
@@ -422,22 +434,23 @@ class CsvFile(TsvFile):
 
     @cached_property
     def _separator(self) -> str:
+        """Delimiter of the file: the first of comma, semicolon, tab and | in the header, outside of quotes."""
         header = next((line for _, line in self.lines() if line.strip()), "")
         unquoted = re.sub(r'"[^"]*"', "", header)
         return next((sign for sign in ",;\t|" if sign in unquoted), ",")
 
 
 class StsBenchmarkFile(TsvFile):
-    """File of the STS benchmark such as `sts-train.csv`: tab-separated, without a header.
+    """Reader of STS benchmark files such as `sts-train.csv`: tab-separated, without a header line.
 
-    Fields after the two sentences are not read.
+    Columns after the two sentences are not read.
     """
 
     header = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
 
     @classmethod
     def matches(cls, reader: FileReader) -> bool:
-        """Return whether a file is of this type: the fifth tab-separated field of its first line is a score."""
+        """Return whether a file is an STS benchmark file: the fifth tab-separated cell of its first line is a score."""
         fields = next((line for _, line in reader.lines()), "").split("\t")
         return len(fields) >= len(cls.header) and re.fullmatch(r"\d(\.\d+)?", fields[4].strip()) is not None
 
@@ -446,9 +459,9 @@ class StsBenchmarkFile(TsvFile):
 
 
 class StsPartFile(TsvFile):
-    """SemEval STS file `STS.input.NAME.txt` with two sentences per line; `STS.gs.NAME.txt` beside it has the scores.
+    """Reader of SemEval STS files `STS.input.NAME.txt` (two sentences per line) and `STS.gs.NAME.txt` (scores).
 
-    Pairs without a score are skipped.
+    Both files are in the same folder. Pairs without a score are skipped.
     """
 
     header = ("sentence1", "sentence2", "score")
@@ -473,11 +486,11 @@ class StsPartFile(TsvFile):
 
 
 _PARQUET_ROWS = 1024
-"""Rows of a Parquet file that are decoded at a time."""
+"""Number of rows of a Parquet file that are decoded at a time."""
 
 
 class ParquetFile(FileReader):
-    """Parquet file; `_PARQUET_ROWS` rows are decoded at a time."""
+    """Reader of Parquet files; decodes `_PARQUET_ROWS` rows at a time."""
 
     unit = "row"
 
@@ -503,7 +516,7 @@ class ParquetFile(FileReader):
 
     @contextmanager
     def _as_data_error(self) -> Iterator[None]:
-        """Convert errors of pyarrow to `DataError` with the name of the file."""
+        """Context manager that converts errors of pyarrow to `DataError` with the name of the file."""
         import pyarrow
 
         try:
@@ -513,11 +526,11 @@ class ParquetFile(FileReader):
 
 
 class DatasetReader(FileReader):
-    """Split of a dataset that the library `datasets` loads from a local folder or from the hub.
+    """Reader of a dataset split that the library `datasets` loads from a local folder or from the Hugging Face hub.
 
     Args:
-        name: Folder or hub id.
-        configuration: Name of the configuration; None: the default.
+        name: Path of the local folder, or hub id.
+        configuration: Name of the dataset configuration; None: the default configuration.
         split: Name of the split.
         hint: Text at the end of the error message.
 
@@ -561,7 +574,7 @@ FILE_TYPES: dict[str, type[FileReader]] = {
     ".parquet": ParquetFile,
     ".txt": TextFile,
 }
-"""File name extension → reader class."""
+"""File name extension of a data file → reader class."""
 
 EXTENSIONS = (*FILE_TYPES, *(f"{extension}.gz" for extension in FILE_TYPES if extension != ".parquet"))
 """File name extensions of data files, with and without .gz."""

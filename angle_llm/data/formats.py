@@ -50,7 +50,7 @@ class Group:
     positives: tuple[str, ...]
     negatives: tuple[str, ...] = ()
     scores: tuple[float, ...] | None = None
-    """Teacher scores on any scale: first of the positives, then of the negatives. None: no scores."""
+    """Teacher scores on any scale: first the scores of the positives, then of the negatives. None: no scores."""
 
 
 Example = ScoredPair | PositivePair | Triple | Group
@@ -60,15 +60,15 @@ ScoreRange = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The reason why a valid row is not used, such as a neutral label; the result of reading this row."""
+    """Result of reading a valid row that is not used for training, with the reason, such as a neutral label."""
 
     reason: str
 
 
 def pairs_of(example: Example) -> list[tuple[str, str, float]]:
-    """Return the scored pairs of an example as (left text, right text, score).
+    """Return the scored pairs of a training example as (left text, right text, score).
 
-    Positives have score 1, negatives score 0.
+    Positives have score 1, negatives score 0. The left text is the anchor or query.
     """
     if isinstance(example, ScoredPair):
         return [(example.left, example.right, example.score)]
@@ -83,21 +83,24 @@ def pairs_of(example: Example) -> list[tuple[str, str, float]]:
 
 
 def texts_of(example: Example) -> list[str]:
-    """Return all texts of an example in the order of its fields, including repeated texts."""
+    """Return all texts of a training example in the order of its fields, including repeated texts."""
     pairs = pairs_of(example)
     return [pairs[0][0], *(right for _, right, _ in pairs)]
 
 
 class DataError(ValueError):
-    """Raised for data that cannot be used; the message names what was expected, what was found, and what to do."""
+    """Error for data that cannot be used; the message names what was expected, what was given, and what to do."""
 
 
 class RowError(ValueError):
-    """Raised for a row that cannot be used; the message is the reason, and the reader adds file and line."""
+    """Error for a row that cannot be used; the message is the reason, and the caller adds file and line."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known names that are similar to `name`, for messages: `"; nearest: 'score'"`, or an empty string."""
+    """Return the end of an error message with the names in `known` that are similar to `name`: `; nearest: 'score'`.
+
+    Returns an empty string if no name is similar.
+    """
     found = difflib.get_close_matches(name, list(known), n=3)
     return f"; nearest: {', '.join(map(repr, found))}" if found else ""
 
@@ -106,11 +109,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp", "Mn", "Mc", "Me"}
-"""Unicode categories of characters that are not visible alone. A character that Python does not know yet is Cn."""
+"""Unicode categories of characters that are not visible alone: control, format, separator and mark characters.
+
+Characters that are newer than the Unicode tables of Python have the category Cn and count as visible."""
 
 
 def read_text(row: Values, field: str) -> str:
-    """Return the text of a field, unchanged.
+    """Return the text of a field of a row, unchanged.
 
     Raises:
         RowError: for a missing or empty value, a value that is not a text, a NUL character, a lone surrogate, or a text
@@ -135,7 +140,9 @@ def read_text(row: Values, field: str) -> str:
 
 
 def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float:
-    """Return the score of a field, rescaled from `score_range` to [0, 1]; numbers and numeric strings are accepted.
+    """Return the similarity score in a field of a row, rescaled from `score_range` to [0, 1].
+
+    `score_range` None means 0 to 1. Numbers and numeric strings are accepted.
 
     Raises:
         RowError: for a missing value, a boolean, NaN, infinity, or a number outside of the range.
@@ -164,13 +171,13 @@ def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float
 
 
 _NLI_LABELS = ("entailment", "neutral", "contradiction")
-"""NLI classes in the usual order: 0, 1, 2."""
+"""Names of the NLI classes 0, 1 and 2, in the usual order."""
 
 
 def read_nli_label(row: Values, field: str) -> str:
-    """Return the NLI class of a field: entailment, neutral, contradiction, or "no gold label" (-, -1).
+    """Return the NLI class in a field of a row: entailment, neutral, contradiction, or "no gold label".
 
-    The words and the numbers 0, 1, 2 are accepted. Other values raise `RowError`.
+    The class names and the numbers 0, 1, 2 are accepted; - and -1 mean "no gold label". Other values raise `RowError`.
     """
     value = _value(row, field)
     word = str(value).strip().lower() if isinstance(value, int | str) and not isinstance(value, bool) else ""
@@ -186,16 +193,19 @@ def read_nli_label(row: Values, field: str) -> str:
 
 
 def _value(row: Values, field: str) -> Any:
+    """Return the value of a field of a row. Raises `RowError` if the field is missing."""
     if field not in row:
         raise RowError(f"{field} is missing")
     return row[field]
 
 
 def _is_blank(value: Any) -> bool:
+    """Return whether a value is None or a text of only white space."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _short(value: Any) -> str:
+    """Return the `repr` of a value, cut to 40 characters, for messages."""
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -216,7 +226,7 @@ def _triple(row: Values, _: ScoreRange | None) -> Triple:
 
 
 def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
-    """Convert an NLI row to a scored pair: score 1 for entailment, 0 for contradiction.
+    """Convert a row of NLI data to a scored pair with score 1 for entailment and 0 for contradiction.
 
     Neutral rows and rows without a gold label are dropped.
     """
@@ -227,11 +237,11 @@ def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
 
 
 NUMBERED_NEGATIVE = re.compile(r"negative_\d+")
-"""Names of the group fields with a single negative."""
+"""Pattern of field names of format `group` that contain a single negative: `negative_1`, `negative_2`, …"""
 
 
 def _group(row: Values, _: ScoreRange | None) -> Group:
-    """Convert a row to a group; repeated texts in a list are removed.
+    """Convert a row to a `Group`: a query, its positives and its hard negatives, without repeated texts.
 
     Raises:
         RowError: if a text is both a positive and a negative, or has two different scores.
@@ -257,7 +267,7 @@ def _group(row: Values, _: ScoreRange | None) -> Group:
 
 
 def _read_texts(row: Values, field: str) -> list[str]:
-    """Return the texts of a field that contains a list, a single text, or null (no texts).
+    """Return the texts in a field of a row; the value is a list, a single text, or null (no texts).
 
     A list item is a text, or an object with `text` and optionally `title`. Title and text are joined by a space, as in
     Tevatron and BEIR.
@@ -275,9 +285,9 @@ def _read_texts(row: Values, field: str) -> list[str]:
 
 
 def _read_passage(item: Any, name: str) -> str:
-    """Return the text of a list item: a text, or an object with `text` and optionally `title`.
+    """Return the text of a list item, which is a text, or an object with `text` and optionally `title`.
 
-    `name` is the name of the item in messages.
+    Title and text are joined by a space. `name` is the name of the item in error messages.
     """
     if not isinstance(item, Mapping):
         return read_text({name: item}, name)
@@ -292,9 +302,14 @@ def _read_passage(item: Any, name: str) -> str:
 
 
 def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | None:
-    """Return the teacher scores of a group, positives first; None if the row has no scores.
+    """Return the teacher scores of a row, positives first; None if the row has no teacher scores.
 
-    `positives` and `negatives` are the numbers of texts, which the numbers of scores must match.
+    Args:
+        positives: Number of positive texts in the row; the number of their scores must be equal.
+        negatives: Number of negative texts in the row; the number of their scores must be equal.
+
+    Raises:
+        RowError: for a wrong number of scores, or a score that is not a finite number.
     """
     parts = {
         name: (row[name], count)
@@ -327,10 +342,10 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
 
 
 def pair_by_premise(pairs: Iterable[Example]) -> list[Triple]:
-    """Combine NLI pairs to triples: a premise, its k-th entailed hypothesis and its k-th contradicted hypothesis.
+    """Combine NLI pairs to triples: premise, k-th entailed hypothesis, k-th contradicted hypothesis of the premise.
 
-    Hypotheses are counted in file order. A pair is used at most once; surplus pairs of a label are not used. Triples are
-    in the order in which their premises first occur.
+    Hypotheses of a premise are counted in file order. A pair is used at most once; surplus pairs of a label are not
+    used. Triples are in the order in which their premises first occur.
     """
     labelled: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for pair in pairs:
@@ -345,18 +360,21 @@ def pair_by_premise(pairs: Iterable[Example]) -> list[Triple]:
 
 @dataclass(frozen=True)
 class Format:
-    """A data format: its fields, the function that reads a row, and an optional function that combines rows."""
+    """A data format: its fields, the function that converts a row, and an optional function that combines rows."""
 
     fields: tuple[str, ...]
-    """Required fields."""
+    """Names of the fields that every row must have."""
     read: Callable[[Values, ScoreRange | None], Example | Dropped]
-    """Converts field → value of a row, and the score range, to an example; raises `RowError`."""
+    """Function that converts a row (field → value) to an example or `Dropped`; raises `RowError` for a bad row.
+
+    The second argument is the score range, or None for 0 to 1.
+    """
     combine: Callable[[Sequence[Example]], Sequence[Example]] | None = None
-    """Combines the examples of all rows to examples that need several rows; None: every row is an example."""
+    """Function that combines the results of all rows to examples of several rows; None: every row is an example."""
     rows_per_example: int = 1
-    """Number of rows that an example needs."""
+    """Number of rows that form a training example."""
     optional: tuple[str, ...] = ()
-    """Fields that may be missing."""
+    """Names of the fields that may be missing in a row."""
 
 
 FORMATS: dict[str, Format] = {

@@ -10,7 +10,7 @@ _KEPT = ("L", "M", "N", "So")  # letters, marks, numbers, and symbols such as em
 
 
 class _Separators(dict[int, int]):
-    """Table for `str.translate`: keeps letters, marks, numbers and symbols; maps other characters to a space."""
+    """Table for `str.translate` that replaces characters other than letters, marks, numbers and symbols by spaces."""
 
     def __missing__(self, code: int) -> int:
         kept = unicodedata.category(chr(code)).startswith(_KEPT)
@@ -20,14 +20,14 @@ class _Separators(dict[int, int]):
 
 _SEPARATORS = _Separators({ord(sign): ord(sign) for sign in "+#"})
 _NOT_IN_A_NAME = re.compile(r"(?<![\w+#])[+#]+|[+#]+(?=[^\W\d])|#+(?=\d)")
-"""Signs + and # that are not at the end of a word, so not a part of names such as C++ and C#."""
+"""Pattern of the signs + and # that are not at the end of a word, so are not part of names such as C++ and C#."""
 
 
 def normalized(text: str) -> str:
-    """Return the text without case, spacing, punctuation and Unicode compatibility forms; near duplicates become equal.
+    """Return the text in lower case without punctuation, repeated spaces and Unicode variants, to compare texts.
 
-    "Isn't it 1.5?" equals "isn 't it 1.5 ?" of SentEval. 1.5 and 15 stay different, and so do C, C++ and C#. Punctuation
-    is kept if the text has nothing else.
+    "Isn't it 1.5?" and "isn 't it 1.5 ?" (SentEval) give equal results; 1.5 and 15 give different results, and so do C,
+    C++ and C#. Punctuation is kept if the text has nothing else.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
     words = _NOT_IN_A_NAME.sub(" ", folded.translate(_SEPARATORS)).split()
@@ -35,15 +35,15 @@ def normalized(text: str) -> str:
 
 
 def is_distinctive(normalized_text: str) -> bool:
-    """Return whether a text is long enough that a repeat is unlikely to be chance.
+    """Return whether a text is long enough that a repeat in another file is unlikely to be chance.
 
-    It has 4 words or more, or, for scripts without spaces, 8 characters or more that are not all ASCII.
+    A long text has 4 words or more, or, for scripts without spaces, 8 characters or more that are not all ASCII.
     """
     return normalized_text.count(" ") >= 3 or (not normalized_text.isascii() and len(normalized_text) >= 8)
 
 
 def key(*parts: str) -> int:
-    """Return a 64-bit hash of the texts in their order. A collision among a million keys has probability 3e-8."""
+    """Return a 64-bit hash of one or several texts in order. A collision among a million keys has probability 3e-8."""
     return int.from_bytes(blake2b("\0".join(parts).encode(), digest_size=8).digest(), "little")
 
 
@@ -53,5 +53,5 @@ def pair_key(left: str, right: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Return the text with lone surrogates escaped, so that it can be printed and encoded."""
+    """Return the text with lone surrogates escaped, so that the result can be printed and encoded in UTF-8."""
     return text.encode(errors="backslashreplace").decode()

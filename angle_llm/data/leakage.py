@@ -1,7 +1,8 @@
 """Rows that repeat another row, contradict another row, or occur in an evaluation set.
 
 Texts are compared by 8-byte hashes (`data.keys`): an exact key of the text, and a near key of the text without case,
-spacing and punctuation. A row takes about 60 bytes and a distinct text about 170, so a million triples take about 0.6 GB.
+spacing and punctuation. A row takes about 60 bytes and a distinct text about 170, so a million triples take about 0.6
+GB.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN_PLACES = 5
-"""Maximum number of rows that a finding lists."""
+"""Maximum number of row locations that the report of a problem lists."""
 NEUTRAL_SCORE = 0.5
-"""Score of a neutral NLI row for the comparison with other rows; the row itself is dropped."""
+"""Score of a neutral NLI pair when it is compared with other pairs; neutral rows are not used for training."""
 CONTRADICTION = 0.5
-"""Scores of the same pair that differ by more than this contradict each other (scale 0 to 1)."""
+"""Two scores of the same pair contradict each other if they differ by more than this (scale 0 to 1)."""
 _TROUBLE = ("contradiction", "unlike itself", "contamination")
-"""Findings that must be resolved before training."""
+"""Kinds of findings (problems in a data file) that must be resolved before training."""
 _REMOVED = (*_TROUBLE, "duplicate", "near duplicate", "across files")
-"""Findings whose rows `--fix` removes."""
+"""Kinds of findings (problems in a data file) whose rows `data check --fix` removes."""
 _COMPARED = 1_000_000
-"""Maximum number of training examples that are compared with the evaluation sets of a run."""
+"""Maximum number of training examples that are compared with the evaluation sets of a training run."""
 _ID_COLUMNS = ("query_id", "query-id", "_id", "id", "positive_id", "corpus-id")
 _EVALUATION_WORDS = {"test", "dev", "valid", "validation", "val", "trial", "eval", "held", "heldout"}
 _TRAINING_WORDS = {"train", "training"}
@@ -62,32 +63,41 @@ class Finding:
     count: int
     text: str
     places: list[str] = field(default_factory=list)
-    """Line numbers of the first rows; for repeated and contradicting rows with the matching row."""
+    """Line numbers of the first affected rows; for repeats and contradictions also the line of the matching row."""
 
 
 @dataclass
 class FileKeys:
-    """Hashes of the rows, pairs and texts of a file; the texts themselves are not kept."""
+    """Hashes of the rows, pairs and texts of a data file, to find repeats without keeping the texts.
+
+    An exact key is the hash of a text; a near key is the hash of a text without case, spacing and punctuation.
+    """
 
     rows: array[int] = field(default_factory=lambda: array("Q"))
-    """Four numbers for each used row: line, exact key, near key, and near key of the first text (the query)."""
+    """Four numbers per used row: line, and hashes of its texts, its normalized texts and its normalized query.
+
+    Normalized texts have no case, spacing and punctuation.
+    """
     pairs: array[int] = field(default_factory=lambda: array("Q"))
-    """Four numbers for each pair: line, near key, 1 if its row is used (0: neutral), and 1 if both texts are equal."""
+    """Four numbers per pair: line, hash of both normalized texts, whether the row is used, whether both are equal.
+
+    Normalized texts have no case, spacing and punctuation. A neutral NLI row is not used.
+    """
     scores: array[float] = field(default_factory=lambda: array("d"))
-    """Score of each pair, from 0 to 1."""
+    """Score of each pair, from 0 to 1, in the order of `pairs`."""
     texts: set[int] = field(default_factory=set)
-    """Exact keys of all texts."""
+    """Hashes of all texts of the file."""
     sentences: set[int] = field(default_factory=set)
-    """Near keys of the texts for which `is_distinctive` is true."""
+    """Hashes of the texts of 4 words or more (`is_distinctive`), without case, spacing and punctuation."""
     ids: array[int] = field(default_factory=lambda: array("Q"))
-    """Two numbers for each id in a row: line, and key of the id."""
+    """Two numbers per value of an id column: line, and hash of the id."""
     ROW_VALUES: ClassVar[int] = 4
-    """Numbers per row in `rows`."""
+    """Count of numbers per row in `rows`."""
 
     def add(self, line: int, example: Example, values: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
-        """Store the hashes of a row and its example; yield the texts of the example that no earlier row contains.
+        """Store the hashes of a row and its training example; yield the texts that no earlier row contains.
 
-        `values` is column → value; ids are read from it.
+        `values` is column → value of the row; the ids in its id columns are stored too.
         """
         for column in _ID_COLUMNS:
             if isinstance(found := values.get(column), str | int):
@@ -105,13 +115,16 @@ class FileKeys:
                 yield text
 
     def add_pair(self, line: int, left: str, right: str, score: float, *, used: bool = True) -> None:
-        """Store the hash of a pair of `normalized` texts, and its score; `used` is false for neutral pairs."""
+        """Store the hash and the score of a pair of texts, given without case, spacing and punctuation (`normalized`).
+
+        `used` is false for a neutral NLI pair, which is only compared with other pairs.
+        """
         self.pairs.extend((line, pair_key(left, right), used, left == right))
         self.scores.append(score)
 
 
 def _row_key(example: Example, form: Mapping[str, str]) -> int:
-    """Return a hash of an example after each text is replaced by `form[text]`.
+    """Return a hash of a training example, with every text replaced by `form[text]` (such as the normalized text).
 
     The hash does not depend on the order of the texts of a pair, or on the order of the positives or negatives of a
     group. A triple and a group with the same texts have equal hashes.
@@ -127,21 +140,24 @@ def _row_key(example: Example, form: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Hashes of the pairs and texts of an evaluation file, or of a split of a BEIR folder."""
+    """Hashes of the pairs and texts of an evaluation set (a file or a split of a BEIR folder), to find leaks.
+
+    Texts are hashed without case, spacing and punctuation (`normalized`).
+    """
 
     name: str
     path: Path
-    """Path of the file, absolute; a file is not compared with itself."""
+    """Absolute path of the evaluation file; a data file is not compared with itself."""
     pairs: NDArray[np.uint64]
-    """Near keys of the pairs; the order of the two texts has no effect."""
+    """Hashes of the text pairs without case, spacing and punctuation; the order of the two texts has no effect."""
     sentences: NDArray[np.uint64]
-    """Near keys of the texts for which `is_distinctive` is true."""
+    """Hashes of the texts of 4 words or more (`is_distinctive`), without case, spacing and punctuation."""
     queries: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
-    """Near keys of the queries; only for BEIR folders and retrieval tasks."""
+    """Hashes of the queries without case, spacing and punctuation; only for BEIR folders and retrieval tasks."""
     documents: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
-    """Near keys of the judged documents; only for BEIR folders."""
+    """Hashes of the judged documents without case, spacing and punctuation; only for BEIR folders."""
     ids: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
-    """Keys of the ids of queries and judged documents; only for BEIR folders."""
+    """Hashes of the ids of queries and judged documents; only for BEIR folders."""
 
     @classmethod
     def of(
@@ -163,11 +179,12 @@ class EvaluationSet:
 def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> list[dict[str, tuple[int, int]]]:
     """Count the pairs, queries and texts of each evaluation set that also occur in training examples.
 
-    Only texts of 4 words or more count. At most `_COMPARED` examples are compared, evenly spaced. A triple of sentences
-    takes about 30 µs, and a pair with a text of 150 words 100 µs, for all sets together.
+    Single texts count only with 4 words or more. At most `_COMPARED` examples are compared, evenly spaced. A triple of
+    sentences takes about 30 µs, and a pair with a text of 150 words 100 µs, for all sets together.
 
     Returns:
-        For each set, kind → (number in the examples, number in the set), for kinds with a number above 0.
+        For each evaluation set, kind → (number that also occurs in the examples, number in the evaluation set). Kinds
+            are `pairs`, `queries` and `texts of 4 words or more`; kinds without a common text are missing.
     """
     kinds = {"pairs": "pairs", "queries": "queries", "sentences": "texts of 4 words or more"}
     keys_of = [{name: set(getattr(each, name).tolist()) for name in kinds} for each in sets]
@@ -188,10 +205,15 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
 def compare_rows(
     names: Sequence[str], files: Sequence[FileKeys], sets: Sequence[Sequence[EvaluationSet]]
 ) -> list[tuple[list[Finding], dict[int, str]]]:
-    """Compare the rows of all files with each other, and the rows of each file with its evaluation sets.
+    """Find rows that repeat or contradict rows of any file, and rows that also occur in evaluation sets.
+
+    Args:
+        names: Names of the files, for the report.
+        files: Hashes of the rows of each file.
+        sets: The evaluation sets with which each file is compared.
 
     Returns:
-        For each file, its findings, and line → reason of the rows that `--fix` removes.
+        For each file, the problems, and line → reason of the rows that `data check --fix` removes.
     """
     rows = _table([each.rows for each in files], ["line", "exact", "near", "query"])
     ids = _table([each.ids for each in files], ["line", "key"])
@@ -207,11 +229,14 @@ def compare_rows(
     removed = [dict[int, str]() for _ in files]
 
     def place(row: Any, file: int) -> str:
-        """Return the line of a row, with its file name if the row is in another file."""
+        """Return the line number of a row; with file name, if the row is not in file number `file`."""
         return f"{int(row.line)}" if row.file == file else f"{names[int(row.file)]}:{int(row.line)}"
 
     def add(kind: str, frame: pd.DataFrame, text: str, other: Any = None, reason: str = "") -> None:
-        """Add a finding to each file that has rows in `frame`; `other` maps an index of `frame` to the matching row."""
+        """Add a finding (a problem) to each file that has rows in the table `frame`.
+
+        `other` maps an index of `frame` to the row that matches this row. If `reason` is empty, `kind` is the reason.
+        """
         for file, part in frame.drop_duplicates(["file", "line"]).sort_values("line").groupby("file"):
             places = [
                 f"{line} and {place(other(at), file)}" if other else f"{line}"
@@ -222,7 +247,7 @@ def compare_rows(
                 removed[file].setdefault(int(line), reason or kind)
 
     def opposite(at: int) -> Any:
-        """Return the row that contains the same pair and whose score differs most, for an index of `pairs`."""
+        """Return the row of `pairs` with the same pair of texts as row `at` and the most different score."""
         group = pairs[pairs.key == pairs.key[at]]
         return pairs.loc[(group.score - pairs.score[at]).abs().idxmax()]
 
@@ -262,7 +287,10 @@ def compare_rows(
 
 
 def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:
-    """Combine the arrays of all files to a table with the given columns, and a column `file` with the file number."""
+    """Combine flat arrays, one per file, to a table with the given columns and a column `file` (file number).
+
+    An array contains the values of its first row, then of its second row, and so on.
+    """
     import pandas as pd
 
     values = [np.asarray(part, dtype=np.uint64).reshape(-1, len(columns)) for part in parts]
@@ -276,13 +304,13 @@ def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:
 def read_evaluation_sets(
     paths: Iterable[str | Path], columns: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[EvaluationSet], list[str]]:
-    """Read evaluation files, splits of BEIR folders (FOLDER@SPLIT), and all evaluation files in folders.
+    """Read evaluation sets from files, from splits of BEIR folders (FOLDER@SPLIT), and from folders with such files.
 
-    In a folder, files and splits whose name contains `train` are skipped. If the names of some files contain a word such
-    as `test`, `dev` or `validation`, the other files are skipped too.
+    In a folder, files and splits whose name contains `train` are skipped. If the names of some files contain a word
+    such as `test`, `dev` or `validation`, the other files are skipped too.
 
     Args:
-        columns: Field → column; used for the files that have the column.
+        columns: Field of a data format → column; used for the files that have the column.
 
     Returns:
         The evaluation sets, and the names of skipped files, splits and rows with the reason.
@@ -313,7 +341,10 @@ def read_evaluation_sets(
 
 
 def _read_folder(folder: Path, skipped: list[str], mapping: Mapping[str, str]) -> Iterator[EvaluationSet]:
-    """Yield the evaluation sets in a folder and its subfolders; add what is skipped to `skipped`."""
+    """Yield the evaluation sets in a folder and its subfolders.
+
+    The names of skipped files and splits are appended to `skipped`. `mapping` is field of a data format → column.
+    """
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and is_data_name(file.name)]
     files = [file for file in files if not file.name.startswith("STS.gs.")]  # scores, read with STS.input.*
     for judged in sorted(each.parent for each in folder.rglob("qrels") if each.is_dir()):
@@ -341,12 +372,14 @@ def _read_folder(folder: Path, skipped: list[str], mapping: Mapping[str, str]) -
 
 
 def _words(name: str) -> set[str]:
-    """Return the words and numbers of a file name in lower case."""
+    """Return the words and numbers in a file name, in lower case."""
     return set(re.split(r"[^a-z0-9]+", name.lower()))
 
 
 def _read_set(source: str | Path, name: str, skipped: list[str], mapping: Mapping[str, str]) -> EvaluationSet:
-    """Read an evaluation file; add the number of unreadable rows to `skipped`.
+    """Read an evaluation file, and return the hashes of its pairs and texts.
+
+    A message with the number of unreadable rows is appended to `skipped`. `mapping` is field of a data format → column.
 
     Raises:
         DataError: if the file cannot be read or has no text column.
@@ -376,9 +409,10 @@ def _read_set(source: str | Path, name: str, skipped: list[str], mapping: Mappin
 
 
 def _texts_in(value: Any) -> list[str]:
-    """Return the texts in a cell: a text, an object with `text` and optionally `title`, or a list of these.
+    """Return the texts in the value of a table cell.
 
-    Other values have no texts.
+    The value is a text, an object with `text` and optionally `title`, or a list of such values. Other values have no
+    texts.
     """
     if isinstance(value, list):
         return [text for item in value for text in _texts_in(item)]
@@ -388,7 +422,7 @@ def _texts_in(value: Any) -> list[str]:
 
 
 def _read_judged(folder: Path, split: str) -> EvaluationSet:
-    """Read the queries and judged documents of a split of a BEIR folder; the pairs are queries with their positives."""
+    """Read a split of a BEIR folder as an evaluation set: queries, judged documents, and query-positive pairs."""
     pairs: set[int] = set()
     sentences: set[int] = set()
     queries: set[int] = set()
@@ -413,13 +447,14 @@ def _read_judged(folder: Path, split: str) -> EvaluationSet:
 
 
 def _array(keys: Collection[int]) -> NDArray[np.uint64]:
+    """Return hashes as an array."""
     return np.fromiter(keys, dtype=np.uint64)
 
 
 def _text_columns(columns: Sequence[str], mapping: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Find the text columns of an evaluation file, as tuples of two columns (pairs) or a single column (texts).
+    """Return the text columns of an evaluation file, as tuples of two columns (text pairs) or one column (texts).
 
-    An empty list means that no column is recognized. `mapping` is field → column.
+    An empty list means that no column is recognized. `mapping` is field of a data format → column.
     """
     mapping = {name: column for name, column in mapping.items() if column in columns}
     formats = {

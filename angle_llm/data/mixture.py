@@ -1,4 +1,4 @@
-"""The examples of a training run: one dataset, or a mixture of several datasets with weights.
+"""The examples of a training run: a dataset, or a mixture of several datasets with weights.
 
     "stsb@train:2.0,nli@train,my.jsonl" ──► datasets with weight, prompt and objective ──► `Mixture`
 
@@ -27,26 +27,27 @@ _WEIGHT = re.compile(r"(?P<path>.+):(?P<weight>\d+(\.\d*)?|\.\d+)")
 
 @dataclass(frozen=True)
 class LoadedSet:
-    """A dataset of a mixture: its examples, and the settings that apply to this dataset only."""
+    """One dataset of a training mixture: its examples, and the settings that apply to this dataset only."""
 
     name: str
-    """Name in logs: the end of its path, distinct among the datasets of a mixture."""
+    """Name of the dataset in logs: the end of its path, unique among the datasets of the run."""
     examples: Sequence[Example]
     weight: float = 1.0
-    """How often an epoch contains each example: 2 is twice, 0.5 is every second epoch."""
+    """Number of times that an epoch contains an example of this dataset: 2 is twice, 0.5 is every second epoch."""
     prompt: str | dict[str, str] | None = None
-    """Prompt of the dataset; None: the prompt of the run."""
+    """Prompt for the texts of this dataset; None: the prompt of the training run."""
     objective: dict[str, float | str] = field(default_factory=dict)
-    """Fields of the objective that differ from the objective of the run → values."""
+    """Objective (loss) settings that differ for this dataset: name → value."""
     report: DataReport | None = None
-    """Report of all rows; None for examples that were not read from a source."""
+    """Counts of used, dropped and bad rows; None if the examples were not read from a file."""
 
 
 class Mixture(ByIndex):
     """Sequence of the examples of one or several datasets; `draws` defines which examples an epoch uses.
 
     Args:
-        sets: The datasets. Indices count the examples of the first dataset, then of the second, and so on.
+        sets: The datasets. Indices count the examples of the first dataset, then the examples of the second dataset,
+            and so on.
         by_set: Whether all examples of a batch come from the same dataset.
     """
 
@@ -57,7 +58,7 @@ class Mixture(ByIndex):
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Mixture:
-        """Return examples as a mixture of a single dataset; a mixture is returned unchanged."""
+        """Wrap examples in a `Mixture` with a single dataset; return a `Mixture` unchanged."""
         return examples if isinstance(examples, Mixture) else cls([LoadedSet("data", examples)])
 
     def __len__(self) -> int:
@@ -68,20 +69,20 @@ class Mixture(ByIndex):
         return self.sets[number].examples[index - (self._ends[number - 1] if number else 0)]
 
     def set_of(self, index: int) -> int:
-        """Return the number of the dataset that contains the example with this index."""
+        """Return the number (from 0) of the dataset that contains the example with this index."""
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         return bisect_right(self._ends, index)
 
     @property
     def digest(self) -> str:
-        """Hash of the examples, the draws and the prompts of the datasets."""
+        """Hash of the examples of all datasets, their order in epochs, and the prompts of the datasets."""
         plain = Draws.of_one(len(self)) == self.draws and self.sets[0].prompt is None
         how = "" if plain else f" {self.draws} {[each.prompt for each in self.sets]}"
         return "+".join(digest_of(each.examples) for each in self.sets) + how
 
     def summary(self) -> Iterator[str]:
-        """Yield lines to print: the report of each dataset, and its share of an epoch."""
+        """Yield lines to print: for each dataset its row counts, and which fraction of an epoch it supplies."""
         total = sum(self.draws.counts)
         for each, count in zip(self.sets, self.draws.counts, strict=True):
             if each.report is not None:
@@ -93,10 +94,10 @@ class Mixture(ByIndex):
 
 
 def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
-    """Read the datasets that the settings name, and return their mixture; `cache` is described at `load_examples`.
+    """Read all datasets in the settings, and combine them to a `Mixture`; `cache` is described at `load_examples`.
 
     Raises:
-        DataError: for a dataset that cannot be read, or that is named twice.
+        DataError: for a dataset that cannot be read, or a dataset that is named twice.
     """
     sets = sets_of(settings)
     loaded = []
@@ -108,7 +109,10 @@ def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
 
 
 def sets_of(settings: DataSettings) -> list[MixedSet]:
-    """Return the settings of each dataset: `sets`, or the datasets in `path` with the common settings.
+    """Return the settings of each training dataset.
+
+    These are `settings.sets` if the list is not empty. Otherwise the datasets listed in `settings.path` get all other
+    settings in common.
 
     Raises:
         DataError: for a dataset that is named twice, or an empty name in a list.
@@ -126,9 +130,9 @@ def sets_of(settings: DataSettings) -> list[MixedSet]:
 
 
 def _listed(path: str) -> list[tuple[str, float]]:
-    """Parse a list of datasets such as `a:2.0,b`, and return (path, weight) of each dataset.
+    """Parse a list of dataset paths with weights, such as `a:2.0,b`; return (path, weight) for each dataset.
 
-    An existing file whose name contains a comma, or ends like a weight, is a single path.
+    The default weight is 1. An existing file whose name contains a comma, or ends like a weight, is a single path.
     """
     if find_path(path).exists():
         return [(path, 1.0)]
@@ -137,12 +141,12 @@ def _listed(path: str) -> list[tuple[str, float]]:
         found = None if find_path(part).exists() else _WEIGHT.fullmatch(part)
         listed.append((found["path"], float(found["weight"])) if found else (part, 1.0))
     if len(listed) > 1 and not all(name for name, _ in listed):
-        raise DataError(f"{path!r} is a list of datasets, and a dataset in it has no name")
+        raise DataError(f"{path!r}: expected dataset paths separated by commas, got an empty path; remove the comma")
     return listed
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """Return a short, distinct name for each path: the file name without extension, with #2 and so on if repeated."""
+    """Return a short, distinct name for each path: the file name without extension; a repeated name gets #2, #3, …"""
     names: list[str] = []
     for path in paths:
         extension = next((each for each in sorted(EXTENSIONS, key=len, reverse=True) if path.endswith(each)), "")

@@ -1,7 +1,7 @@
 """The examples of each batch: a function of seed and epoch, for one dataset or several.
 
-The order is the same on every machine and in every version of Python and NumPy. So all ranks, and a resumed run, get the
-same batches.
+The order is the same on every machine and in every version of Python and NumPy. So all ranks, and a resumed run, get
+the same batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def random_order(n: int, key: int) -> Order:
 
 
 def random_orders(n: int, count: int, key: int) -> Order:
-    """Return `count` random orders of 0 … n - 1, concatenated, shape (count · n,); the first is `random_order(n, key)`."""
+    """Return `count` concatenated random orders of 0 … n - 1, shape (count · n,), which depend on `key` only.
+
+    The first order is `random_order(n, key)`.
+    """
     _, words, _ = random.Random(key).getstate()
     # NumPy guarantees that RandomState gives the same values from the same state, and it is a hundred times faster.
     generator = np.random.RandomState()
@@ -36,23 +39,26 @@ def random_orders(n: int, count: int, key: int) -> Order:
 
 @dataclass(frozen=True)
 class Draws:
-    """The batches of every epoch, drawn from one or several datasets.
+    """Plan of which examples every batch of every epoch contains, for one dataset or several datasets.
 
-    The examples of a dataset are shuffled, drawn in this order, shuffled again, and so on; an epoch continues where the
-    previous epoch ended. So no example is repeated before all other examples of its dataset were drawn. Indices count the
-    examples of the first dataset, then of the second, and so on.
+    The examples of a dataset are shuffled, used in this order, shuffled again, and so on; an epoch continues where the
+    previous epoch ended. So no example is repeated before all other examples of its dataset were used. Example indices
+    count the examples of the first dataset, then the examples of the second dataset, and so on.
     """
 
     sizes: tuple[int, ...]
     """Number of examples of each dataset."""
     counts: tuple[int, ...]
-    """Number of examples that an epoch draws from each dataset."""
+    """Number of examples that an epoch takes from each dataset."""
     by_set: bool = False
     """Whether all examples of a batch come from the same dataset."""
 
     @classmethod
     def of(cls, sizes: Sequence[int], weights: Sequence[float], *, by_set: bool) -> Draws:
-        """Create draws whose counts are weight · size, rounded to integers of at least 1 without changing their sum."""
+        """Create `Draws` in which an epoch takes weight · size examples from each dataset.
+
+        The products are rounded to integers without changing their sum; an integer below 1 then becomes 1.
+        """
         exact = np.array([weight * size for weight, size in zip(weights, sizes, strict=True)])
         counts = np.floor(exact + 1e-9).astype(int)  # so that 0.1 · 30 is 3
         rest = round(float(exact.sum())) - int(counts.sum())
@@ -61,7 +67,7 @@ class Draws:
 
     @classmethod
     def of_one(cls, size: int) -> Draws:
-        """Create draws for a single dataset: every epoch draws each example once."""
+        """Create `Draws` for a single dataset of `size` examples; every epoch takes every example once."""
         return cls((size,), (size,))
 
     def batches(self, batch_size: int) -> int:
@@ -70,9 +76,9 @@ class Draws:
         return sum(-(-count // batch_size) for count in parts)
 
     def epoch(self, epoch: int, batch_size: int, *, seed: int, first: int = 0) -> Iterator[list[int]]:
-        """Yield the example indices of each batch of an epoch, starting with batch number `first`.
+        """Yield the example indices of each batch of an epoch, starting with batch number `first` (from 0).
 
-        The last batch may be smaller; with `by_set`, the last batch of each dataset.
+        The last batch may be smaller; with `by_set`, the last batch of each dataset may be smaller.
         """
         starts = np.cumsum([0, *self.sizes])
         streams = [starts[number] + self._stream(number, epoch, seed) for number in range(len(self.sizes))]
@@ -87,7 +93,10 @@ class Draws:
             yield batch.tolist()
 
     def _stream(self, number: int, epoch: int, seed: int) -> Order:
-        """Return the indices within a dataset that an epoch draws: a slice of the concatenated random orders."""
+        """Return the indices (from 0) of the examples that an epoch takes from dataset `number`, in order.
+
+        The indices are a slice of the concatenated random orders of the dataset.
+        """
         size, count = self.sizes[number], self.counts[number]
         if not count:
             return np.zeros(0, dtype=np.int64)
@@ -102,7 +111,7 @@ class Draws:
 
 
 def _mixed(streams: Sequence[Order], key: int) -> Order:
-    """Merge the streams in a random order; the order within each stream stays."""
+    """Merge index arrays in a random order that depends on `key`; the order within each array is kept."""
     source = np.repeat(np.arange(len(streams)), [len(stream) for stream in streams])
     source = source[random_order(len(source), key)]
     mixed = np.empty(len(source), dtype=np.int64)
@@ -112,5 +121,5 @@ def _mixed(streams: Sequence[Order], key: int) -> Order:
 
 
 def _key(number: int, seed: int, turn: int) -> int:
-    """Return the seed of a random order, distinct for each dataset number, seed of the run, and turn."""
+    """Return a distinct integer seed for each dataset number, seed of the training run, and counter `turn`."""
     return number * 2**128 + seed * 2**64 + turn

@@ -24,58 +24,64 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Query(NamedTuple):
-    """A query with all its positives and negatives in the data, as text numbers."""
+    """A query with all its positives and negatives in the data, as indices into the list of texts."""
 
     text: int
-    """Text number of the query."""
+    """Index of the query in the list of texts."""
     positives: tuple[int, ...]
-    """Text numbers of all positives of the query."""
+    """Indices of all positives of the query in the list of texts."""
     examples: tuple[int, ...]
-    """Index of the first example that contains each positive."""
+    """For each positive, the index of the first training example that contains the query with this positive."""
     negatives: tuple[int, ...] = ()
-    """Text numbers of the negatives that the data already has for the query."""
+    """Indices, in the list of texts, of the negatives that the data already contains for the query."""
 
 
 @dataclass(frozen=True)
 class MiningData:
-    """Numbered texts, queries with positives and negatives, candidates, and the relations between texts."""
+    """Data for mining hard negatives: queries with positives and negatives, and candidate texts.
+
+    Texts are referred to by index in `texts`. Near keys are numbers that are equal for texts that differ only in case,
+    spacing and punctuation.
+    """
 
     texts: list[str]
-    """All texts that need a vector; the index is the text number."""
+    """All texts that must be embedded."""
     queries: list[Query]
     repeated: int
     """Number of positive pairs that repeat an earlier positive pair."""
     scored_lower: int
-    """Number of scored pairs that are not positive."""
+    """Number of scored pairs with a score too low for a positive pair."""
     contradicted: int
-    """Number of negatives that are not used, because another row has them as a positive of the same query."""
+    """Number of unused negatives: another row has the same text as a positive of the same query."""
     without_positive: int
-    """Number of queries that are not used, because they have only negatives."""
+    """Number of unused queries: they have only negatives."""
     candidates_C: Array
-    """Ascending text numbers of the candidates."""
+    """(C,) ascending indices, in `texts`, of the candidates for hard negatives."""
     key_T: Array
-    """Near key of each text."""
+    """(T,) near key of each text: an equal number for texts that differ only in case, spacing and punctuation."""
     cluster_T: Array
-    """Number of the cluster of each text. Texts are in the same cluster if a chain of positive pairs links their near
-    keys."""
+    """(T,) cluster number of each text. Texts are in the same cluster if a chain of positive pairs links them."""
     positives: dict[int, set[int]]
-    """Near key → near keys of the texts with which it forms a positive pair."""
+    """Near key of a text → near keys of its partners in positive pairs."""
     known: dict[int, set[int]]
-    """Near key → near keys of the texts with which it forms a negative pair, or a scored pair that is not positive."""
+    """Near key of a text → near keys of its partners in negative pairs and in scored pairs with a low score."""
 
     def documents(self) -> list[int]:
-        """Return the ascending text numbers of all positives, negatives and candidates."""
+        """Return the ascending indices, in `texts`, of all positives, negatives and candidates."""
         of_queries = {text for query in self.queries for text in (*query.positives, *query.negatives)}
         return sorted(of_queries.union(self.candidates_C.tolist()))
 
     def place(self, text: int) -> str:
-        """Return the start of a text and the example that contains it, for messages."""
+        """Return a description of text number `text` for messages: its first 80 characters, and where it occurs."""
         shown = json.dumps(self.texts[text][:80])  # escapes show invisible characters
         return f"text {shown}, {self._origin.get(text, 'a candidate')}"
 
     @cached_property
     def _origin(self) -> dict[int, str]:
-        """Map each text number to a description of the first example with the text, for messages; not for candidates."""
+        """Index of a text → description of the first training example that contains the text, for messages.
+
+        Texts that are only candidates are missing.
+        """
         found: dict[int, str] = {}
         for query in self.queries:
             found.setdefault(query.text, f"the query of example {query.examples[0]} (from 0)")
@@ -86,7 +92,7 @@ class MiningData:
         return found
 
     def digest(self) -> str:
-        """Return the SHA-256 of everything in the data that affects which negatives are mined."""
+        """Return the SHA-256 of all texts, queries and pairs that affect which negatives are mined."""
         known = sorted((key, *sorted(others)) for key, others in self.known.items())
         content = [self.texts, self.queries, self.candidates_C.tolist(), known]
         used = {(self.key_T[query.text], self.key_T[text]) for query in self.queries for text in query.positives}
@@ -112,7 +118,7 @@ class MiningData:
         }
 
     def summary(self) -> str:
-        """Return the counts, and the size of the largest cluster, as a line to print."""
+        """Return the numbers of queries, texts and skipped pairs, and the size of the largest cluster, as one line."""
         found = self.counts()
         skipped = {
             "repeated pairs": self.repeated,
@@ -131,11 +137,12 @@ class MiningData:
 def collect_pairs(
     examples: Sequence[Example], corpus: Iterable[str] | None, positive_above: float, *, lower: bool = False
 ) -> MiningData:
-    """Collect the positives and negatives of each query from examples, and the candidates from a corpus.
+    """Collect the positives and negatives of each query from training examples, and the candidates from a corpus.
 
     Args:
-        corpus: Texts of the candidates; None: the positives are the candidates. Among candidates with equal near keys,
-            only the first is used.
+        examples: Training examples of any format.
+        corpus: Texts of the candidates for hard negatives; None: the positives are the candidates. Of candidates that
+            differ only in case, spacing and punctuation, only the first is used.
         positive_above: A scored pair is positive if its score is above this.
         lower: Whether the second text of a scored pair that is not positive is a negative of the first text.
 
@@ -204,9 +211,10 @@ def collect_pairs(
 
 
 def components(size: int, links: Sequence[tuple[int, int]]) -> Array:
-    """Return the number of the connected component of each node of a graph, shape (size,).
+    """Return the component number of each node of an undirected graph, shape (size,).
 
-    `links` are the edges, at least one, as pairs of nodes from 0 to size - 1.
+    Nodes in the same connected component get equal numbers. `links` are the edges, at least one, as pairs of nodes from
+    0 to size - 1.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -218,7 +226,7 @@ def components(size: int, links: Sequence[tuple[int, int]]) -> Array:
 
 
 def _linked(links: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
-    """Return node → nodes that are linked to it, in either direction."""
+    """Return node → adjacent nodes of an undirected graph; `links` are the edges."""
     found: defaultdict[int, set[int]] = defaultdict(set)
     for left, right in links:
         found[left].add(right)

@@ -53,23 +53,23 @@ from angle_llm.io import plain
 from angle_llm.settings.train import DataSource
 
 _SCALES: list[tuple[float, float]] = [(0, 1), (-1, 1), (0, 5), (0, 10), (0, 100)]
-"""Scales of scores; the first scale that contains 90 % of the scores is used."""
+"""Possible scales (lowest, highest score); the first scale that contains 90 % of the scores of a file is used."""
 _MAX_LABELS = 12
-"""Maximum number of distinct scores that are counted separately; more scores are counted in five bins."""
+"""Maximum number of distinct scores that the report counts by value; more distinct scores are counted in five bins."""
 _GROUP_COUNTS = ("positives", "negatives", "queries without negatives", "queries with scores")
-"""Names of the numbers in `FileReport.groups`."""
+"""Keys of `FileReport.groups`, the counts for files of format `group`."""
 NOTHING_LEFT = ("unreadable", "no pairs")
-"""Findings of files that cannot be used for training at all."""
+"""Kinds of findings (problems) that make a whole data file unusable for training."""
 _SHORT = 3
 """Maximum number of characters of a text that is probably a placeholder."""
 _SAMPLE_ROWS = 1000
-"""Number of rows in which label columns are searched."""
+"""Number of rows that are read to detect unused label columns."""
 _SAMPLE_TEXTS = 5
-"""Number of texts that the report shows as tokens."""
+"""Number of texts whose tokens the report prints."""
 
 
 class Tokens(Protocol):
-    """Interface to the tokenizer of a model: token counts and tokens of texts."""
+    """Interface to the tokenizer of an encoder: numbers of tokens, and tokens as text."""
 
     @property
     def max_length(self) -> int:
@@ -80,72 +80,75 @@ class Tokens(Protocol):
         """Whether queries and documents have different prompts, so that a text has two embeddings."""
 
     def lengths(self, texts: list[str]) -> list[int | str]:
-        """Return the number of tokens of each text before it is cut, or an error message for a text without tokens."""
+        """Return the number of tokens of each text before truncation; for a text without tokens an error message."""
 
     def render(self, text: str) -> str:
-        """Return the tokens of a text, separated by |, for the report."""
+        """Return the tokens of a text as a string, separated by |, for the report."""
 
 
 @dataclass
 class FileReport:
-    """Result of the check of a data file."""
+    """Result of `angle-llm data check` for a data file: format, counts and problems."""
 
     path: str
     format: str | None = None
-    """Name of the format; None if the file or its columns cannot be read."""
+    """Name of the data format; None if the file or its columns cannot be read."""
     guessed: bool = False
-    """Whether the format was detected from the columns."""
+    """Whether the data format was detected from the column names."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Field → column."""
+    """Field of the format, such as `text1` → column of the file."""
     unused_columns: list[str] = field(default_factory=list)
     unit: str = "line"
-    """What row numbers count: `line`, or `row` for Parquet files, .json files and datasets."""
+    """Unit of row numbers in the report: `line`, or `row` for Parquet files, .json files and datasets."""
     score_range: tuple[float, float] | None = None
-    """Scale on which the scores were read; None: 0 to 1."""
+    """Lowest and highest score of the scale on which the scores were read; None: 0 to 1."""
     rows_in: int = 0
-    """Number of rows of the file."""
+    """Number of rows in the file."""
     rows_used: int = 0
-    """Number of rows that give examples."""
+    """Number of rows that become training examples."""
     dropped: dict[str, int] = field(default_factory=dict)
-    """Reason → number of rows that are not used."""
+    """Reason, such as "neutral" → number of valid rows that are not used."""
     rejected: int = 0
-    """Number of bad rows."""
+    """Number of bad rows: rows that cannot be read or converted to an example."""
     scores: dict[str, int] = field(default_factory=dict)
-    """Score, or range of scores → number of pairs, after rescaling to 0..1."""
+    """Score, or range of scores → number of pairs. Scores are rescaled to 0..1."""
     groups: dict[str, int] = field(default_factory=dict)
-    """Numbers of positives, negatives, queries without negatives, and queries with scores; only for format group."""
+    """Counts for format `group`: positives, negatives, queries without negatives, queries with scores; else empty."""
     distinct_texts: int = 0
-    """Number of distinct texts."""
+    """Number of distinct texts in the file."""
     tokens: dict[str, int] = field(default_factory=dict)
-    """Name of a quantile → number of tokens of a distinct text; empty without a model."""
+    """Quantile, such as "90%" → number of tokens per distinct text; empty if no model was given."""
     max_length: int | None = None
-    """Maximum number of tokens of a text; None without a model."""
+    """Maximum number of tokens of a text, from the model; None if no model was given."""
     truncated: int = 0
     """Number of distinct texts that are cut at `max_length`."""
     examples: list[str] = field(default_factory=list)
-    """A sample of texts as tokens, with the pooled token marked."""
+    """Tokens of a few sampled texts as strings, with the pooled token in ⟦ ⟧."""
     train: str = ""
     """Flags of the recommended training run; set by `angle-llm data check`."""
     findings: list[Finding] = field(default_factory=list)
     removed: dict[int, str] = field(default_factory=dict)
-    """Line → reason of the rows that `--fix` removes; bad rows are removed too, but not listed here."""
+    """Line → reason for the rows that `data check --fix` removes. Bad rows are removed too, but not listed here."""
 
     @property
     def trouble(self) -> bool:
-        """Whether a finding must be resolved before training."""
+        """Whether the file has a problem that must be resolved before training."""
         return any(finding.trouble for finding in self.findings)
 
     @property
     def fixable(self) -> bool:
-        """Whether `--fix` writes a cleaned copy of the file."""
+        """Whether `data check --fix` writes a cleaned copy of the file."""
         return self.rows_in > 0 and all(finding.kind != "encoding" for finding in self.findings)
 
     def add(self, kind: str, count: int, text: str, *, trouble: bool = False) -> None:
-        """Add a finding without line numbers."""
+        """Add a finding (a problem in the file) without line numbers.
+
+        `trouble` is whether the problem must be resolved before training.
+        """
         self.findings.append(Finding(kind, trouble, count, text))
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield (label, text) of each line of the printed report."""
+        """Yield (label, text) for each line of the printed report."""
         if self.format is not None:
             fields = (name if name == column else f"{name} = {column}" for name, column in self.columns.items())
             yield "format", f"{self.format}{', detected' if self.guessed else ''}: {', '.join(fields)}"
@@ -176,26 +179,26 @@ class FileReport:
 
 
 def _texts(count: int) -> str:
-    """Return the start of a sentence: `1 text has`, or `2,000 texts have`."""
+    """Return a number of texts as the start of a sentence: `1 text has`, or `2,000 texts have`."""
     return "1 text has" if count == 1 else f"{count:,} texts have"
 
 
 def _counts(values: Mapping[str, int]) -> str:
-    """Return names and numbers as a text: `positives: 2,000, negatives: 1`."""
+    """Format names with counts as text: `positives: 2,000, negatives: 1`."""
     return ", ".join(f"{name}: {count:,}" for name, count in values.items())
 
 
 CheckedFile = tuple[DataSource, FileReport]
-"""A data source with the scale on which its scores were read, and its report."""
+"""A data file (with the score range on which its scores were read), and the report of its check."""
 
 
 def check_files(
     sources: Sequence[DataSource], tokens: Tokens | None, sets: Sequence[EvaluationSet]
 ) -> list[CheckedFile]:
-    """Check each file, compare the rows of all files with each other, and compare them with evaluation sets.
+    """Check data files: format, columns, scores, bad rows, repeats, contradictions, and rows of evaluation sets.
 
-    A file is not compared with an evaluation set that was read from the same file. Without `tokens`, token counts are not
-    checked.
+    Repeats and contradictions are also searched between files. A file is not compared with an evaluation set that was
+    read from the same file. If `tokens` is None, numbers of tokens are not checked.
     """
     checked: list[CheckedFile] = []
     understood: list[tuple[FileReport, FileKeys, set[Path]]] = []
@@ -218,7 +221,7 @@ def check_files(
 
 
 def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, keys: FileKeys) -> set[Path]:
-    """Read a file as training would, and fill its report and the keys of its rows.
+    """Read a data file as training reads it, and fill `report` (counts, problems) and `keys` (hashes of the rows).
 
     Returns the absolute paths of the files that were read. Raises `DataError` if the file cannot be read.
     """
@@ -256,7 +259,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
 
 
 class _RowSurvey:
-    """Counts of the rows of a file, which grow while the texts of `new_texts` are consumed."""
+    """Counts over the rows of a data file; the counts are complete after the iterator `new_texts` is consumed."""
 
     def __init__(self, keys: FileKeys) -> None:
         self._keys = keys
@@ -265,7 +268,7 @@ class _RowSurvey:
         self._single = True
 
     def new_texts(self, reading: ExampleReader, account: DataReport) -> Iterator[str]:
-        """Read all rows into the keys and the account, and yield each distinct text once."""
+        """Read all rows, add their hashes to the keys, count them in `account`, and yield every distinct text once."""
         for row, result in reading.outcomes():
             account.count(result)
             if isinstance(row, Row) and isinstance(result, Dropped) and result.reason == "neutral":
@@ -278,7 +281,10 @@ class _RowSurvey:
                 yield from self._keys.add(row.line, result, row.values if isinstance(row, Row) else {})
 
     def _count(self, example: Example) -> None:
-        """Count the groups and the short texts of an example, and whether it pairs a text with itself."""
+        """Add a training example to the counts of positives, negatives and short texts.
+
+        Also checks whether the example pairs a text with itself.
+        """
         if isinstance(example, Group):
             positives, negatives = len(example.positives), len(example.negatives)
             counts = (positives, negatives, not negatives, example.scores is not None)
@@ -287,7 +293,10 @@ class _RowSurvey:
         self._short.update(text for text in map(str.strip, texts_of(example)) if len(text) <= _SHORT)
 
     def add_findings(self, report: FileReport, *, one_prompt: bool) -> None:
-        """Add the findings about pairs of a text with itself, and about short texts."""
+        """Report files whose pairs all contain a text twice, and report very short texts.
+
+        `one_prompt` is whether queries and documents have the same prompt, so that equal texts get equal embeddings.
+        """
         if self._single and one_prompt:
             text = "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title"
             report.add(
@@ -301,7 +310,7 @@ class _RowSurvey:
 
 
 class _TokenSurvey:
-    """Numbers of tokens of the distinct texts of a file, and a sample of the texts."""
+    """Numbers of tokens of the distinct texts of a data file, and a sample of the texts."""
 
     def __init__(self, tokens: Tokens | None) -> None:
         self._tokens = tokens
@@ -310,7 +319,7 @@ class _TokenSurvey:
         self._problems: list[str] = []
 
     def add(self, texts: list[str]) -> None:
-        """Count the tokens of texts, and perhaps add texts to the sample."""
+        """Count the tokens of distinct texts, and update the sample (the texts with the smallest hashes)."""
         self._samples = heapq.nsmallest(_SAMPLE_TEXTS, [*self._samples, *texts], key=key)  # by hash: always the same
         for length in self._tokens.lengths(texts) if self._tokens is not None else ():
             if isinstance(length, int):
@@ -319,7 +328,7 @@ class _TokenSurvey:
                 self._problems.append(length)
 
     def add_findings(self, report: FileReport) -> None:
-        """Add quantiles of the lengths, sampled texts, and the findings about truncated texts and texts without a token."""
+        """Fill `report`: quantiles of token counts, sampled texts, truncated texts, and texts without tokens."""
         lengths, tokens = self._lengths, self._tokens
         if tokens is not None and lengths:
             report.max_length, report.truncated = tokens.max_length, sum(each > tokens.max_length for each in lengths)
@@ -337,7 +346,7 @@ class _TokenSurvey:
 
 
 def _causes(rejected: Sequence[BadRow]) -> str:
-    """Return a sentence with the most frequent reasons of bad rows, and the number and first row of each reason."""
+    """Return a sentence with the most frequent reasons of bad rows, with the number of rows and the first row."""
     of_cause: defaultdict[str, list[BadRow]] = defaultdict(list)
     for bad in rejected:
         of_cause[re.sub(r"'.*?'|`.*`|\d[\d.]*", "", bad.reason)].append(bad)
@@ -348,9 +357,9 @@ def _causes(rejected: Sequence[BadRow]) -> str:
 
 
 def _with_scale(source: DataSource, report: FileReport) -> DataSource:
-    """Return the source with the scale that fits its scores, if no scale is set and the scores exceed 0..1.
+    """Detect the scale of the scores, such as 0 to 5; return the source with this `score_range`, and report the scale.
 
-    Adds findings about the scale to the report.
+    The source is returned unchanged if a score range is set, the scores are in 0..1, or the format has no scores.
     """
     reading = open_examples(source)
     report.score_range = source.score_range
@@ -379,7 +388,7 @@ def _with_scale(source: DataSource, report: FileReport) -> DataSource:
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number or numeric text as a number, and None for other values."""
+    """Convert a finite number or numeric text to float; return None for other values."""
     try:
         number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):
@@ -388,7 +397,7 @@ def _number(value: object) -> float | None:
 
 
 def _describe_scores(scores: Any, report: FileReport) -> None:
-    """Count the scores by value or in five bins, and report if all scores are equal."""
+    """Fill `report.scores`: count the scores by value, or in five bins if many. Report if all scores are equal."""
     values, counts = np.unique(scores.round(4), return_counts=True)
     if len(values) <= _MAX_LABELS:
         report.scores = {f"{value:g}": count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
@@ -401,7 +410,7 @@ def _describe_scores(scores: Any, report: FileReport) -> None:
 
 
 def _find_labels(source: DataSource, report: FileReport) -> None:
-    """Report unused columns of numbers, because a label column with an unknown name would be ignored silently."""
+    """Report unused columns that contain numbers and may be labels with an unknown column name."""
     first = itertools.islice(open_examples(source).rows, _SAMPLE_ROWS)
     rows = [row.values for row in first if isinstance(row, Row)]
     for column in report.unused_columns:
@@ -415,7 +424,7 @@ def _find_labels(source: DataSource, report: FileReport) -> None:
 
 
 def data_settings(source: DataSource, report: FileReport) -> dict[str, Any]:
-    """Return the settings under `data` with which a training run reads a source in the same way as the check."""
+    """Return the values under `data` in training settings that make training read a file as `data check` did."""
     named = {name: column for name, column in report.columns.items() if source.columns.get(name) == column}
     return {
         "path": source.path,
@@ -427,14 +436,15 @@ def data_settings(source: DataSource, report: FileReport) -> dict[str, Any]:
 
 
 def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[dict[str, Any]]:
-    """Write NAME.jsonl with the kept rows and NAME.quarantine.jsonl with the removed rows of each file.
+    """Write two files per checked file: NAME.jsonl with the kept rows, NAME.quarantine.jsonl with the removed rows.
 
     Kept rows have all their columns. Dropped rows, such as neutral labels, are kept, because training drops them again.
     A line of the quarantine file has `file`, `line`, `reason` and `row`; `row` is null if the row cannot be parsed.
 
     Args:
-        folder: Folder for the files.
-        out: Final name of the folder, for the paths in the result.
+        files: The checked files with their reports.
+        folder: Folder in which the copies are written.
+        out: Final path of this folder after it is renamed, for the paths in the result.
 
     Returns:
         For each file, the paths of both copies and the numbers `rows_in` = `kept` + `quarantined`.
@@ -454,7 +464,10 @@ def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[d
 
 
 def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, name: str) -> tuple[int, int]:
-    """Write both copies of a file; return the numbers of kept and quarantined rows."""
+    """Write NAME.jsonl (kept rows) and NAME.quarantine.jsonl (removed rows); return the numbers of their rows.
+
+    `removed` is line → reason of the rows to remove; bad rows are removed too.
+    """
     kept = quarantined = 0
     reading = open_examples(source)
     labels = reading.rows.files[0].label_names
@@ -476,15 +489,19 @@ def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, n
 
 
 def json_row(values: Mapping[str, Any], labels: Mapping[str, list[str]]) -> str:
-    """Return a row as a JSON line, with integer labels of a dataset replaced by their names.
+    """Return a row as a JSON line, with integer labels replaced by their names.
 
-    Every dataset numbers its labels in a different order, so a file without label names must contain the names.
+    Datasets number their labels in different orders, so the file must contain the names.
+
+    Args:
+        values: Column → value of the row.
+        labels: Column → names of its integer labels.
     """
     return _json_line({**values, **{name: label_word(values[name], labels[name]) for name in labels if name in values}})
 
 
 def _json_line(row: object) -> str:
-    """Return a value as a JSON line."""
+    """Return a value as a line of JSON, with lone surrogates escaped."""
     # A lone surrogate cannot be encoded in UTF-8; its ASCII escape can, and is read back unchanged.
     text = json.dumps(plain(row), ensure_ascii=False, default=str)
     return (text if text == printable(text) else json.dumps(plain(row), default=str)) + "\n"

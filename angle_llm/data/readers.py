@@ -75,12 +75,12 @@ __all__ = [
 ]
 
 DATA_VARIABLE = "ANGLE_LLM_DATA"
-"""Environment variable with a folder of datasets."""
+"""Environment variable with a folder in which relative paths of datasets are searched."""
 STANDARD_INPUT = "-"
 _HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::(\w[\w.-]*))?")
-"""The id of a hub dataset, and perhaps a configuration."""
+"""Pattern of a hub dataset id, ORG/NAME, optionally with a configuration, ORG/NAME:CONFIGURATION."""
 STARTER = "starter:"
-"""Start of the names of the bundled starter files."""
+"""Prefix of a path that names a data file bundled with the package, as in `starter:graded_pairs.tsv`."""
 _STARTER_FOLDER = Path(__file__).parent / "starter"
 
 
@@ -91,10 +91,13 @@ def open_rows(
     encoding: str = "utf-8",
     split: str | None = None,
 ) -> RowSource:
-    """Open a data source; see the table of the module for the types. Rows are read when they are iterated.
+    """Open a file, folder, standard input or hub dataset as rows. Rows are read when the result is iterated.
+
+    The docstring of this module lists all source types.
 
     Args:
-        source: Path of a file or folder, `-`, `starter:NAME`, FOLDER@NAME, or a hub id.
+        source: Path of a file or folder, `-` (standard input), `starter:NAME` (a bundled file), FOLDER@NAME, or a hub
+            id.
         tables: Whether rows must have several columns: .txt files are read as tables, unknown extensions are refused.
         encoding: Encoding of text files, as Python names it.
         split: Name of the split of a dataset without @SPLIT; None: datasets are not loaded, only files.
@@ -112,7 +115,7 @@ def open_rows(
 
 
 class _Opener(NamedTuple):
-    """The arguments of `open_rows`; `open` chooses the readers of the source."""
+    """The arguments of `open_rows`; the method `open` chooses the reader classes of the data source."""
 
     source: str
     tables: bool
@@ -120,7 +123,7 @@ class _Opener(NamedTuple):
     split: str | None
 
     def open(self) -> RowSource:
-        """Return the rows of the source. Raises `DataError` as described at `open_rows`."""
+        """Return the rows of the data source. Raises `DataError` as described at `open_rows`."""
         path = find_path(self.source)
         folder, at, part = self.source.rpartition("@")
         if self.source == STANDARD_INPUT and not self.tables:
@@ -145,10 +148,11 @@ class _Opener(NamedTuple):
         raise DataError(f"{self.source}: no such file or folder{hub}. {_beside(path)}{weight}")
 
     def _file(self, path: Path) -> RowSource:
+        """Return the rows of a single file."""
         return RowSource(str(path), [self._reader(path)], path=path)
 
     def _reader(self, path: Path) -> FileReader:
-        """Return a reader for the type of a file, chosen by its name, and for some types by its first line."""
+        """Return the reader for the type of a file: chosen by file name, for some types also by the first line."""
         packed = path.suffix.lower() == ".gz"
         extension = (path.with_suffix("") if packed else path).suffix.lower()
         if extension == ".parquet" and packed:
@@ -188,17 +192,17 @@ class _Opener(NamedTuple):
         return RowSource(str(folder), [self._reader(folder / path) for path in files], ignored, folder)
 
     def _judged(self, folder: Path, split: str) -> RowSource:
-        """Return the judged queries of a split of a BEIR folder."""
+        """Return the rows of a BEIR folder: the queries of a split with their judged documents."""
         reader = JudgedQueries(folder, split, encoding=self.encoding)
         return RowSource(self.source, [reader], path=folder)
 
     def _dataset(self, path: str, split: str, configuration: str | None = None) -> RowSource:
-        """Return the rows of a split of a dataset: a local folder or a hub id."""
+        """Return the rows of a split that the library `datasets` loads from a local folder or a hub id (`path`)."""
         hint = "" if Path(path).is_dir() else f"It is not a local path. {_beside(Path(path))}"
         return RowSource(path, [DatasetReader(path, configuration, split, hint)])
 
     def _part(self, name: str, part: str) -> RowSource:
-        """Return the rows of FOLDER@PART: the file FOLDER/PART with a known extension, or a split of a dataset."""
+        """Return the rows of NAME@PART: the file NAME/PART.* with a known extension, or split PART of dataset NAME."""
         folder = find_path(name)
         if not folder.is_dir():
             if self.split is not None and (hub_id := _HUB_ID.fullmatch(name)) and not is_data_name(name):
@@ -231,7 +235,7 @@ def find_path(path: str) -> Path:
 
 
 def _beside(path: Path) -> str:
-    """Return a sentence with file names similar to a missing path, for messages."""
+    """Return a sentence for error messages with existing file names that are similar to a missing path."""
     if not path.parent.is_dir():
         return f"The folder {path.parent} does not exist either"
     similar = get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=3)
@@ -241,7 +245,7 @@ def _beside(path: Path) -> str:
 
 
 def _starter_file(name: str) -> Path:
-    """Return the path of a bundled starter file. Raises `DataError` for an unknown name."""
+    """Return the path of a data file bundled with the package. Raises `DataError` for an unknown name."""
     known = sorted(path.name for path in _STARTER_FOLDER.iterdir() if path.suffix in (".gz", ".tsv"))
     if name not in known:
         raise DataError(f"{STARTER}{name}: no such starter file. Known: {', '.join(known)}")
@@ -283,24 +287,24 @@ def part_of(folder: Path, name: str) -> Path:
 
 
 class Judgement(NamedTuple):
-    """A judged document of a query: a line of `qrels/SPLIT.tsv`."""
+    """Relevance of a document to a query: a line of a BEIR file `qrels/SPLIT.tsv`."""
 
     line: int
-    """Line number from 1."""
+    """Line number in the file, from 1."""
     document: str
     """Id of the document."""
     score: float
-    """Relevance; above 0 the document is a positive of the query."""
+    """Relevance of the document to the query; a document with a relevance above 0 is a positive."""
 
 
 _COLUMNS = ("query-id", "corpus-id", "score")
 
 
 def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Judgement]]:
-    """Read a file `qrels/SPLIT.tsv`, and return query id → judgements of the query.
+    """Read a BEIR file `qrels/SPLIT.tsv`, and return query id → judgements (document id and relevance).
 
     Raises:
-        DataError: for the first line that cannot be read, with its number.
+        DataError: for the first line that cannot be read, with the line number.
     """
     found: dict[str, list[Judgement]] = {}
     for row in RowSource(str(path), [TsvFile(path, encoding=encoding)]).good_rows(_COLUMNS):
@@ -316,9 +320,10 @@ def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Ju
 
 
 def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str = "utf-8") -> dict[str, str]:
-    """Read `corpus.jsonl` or `queries.jsonl` of a BEIR folder, and return id → title and text, joined by a space.
+    """Read `corpus.jsonl` or `queries.jsonl` of a BEIR folder, and return id → text.
 
-    A text may be empty. `ids` limits the result to these ids; None: all texts.
+    A text is the title and the text of a row, joined by a space; the result may be empty. `ids` limits the result to
+    these ids; None: all ids.
 
     Raises:
         DataError: if the file does not exist, a row cannot be read, or an id occurs twice.
@@ -343,9 +348,10 @@ def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str 
 
 
 class JudgedQueries(FileReader):
-    """The judged queries of a split of a BEIR folder, as rows in the columns of Tevatron.
+    """Reader of a BEIR folder: a row per query of a split, with its judged documents, in the columns of Tevatron.
 
-    The number of a row is the line of the first judgement of the query in `qrels/SPLIT.tsv`.
+    The number of a row is the first line of the query in `qrels/SPLIT.tsv`. Documents with a relevance above 0 are
+    positives, other documents negatives. Queries without a positive are skipped.
 
     Raises:
         DataError: if the split does not exist.
@@ -363,11 +369,12 @@ class JudgedQueries(FileReader):
 
     @cached_property
     def _judgements(self) -> dict[str, list[Judgement]]:
+        """Query id → judgements (document id and relevance) of the split."""
         return read_judgements(self.path, encoding=self.encoding)
 
     @cached_property
     def _texts(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Document id → text of the judged documents, and query id → text."""
+        """Two mappings: document id → text of all judged documents, and query id → text of all judged queries."""
         corpus, asked = self.beside
         judged = {each.document for judgements in self._judgements.values() for each in judgements}
         documents = read_texts(corpus, judged, encoding=self.encoding)

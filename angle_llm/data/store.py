@@ -5,8 +5,8 @@
         account.json       the report of the rows, and a hash of the examples
 
 The folder is written completely or not at all. KEY is a hash of the paths, sizes and modification times of the source
-files, and of the settings that affect reading. `datasets.Dataset.from_generator` would also work, but it takes 27 µs per
-row instead of 12, 4 s to import, and does not store the report.
+files, and of the settings that affect reading. `datasets.Dataset.from_generator` would also work, but it takes 27 µs
+per row instead of 12, 4 s to import, and does not store the report.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from angle_llm.data.order import Order
 from angle_llm.io import log, remove_folder, write_folder
 
 CACHE_VARIABLE = "ANGLE_LLM_CACHE"
-"""Environment variable with the cache folder."""
+"""Environment variable with the path of the cache folder."""
 MEMORY_LIMIT = 100_000_000
-"""Estimated bytes of the examples of a dataset; datasets up to this size stay in memory."""
+"""Maximum estimated size in bytes of the examples of a dataset in memory; larger datasets are stored on disk."""
 
 _ROWS_PER_BATCH = 1024
 _BYTES_PER_OBJECT = 300
 _SECONDS_KEPT = 24 * 3600
-"""Age after which temporary folders of killed processes are deleted."""
+"""Age in seconds after which temporary folders of killed processes are deleted."""
 _KINDS: dict[str, Callable[..., Example]] = {kind.__name__: kind for kind in (ScoredPair, PositivePair, Triple, Group)}
 
 
 def cache_folder() -> Path:
-    """Return the cache folder: `ANGLE_LLM_CACHE`, else `angle_llm` in the cache folder of the user.
+    """Return the path of the cache folder: the environment variable `ANGLE_LLM_CACHE`, else `~/.cache/angle_llm`.
 
-    The folder can be deleted at any time.
+    `XDG_CACHE_HOME` replaces `~/.cache` if set. The folder can be deleted at any time.
     """
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "angle_llm"
     return Path(os.environ.get(CACHE_VARIABLE) or usual).expanduser()
 
 
 def bytes_of(example: Example) -> int:
-    """Estimate the memory of an example in bytes."""
+    """Return an estimate of the memory that a training example needs, in bytes."""
     return _BYTES_PER_OBJECT + sum(map(len, texts_of(example)))
 
 
 def digest_of(examples: Iterable[Example]) -> str:
-    """Return a hash of the examples and their order, as 16 hexadecimal digits."""
+    """Return a hash of training examples and their order, as 16 hexadecimal digits."""
     if isinstance(examples, StoredExamples):
         return examples.digest
     digest = hashlib.sha256()
@@ -65,11 +65,11 @@ def digest_of(examples: Iterable[Example]) -> str:
 
 
 class ByIndex(Sequence[Example], ABC):
-    """Base class of sequences of examples: a subclass defines `_at` and `__len__`, indexing and slicing follow."""
+    """Base class for sequences of examples; subclasses define `_at` and `__len__`, this class indexing and slicing."""
 
     @abstractmethod
     def _at(self, index: int) -> Example:
-        """Return the example with an index from 0 to length - 1."""
+        """Return the example at an index from 0 to len(self) - 1."""
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
@@ -83,7 +83,10 @@ class ByIndex(Sequence[Example], ABC):
 
 
 class StoredExamples(ByIndex):
-    """Memory-mapped examples in a folder that `write_store` wrote; with `order`, the examples with these indices."""
+    """Memory-mapped training examples in a folder written by `write_store`.
+
+    With `order`, an array of indices, the sequence contains only the examples at these indices, in this order.
+    """
 
     def __init__(self, folder: Path, order: Order | None = None) -> None:
         import pyarrow
@@ -91,7 +94,7 @@ class StoredExamples(ByIndex):
         self.folder = folder
         written = json.loads((folder / "account.json").read_text(encoding="utf-8"))
         self.account: dict[str, Any] = written["account"]
-        """The account that `write_store` stored."""
+        """JSON object that `write_store` stored with the examples (its argument `account`)."""
         self.digest: str = written["digest"]
         reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(folder / "examples.arrow")))
         self._kind = _KINDS[reader.schema.metadata[b"kind"].decode()]
@@ -101,7 +104,7 @@ class StoredExamples(ByIndex):
             self.digest = hashlib.sha256(self.digest.encode() + order.tobytes()).hexdigest()[:16]
 
     def select(self, order: Order) -> StoredExamples:
-        """Return the examples with the given indices, in the order of the indices."""
+        """Return a sequence of the examples at the given indices, in the order of the indices."""
         return StoredExamples(self.folder, order)
 
     def __len__(self) -> int:
@@ -114,7 +117,7 @@ class StoredExamples(ByIndex):
 
 
 def write_store(folder: Path, examples: Iterable[Example], account: Callable[[], dict[str, Any]]) -> StoredExamples:
-    """Write examples to a folder, and return them memory-mapped.
+    """Write training examples to a folder as an Arrow file, and return the examples memory-mapped.
 
     Args:
         examples: At least one example; all of the same type.
@@ -163,7 +166,9 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
 
 
 def open_store(folder: Path) -> StoredExamples | None:
-    """Open a folder that `write_store` wrote; return None if it does not exist. A damaged folder is deleted.
+    """Open the examples in a folder written by `write_store`; return None if the folder is missing or damaged.
+
+    A damaged folder is deleted.
 
     Raises:
         DataError: if the system cannot open the folder (too many open files, no memory, no permission).
@@ -180,12 +185,12 @@ def open_store(folder: Path) -> StoredExamples | None:
 
 
 def remove_damaged(folder: Path, error: Exception) -> None:
-    """Delete a damaged folder of `write_store`, and print a warning with the error."""
+    """Print a warning with the error, and delete a damaged folder of stored examples."""
     log(f"warning: {folder} is damaged ({error!r}); it is written again")
     with suppress(OSError):  # another process has removed it
         remove_folder(folder)
 
 
 def _values(example: Example) -> tuple[object, ...]:
-    """Return the values of all fields of an example."""
+    """Return the field values of a training example, in the order of the fields."""
     return tuple(getattr(example, name) for name in example.__slots__)

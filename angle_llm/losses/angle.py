@@ -22,23 +22,26 @@ from angle_llm.objective import ObjectiveFields
 
 @dataclass(frozen=True)
 class ObjectiveValue:
-    """The loss of a batch and its parts."""
+    """The loss of a batch, and the values of its terms for logs."""
 
     loss: Tensor
-    """A scalar; call `backward` on this."""
+    """Total loss, a scalar tensor; call `loss.backward()`."""
     parts: dict[str, Tensor]
-    """Each part before its weight, detached scalars for logs; parts of weight 0 are absent."""
+    """Name of a loss term → value before its weight is applied, a detached scalar; terms with weight 0 are missing."""
 
 
 @dataclass(frozen=True)
 class AngleObjective(ObjectiveFields):
-    """L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle + w₄·L_regression (arXiv 2309.12871, total objective).
+    """The AnglE training loss: a weighted sum of loss terms on scored pairs of embeddings.
+
+        L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle (arXiv 2309.12871, total objective)
+            + w₄·L_regression + w₅·L_kl + w₆·L_teacher_vector
 
     `cosine` and `angle` rank the scored pairs (`ranking_loss`). `in_batch` contrasts positives with the other texts of
-    the batch (`Contrast`). `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`).
-    Two terms learn from a teacher: `kl` from its scores of the pairs of a group (`kl_loss`), `teacher_vector` from its
-    vectors (`TeacherDistance`, mean over the texts). A weight of 0 omits a term. Memory beyond float32 embeddings and
-    their gradient: a quarter of a GB for any batch size (`blocks`).
+    the batch (`Contrast`). `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`). Two
+    terms learn from a teacher: `kl` from teacher scores of a query with its positives and negatives (`kl_loss`),
+    `teacher_vector` from teacher embeddings (`TeacherDistance`, mean over the texts). A weight of 0 omits a term.
+    Memory beyond float32 embeddings and their gradient: a quarter of a GB for any batch size (`blocks`).
 
     Migration from angle-emb 0.6.1: temperatures divide, as in the paper; tau in angle-emb multiplies. Its
     `cosine_tau=20` and `ibn_tau=20` correspond to 0.05, `angle_tau=1` (published runs) to 1.0, and `angle_tau=20`
@@ -46,18 +49,19 @@ class AngleObjective(ObjectiveFields):
     `angle_form="reference"` and `contrastive_form="symmetric"`, except for the in-batch mean. angle-emb divides by all
     2P rows, this class by the anchors: multiply by anchors / 2P to get the value of angle-emb.
 
-    `angle_form` is a key of `ANGLE_FORMS`, `contrastive_form` of `CONTRASTIVE_FORMS`. `hardness_strength` α weights each
-    negative of the in-batch term by exp(α · cosine), without a gradient through the weight (LLaVE, arXiv 2503.04812,
-    eq. 5): `hardness_mode` "in_batch_negatives" of `MultipleNegativesRankingLoss` in sentence-transformers 6.2.
+    `angle_form` is a key of `ANGLE_FORMS`, `contrastive_form` of `CONTRASTIVE_FORMS`. `hardness_strength` α weights
+    each negative of the in-batch term by exp(α · cosine), without a gradient through the weight (LLaVE, arXiv
+    2503.04812, eq. 5): `hardness_mode` "in_batch_negatives" of `MultipleNegativesRankingLoss` in sentence-transformers
+    6.2.
 
     Raises:
         ValueError: for a weight or temperature out of range, an unknown form, or if all weights are 0.
     """
 
     false_negatives: FalseNegatives | None = None
-    """Candidates that are skipped as in-batch negatives. None: no candidate."""
+    """Rule that excludes in-batch negatives that are too similar to the anchor. None: no exclusion."""
     positive_above: float = 0.5
-    """A pair with a score above this is a positive of the in-batch term."""
+    """A pair with a score above this value is a positive pair of the in-batch term."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,10 +87,13 @@ class AngleObjective(ObjectiveFields):
         right_P: Tensor | None = None,
         score_P: Tensor | None = None,
     ) -> ObjectiveValue:
-        """Return the loss of a batch, given its relation or tensors: rows left_P[p] and right_P[p] have score_P[p].
+        """Compute the loss of a batch from embeddings and scored pairs of their rows.
 
-        Computes in float32 at least, also under autocast: half precision is raised, float64 stays. The relation can be
-        on another device than the embeddings. In a batch without a positive, or with a single score, some parts are
+        Pair p consists of rows left_P[p] and right_P[p] and has score score_P[p]. The pairs are given as these three
+        tensors, or as a single `Relation`, which may also contain teacher data.
+
+        Computes in float32 at least, also under autocast: half precision is raised, float64 stays. The pairs can be on
+        another device than the embeddings. In a batch without a positive, or with a single score, some parts are
         exactly 0; `backward` works on them.
 
         Raises:
@@ -110,7 +117,7 @@ class AngleObjective(ObjectiveFields):
         return ObjectiveValue(loss, {name: part.detach() for name, (_, part) in weighted.items()})
 
     def _parts(self, x_ND: Tensor, relation: Relation) -> dict[str, tuple[float, Tensor]]:
-        """Return the weight and value of every part whose weight is not 0."""
+        """Return loss term → (weight, value before the weight is applied), for terms with a weight above 0."""
         needed: dict[str, RowVector] = {}
         left_P, right_P = on_device(relation.left, x_ND.device), on_device(relation.right, x_ND.device)
         if self.cosine_weight or self.in_batch_weight or self.regression_weight or self.kl_weight:

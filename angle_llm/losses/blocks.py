@@ -2,14 +2,14 @@
 
 Shapes: N rows, D columns, P scored pairs, B rows or pairs of a block, V entries of a vector.
 
-A loss reads only a few short vectors from the matrix of embeddings: the cosine of each pair, the angle of each pair, and
-the log-sum-exp over the negatives of each anchor. Only the intermediate results are large: P × D for pairs, and anchors ×
-candidates for negatives. So each vector is computed in blocks. The forward pass stores no graph; the backward pass
-computes each block again with a graph, and adds the gradients of all vectors to one (N, D) matrix. The rest of the loss
-is ordinary autograd.
+A loss reads only a few short vectors from the matrix of embeddings: the cosine of each pair, the angle of each pair,
+and the log-sum-exp over the negatives of each anchor. Only the intermediate results are large: P × D for pairs, and
+anchors × candidates for negatives. So each vector is computed in blocks. The forward pass stores no graph; the backward
+pass computes each block again with a graph, and adds the gradients of all vectors to one (N, D) matrix. The rest of the
+loss is ordinary autograd.
 
-If each vector fits in a single block, for example 2,000 texts of 1,024 dimensions, the forward pass keeps the graph, and
-nothing is computed twice.
+If each vector fits in a single block, for example 2,000 texts of 1,024 dimensions, the forward pass keeps the graph,
+and nothing is computed twice.
 """
 
 import math
@@ -23,32 +23,37 @@ from torch import Tensor
 from angle_llm.losses.similarity import Similarity
 
 BLOCK_ELEMENTS = 2**22
-"""Maximum number of elements in the rows of a block, and in its similarity matrix. A block has at least a row per side.
+"""Maximum number of elements of the embedding rows, and of the similarity matrix, that a loss computes at a time.
 
-A block uses about fifteen arrays of this size or half this size, a quarter of a GB in float32. Smaller blocks are limited
-by memory bandwidth (at D = 4096, a block compares 512 rows with 512 rows); larger blocks are hardly faster."""
+A block (rows that are computed together) has at least one left row and one right row. A block uses about fifteen arrays
+of this size or half this size, a quarter of a GB in float32. Smaller blocks are limited by memory bandwidth (at D =
+4096, a block compares 512 rows with 512 rows); larger blocks are hardly faster."""
 
 
 class RowVector(Protocol):
-    """Interface of a vector that is computed from the rows of a matrix in blocks."""
+    """Interface of a vector (V,) that is computed from the rows of an embedding matrix, in blocks to save memory."""
 
     def fits(self, columns: int) -> bool:
-        """Return whether a single block is enough if rows have this number of columns."""
+        """Return whether the vector is computed in a single block if embeddings have `columns` dimensions."""
 
     def value(self, x_ND: Tensor) -> Tensor:
-        """Compute the vector, shape (V,). It is differentiable by autograd; under `no_grad`, blocks are freed after use."""
+        """Compute the vector (V,) from embeddings (N, D), differentiable by autograd.
+
+        Under `no_grad`, the memory of a block is freed after the block is computed.
+        """
 
     def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
-        """Add the gradient with respect to the rows to `into_ND`.
+        """Backward pass: add the gradient with respect to the embeddings `x_ND` to `into_ND` in place.
 
-        `value_V` is `value(x_ND)`, and `gradient_V` the gradient with respect to `value_V`.
+        `value_V` is `value(x_ND)`, and `gradient_V` is the gradient with respect to `value_V`.
         """
 
 
 def from_rows(x_ND: Tensor, *vectors: RowVector) -> tuple[Tensor, ...]:
-    """Compute several vectors from the rows of a matrix; they are differentiable once.
+    """Compute several vectors from an embedding matrix (N, D), in blocks if a vector does not fit in a single block.
 
-    The precision is the dtype of the rows, also under autocast.
+    The results support one backward pass without second derivatives. All computations are in the dtype of the
+    embeddings, also under autocast.
     """
     with torch.autocast(x_ND.device.type, enabled=False):
         if all(vector.fits(x_ND.shape[1]) for vector in vectors):
@@ -59,7 +64,7 @@ def from_rows(x_ND: Tensor, *vectors: RowVector) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class PairSimilarity:
-    """The similarity of the two rows of each pair, left_P[p] and right_P[p], shape (P,); computed in blocks."""
+    """Similarities (P,) of pairs of embedding rows, left_P[p] and right_P[p], computed in blocks; a `RowVector`."""
 
     similarity: Similarity
     left_P: Tensor
@@ -82,23 +87,26 @@ class PairSimilarity:
             add_rows(into_ND, self.right_P[block], right_BD)
 
     def _blocks(self, x_ND: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
-        """Yield a slice of the pairs, and the left rows (B, D) and right rows (B, D) of these pairs."""
+        """Yield for each block of B pairs the slice of the pairs, and their left and right embeddings (B, D)."""
         for block in slices(len(self.left_P), rows_a_side(x_ND.shape[1])):
             yield block, (rows(x_ND, self.left_P[block]), rows(x_ND, self.right_P[block]))
 
 
 def rows_a_side(columns: int) -> int:
-    """Return how many pairs of rows a block may have, if rows have this number of columns."""
+    """Return how many pairs of embeddings with `columns` dimensions are computed at a time."""
     return max(1, BLOCK_ELEMENTS // (2 * max(columns, 1)))
 
 
 def square_side(columns: int) -> int:
-    """Return how many left and right rows a block may have that compares every left row with every right row."""
+    """Return the maximum number of rows and columns of a similarity matrix that is computed at a time.
+
+    `columns` is the number of dimensions of the embeddings.
+    """
     return max(1, min(rows_a_side(columns), math.isqrt(BLOCK_ELEMENTS)))
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
-    """Yield slices of at most `size` entries that cover range(length); an empty slice if the length is 0."""
+    """Yield consecutive slices of at most `size` indices that cover range(length); an empty slice if length is 0."""
     for start in range(0, max(length, 1), size):
         yield slice(start, min(start + size, length))
 
@@ -109,7 +117,7 @@ def rows(x_ND: Tensor, index_B: Tensor) -> Tensor:
 
 
 def add_rows(into_ND: Tensor, index_B: Tensor, x_BD: Tensor) -> None:
-    """Add x_BD to into_ND[index_B] in place. Repeated indices are added several times, in a fixed order."""
+    """Add row b of x_BD to row index_B[b] of into_ND, in place; repeated indices accumulate in a fixed order."""
     if into_ND.device.type == "cpu":
         into_ND.index_add_(0, index_B, x_BD)
     else:  # on GPUs, index_add_ is not deterministic; index_put_ sorts the indices
@@ -117,7 +125,10 @@ def add_rows(into_ND: Tensor, index_B: Tensor, x_BD: Tensor) -> None:
 
 
 def pull_back(function: Callable[..., Tensor], arguments: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradient with respect to each argument, given the gradient with respect to the function value."""
+    """Return the gradient with respect to each argument of a function: its vector-Jacobian product.
+
+    `gradient` is the gradient with respect to the function value.
+    """
     leaves = [argument.detach().requires_grad_() for argument in arguments]
     with torch.enable_grad():
         value = function(*leaves)
@@ -125,7 +136,10 @@ def pull_back(function: Callable[..., Tensor], arguments: tuple[Tensor, ...], gr
 
 
 class _InBlocks(torch.autograd.Function):
-    """Autograd function of several vectors, so that all vectors add their gradients to one matrix."""
+    """Autograd function that computes several vectors from embeddings in blocks.
+
+    The backward pass computes every block again, and adds the gradients of all vectors to a single (N, D) matrix.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, vectors: tuple[RowVector, ...]) -> tuple[Tensor, ...]:

@@ -1,9 +1,10 @@
 """In-batch contrastive loss: each anchor should be closer to its positives than to the other texts of the batch.
 
-Shapes: N rows (unique texts), P scored pairs, M edges, A anchors, L lines, C candidates, K pairs of a line and a candidate.
+Shapes: N rows (unique texts), P scored pairs, M edges, A anchors, L lines, C candidates, K pairs of a line and a
+candidate.
 
-An edge is an anchor with one of its positives. A line is an anchor or an edge: it has a sum over negatives. The partners
-of a row are the rows with which it forms a positive pair, in either direction.
+An edge is an anchor with one of its positives. A line is an anchor or an edge: it has a sum over negatives. The
+partners of a row are the rows with which it forms a positive pair, in either direction.
 
 A text is a single row, no matter how often it occurs in the batch. So the detection of identical sentences in the AnglE
 paper is not needed: a text is never its own negative, and its partners are never its negatives. This also holds for a
@@ -23,26 +24,29 @@ from angle_llm.losses.relation import Relation, on_device
 
 
 class Edges(NamedTuple):
-    """Pairs of an anchor and a positive, and the candidates for negatives, as row numbers of the embedding matrix."""
+    """M pairs of anchor and positive, and C candidates for negatives, as row numbers of the embedding matrix."""
 
     anchor: Tensor
-    """(M,) row of the anchor of each edge; edges are distinct and ordered by anchor."""
+    """(M,) row number of the anchor of each anchor-positive pair; pairs are distinct and ordered by anchor."""
     positive: Tensor
-    """(M,) row of the positive of each edge."""
+    """(M,) row number of the positive of each anchor-positive pair."""
     candidate: Tensor
-    """(C,) distinct rows that are compared with every anchor as negatives; an anchor skips itself and its partners."""
+    """(C,) distinct row numbers of the candidates for negatives of every anchor.
+
+    An anchor does not use itself and its positives as negatives.
+    """
 
 
 ContrastiveForm = Callable[[Relation, Tensor, int], Edges]
-"""(relation, is_positive_P, number of rows N) -> edges: chooses the anchors and candidates of a batch."""
+"""Function (scored pairs, which pairs are positive, number of rows N) -> anchors, positives and candidates."""
 
 
 def symmetric(relation: Relation, is_positive_P: Tensor, rows: int) -> Edges:
-    """Choose both texts of every positive pair as anchors, and all rows as candidates.
+    """Choose both texts of every positive pair as anchors, and all texts of the batch as candidates for negatives.
 
     On pairs without repeated texts, the loss is `in_batch_negative_loss` of angle-emb 0.6.1 (arXiv 2309.12871, in-batch
     negative objective, both directions), except for the mean: angle-emb divides by all 2P rows, including rows of label
-    0, which add nothing. Here the mean is over anchors, so the loss does not depend on the share of positive pairs.
+    0, which add nothing. Here the mean is over anchors, so the loss does not depend on the ratio of positive pairs.
     """
     left_M, right_M = relation.left[is_positive_P], relation.right[is_positive_P]
     anchor_M, positive_M = _distinct(torch.cat((left_M, right_M)), torch.cat((right_M, left_M)), rows)
@@ -50,11 +54,11 @@ def symmetric(relation: Relation, is_positive_P: Tensor, rows: int) -> Edges:
 
 
 def forward(relation: Relation, is_positive_P: Tensor, rows: int) -> Edges:
-    """Choose the left texts of positive pairs as anchors, and the right texts of all pairs as candidates.
+    """Choose the left texts of positive pairs as anchors, the right texts of all pairs as candidates for negatives.
 
     Queries are compared with all positives and hard negatives, as in supervised SimCSE (Gao et al. 2021) and
-    `contrastive_with_negative_loss` of angle-emb 0.6.1. Queries are not negatives of each other. If a row p forms a
-    positive pair with an anchor a only as (p, a, 1), p is neither a positive nor a negative of a.
+    `contrastive_with_negative_loss` of angle-emb 0.6.1. Queries are not negatives of other queries. If a row p
+    forms a positive pair with an anchor a only as (p, a, 1), p is neither a positive nor a negative of a.
     """
     anchor_M, positive_M = _distinct(relation.left[is_positive_P], relation.right[is_positive_P], rows)
     return Edges(anchor_M, positive_M, torch.unique(relation.right[relation.left != relation.right]))
@@ -65,15 +69,15 @@ CONTRASTIVE_FORMS: dict[str, ContrastiveForm] = {"symmetric": symmetric, "forwar
 
 @dataclass(frozen=True)
 class Contrast:
-    """InfoNCE loss with in-batch negatives, a scalar >= 0; prepared for the pairs of a batch.
+    """InfoNCE loss with in-batch negatives (a scalar >= 0), with all indices for the pairs of a batch.
 
         loss_ap = -log( exp(s_ap) / (exp(s_ap) + Σ_k exp(s_ak)) ),   s = cosine / temperature
 
     The loss is the mean of loss_ap over the positives p of an anchor a, then the mean over the anchors. A pair is
     positive if its score is above a threshold. The form (a value of `CONTRASTIVE_FORMS`) chooses the anchors and the
-    candidates. k runs over the candidates that have neither the text of a nor the text of a partner of a. So a pair that
-    occurs both as positive and as negative is positive. Pairs of a row with itself are ignored. Other positives of a are
-    not in the denominator of loss_ap.
+    candidates. k runs over the candidates that have neither the text of a nor the text of a partner of a. So a pair
+    that occurs both as positive and as negative is positive. Pairs of a row with itself are ignored. Other positives of
+    a are not in the denominator of loss_ap.
 
     Without a positive pair, the loss and its gradient are exactly 0, and `backward` works. An anchor without negatives
     adds 0 to the mean.
@@ -87,14 +91,16 @@ class Contrast:
 
     temperature: float
     pair_of_M: Tensor
-    """Position of a scored pair with the two rows of each edge."""
+    """(M,) index, among the P scored pairs of the batch, of each anchor-positive pair."""
     line_of_M: Tensor
-    """Line of each edge."""
+    """(M,) index, among the L sums of `repulsion`, of the sum over negatives that each anchor-positive pair uses."""
     divisor_M: Tensor
-    """Number of positives of the anchor of each edge times the number of anchors: the loss of the edge is divided by
-    it."""
+    """(M,) divisor of the loss of each anchor-positive pair: positives of the anchor times number of anchors."""
     repulsion: NegativeLogSum
-    """Log-sum-exp over the in-batch negatives; shape (L,)."""
+    """Log-sum-exp of the similarities to the in-batch negatives, shape (L,), computed from the embeddings in blocks.
+
+    An anchor has one sum, or with `false_negatives` one sum per positive.
+    """
 
     @classmethod
     def of(
@@ -109,16 +115,17 @@ class Contrast:
         false_negatives: FalseNegatives | None = None,
         hardness_strength: float = 0.0,
     ) -> "Contrast":
-        """Prepare the loss for the scored pairs of a batch.
+        """Prepare the in-batch contrastive loss (InfoNCE) for the scored pairs of a batch.
 
         Args:
-            relation: Scored pairs of row numbers.
+            relation: Scored pairs of embedding rows.
             rows: Number of rows of the embedding matrix.
-            temperature: Cosines are divided by it.
-            positive_above: A pair is positive if its score is above this.
-            form: Chooses anchors and candidates; a value of `CONTRASTIVE_FORMS`.
+            temperature: Divides the cosines.
+            positive_above: A pair is positive if its score is above this value.
+            form: Function that chooses anchors and candidates for negatives; a value of `CONTRASTIVE_FORMS`.
             device: Device of the embeddings.
-            false_negatives: Which candidates are too similar to be negatives; None: all candidates are negatives.
+            false_negatives: Rule for candidates that are too similar to be negatives; None: all candidates are
+                negatives.
             hardness_strength: Negatives have the weight exp(strength · cosine); 0: all weights are 1.
 
         Raises:
@@ -168,20 +175,28 @@ class Contrast:
         return cls(temperature, pair_of_M, line_of_M, divisor_M, repulsion)
 
     def loss(self, cosine_P: Tensor, repulsion_L: Tensor) -> Tensor:
-        """Compute the loss from the cosines of the scored pairs (P,) and the values (L,) of `repulsion`."""
+        """Compute the loss, a scalar.
+
+        Args:
+            cosine_P: Cosines of the scored pairs.
+            repulsion_L: Log-sum-exp over the negatives, as computed by `repulsion.value`.
+        """
         attraction_M = cosine_P[self.pair_of_M] / self.temperature
         loss_M: Tensor = -logsigmoid(attraction_M - repulsion_L[self.line_of_M])
         return loss_M.div(self.divisor_M).sum()
 
 
 def _distinct(anchor_M: Tensor, positive_M: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Remove repeated edges, and order the edges by anchor and positive."""
+    """Return the distinct pairs of anchor and positive row numbers, ordered by anchor, then by positive.
+
+    `rows` is the number of rows of the embedding matrix.
+    """
     key_M = torch.unique(anchor_M * rows + positive_M)
     return key_M // max(rows, 1), key_M % max(rows, 1)
 
 
 def _pair_of_edge(edges: Edges, relation: Relation, rows: int) -> Tensor:
-    """Return the position (M,) of a scored pair with the two rows of each edge, in either direction."""
+    """Return for each anchor-positive pair the index (M,) of a scored pair with the same two rows in any order."""
 
     def key(one: Tensor, other: Tensor) -> Tensor:
         return torch.minimum(one, other) * rows + torch.maximum(one, other)
@@ -191,7 +206,10 @@ def _pair_of_edge(edges: Edges, relation: Relation, rows: int) -> Tensor:
 
 
 def _partners(edges: Edges, anchor_L: Tensor, candidate_C: Tensor, text_N: Tensor) -> MaskIndices:
-    """Return, for each line, the candidates with the text of its anchor or of a positive of the anchor: they are skipped."""
+    """Return the candidates that are not negatives of an anchor: they have the text of the anchor or of a positive.
+
+    `anchor_L` are the anchors of the L sums over negatives; `text_N` is the text number of each embedding row.
+    """
     texts = int(text_N.max()) + 1 if len(text_N) else 1
     own_A = torch.unique(anchor_L)
     one = text_N[torch.cat((edges.anchor, edges.positive, own_A))]
@@ -205,9 +223,10 @@ def _partners(edges: Edges, anchor_L: Tensor, candidate_C: Tensor, text_N: Tenso
 def _own_negatives(
     relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, rows: int, both: bool
 ) -> MaskIndices:
-    """Return, for each line, the candidates that form a non-positive pair with its anchor.
+    """Return the candidates that form a pair with an anchor in the data that is not positive: explicit negatives.
 
-    With `both`, the anchor may be the left or the right row of the pair; otherwise it is the left row.
+    `anchor_L` are the anchors of the L sums over negatives. With `both`, the anchor may be the left or the right row of
+    the pair; otherwise the anchor is the left row.
     """
     left, right = relation.left[~is_positive_P], relation.right[~is_positive_P]
     if both:
@@ -217,7 +236,11 @@ def _own_negatives(
 
 
 def _entries(line_K: Tensor, row_K: Tensor, candidate_C: Tensor, rows: int) -> MaskIndices:
-    """Convert pairs of a line and a row to pairs of a line and a candidate; drop rows that are not candidates."""
+    """Convert K pairs (line, embedding row number) to indices into the matrix (L, C) of lines and candidates.
+
+    A line is an anchor, or an anchor with one of its positives. Pairs whose row is not in `candidate_C` are dropped.
+    `rows` is the number of rows of the embedding matrix.
+    """
     place_N = torch.full((rows,), -1, device=candidate_C.device)
     place_N[candidate_C] = torch.arange(len(candidate_C), device=candidate_C.device)
     place_K = place_N[row_K]
@@ -225,7 +248,7 @@ def _entries(line_K: Tensor, row_K: Tensor, candidate_C: Tensor, rows: int) -> M
 
 
 def equal_entries(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all positions i and j, shape (K,), with one[i] == other[j], ordered by i."""
+    """Return two index tensors i and j, shape (K,), with all index pairs for which one[i] == other[j], ordered by i."""
     sorted_other, order = other.sort(stable=True)
     first = torch.searchsorted(sorted_other, one)
     count = torch.searchsorted(sorted_other, one, right=True) - first

@@ -20,15 +20,17 @@ from angle_llm.losses.relation import on_device
 from angle_llm.losses.similarity import cosine, unit
 
 SCOPES = ("in_batch", "all")
-"""Candidates that can be false negatives: all except the own negatives, or all."""
+"""Texts that can be skipped as false negatives: all except the negatives in the data (`in_batch`), or all texts."""
 _ROUNDING = 32
-"""Units of rounding (eps) that are added to a threshold. The cosine of the positive is a sum, the cosines of candidates
-are a matrix product: for equal texts both differ by up to 8 units (float32, D 4096)."""
+"""Tolerance for rounding, in multiples of eps, that is added to the cosine threshold for false negatives.
+
+The cosine of the positive is a sum, the cosines of candidates are a matrix product: for equal texts they differ by up
+to 8 eps (float32, D 4096)."""
 
 
 @dataclass(frozen=True)
 class FalseNegatives:
-    """Rule for false negatives: candidates that are so similar to the anchor that they are not used as negatives.
+    """Rule for false negatives: texts of the batch that are too similar to the anchor to be used as its negatives.
 
     A candidate is skipped if its cosine with the anchor is above a threshold:
 
@@ -37,8 +39,8 @@ class FalseNegatives:
 
     So a larger margin and a smaller ratio skip more candidates. Without margin and ratio, the margin is 0. Cosines are
     computed from the embeddings of the model, without gradient; with `guided`, from `Relation.guide`. An anchor with
-    several positives has a threshold and a sum over negatives for each positive. In scope `in_batch`, the own negatives of
-    the anchor are never skipped; in scope `all`, they can be skipped.
+    several positives has a threshold and a sum over negatives for each positive. In scope `in_batch`, the explicit
+    negatives of the anchor in the data are never skipped; in scope `all`, they can be skipped.
 
     Source: GISTEmbed (arXiv 2402.16829); `margin` as `margin_strategy="absolute"` and `ratio` = 1 - margin of
     `"relative"` in `CachedGISTEmbedLoss` of sentence-transformers 6.2. ms-swift's `INFONCE_MASK_FAKE_NEGATIVE` is
@@ -70,65 +72,74 @@ class FalseNegatives:
             raise ValueError(f"false_negatives.scope: expected one of {', '.join(SCOPES)}; got {self.scope!r}.")
 
     def threshold(self, positive: Tensor) -> Tensor:
-        """Return the largest cosine that a negative may have, given the cosines of the positives."""
+        """Return the largest cosine with the anchor that a negative may have, given cosines of anchor and positive."""
         if self.ratio is not None:
             return positive - (1 - self.ratio) * positive.abs()
         return positive - (self.margin or 0)
 
 
 class MaskIndices(NamedTuple):
-    """Pairs of a line and a candidate, as two index vectors into a matrix (L, C), on the device of the relation."""
+    """Indices of K entries of a matrix (L, C) of anchors and candidates for negatives.
+
+    A row of the matrix is called a line: an anchor, or an anchor with one of its positives.
+    """
 
     line: Tensor
-    """(K,) number of the line, from 0 to L - 1."""
+    """(K,) row index in the matrix of anchors and candidates, from 0 to L - 1."""
     candidate: Tensor
-    """(K,) number of the candidate, from 0 to C - 1."""
+    """(K,) column index in the matrix of anchors and candidates, from 0 to C - 1."""
 
     def inside(self, a: slice, c: slice, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Select the pairs in a block of lines and candidates; return their indices relative to the start of the block."""
+        """Return the row and column indices of the entries in the block [a, c] of the matrix, relative to the block."""
         inside = (self.line >= a.start) & (self.line < a.stop) & (self.candidate >= c.start) & (self.candidate < c.stop)
         return on_device(self.line[inside] - a.start, device), on_device(self.candidate[inside] - c.start, device)
 
 
 class _BlockOfLines(NamedTuple):
-    """The normalized anchors of a block of lines, and the data for the detection of false negatives."""
+    """Normalized anchors that are computed together, and the data to detect their false negatives."""
 
     unit_aD: Tensor
-    """Anchors, scaled to length 1."""
+    """Embeddings of the anchors, scaled to length 1."""
     guide_aG: Tensor | None
-    """Guide vectors of the anchors, scaled to length 1; None without a guide."""
+    """Vectors of the anchors from a guide encoder, scaled to length 1; None without a guide encoder."""
     threshold_a: Tensor | None
-    """Cosine above which a candidate is a false negative; None without a rule."""
+    """Cosine with the anchor above which a candidate is a false negative; None: no candidate is a false negative."""
 
 
 @dataclass(frozen=True)
 class NegativeLogSum:
-    """Logarithm of the weighted sum of exp(similarity) over the negatives of each line, shape (L,); a `RowVector`.
+    """Log-sum-exp of the similarities between an anchor and its negatives, for L anchors, shape (L,); a `RowVector`.
 
         value = log Σ_k w_k · exp(cosine(anchor, k) / temperature)
 
-    k runs over the candidates that the line does not skip and that are not false negatives. w_k is
-    exp(hardness_strength · cosine), and 1 for the own negatives. The choice of false negatives and the weights have no
-    gradient.
+    With `false_negatives`, an anchor with several positives occurs once per positive. k runs over the candidates that
+    are not in `skips` and are not false negatives. w_k is exp(hardness_strength · cosine), and 1 for the explicit
+    negatives of the anchor in the data. The choice of false negatives and the weights have no gradient.
     """
 
     temperature: float
     anchor_L: Tensor
-    """Row that is compared with the candidates, for each line."""
+    """(L,) row numbers of the anchors in the embedding matrix."""
     candidate_C: Tensor
-    """Rows of the candidates."""
+    """(C,) row numbers, in the embedding matrix, of the candidates for negatives."""
     skips: MaskIndices
-    """Pairs of a line and a candidate that are left out."""
+    """Pairs of anchor and candidate that are excluded from the sum, as indices into a matrix (L, C)."""
     own_negatives: MaskIndices | None = None
-    """The own negatives of each line; needed for scope `in_batch` and for weights."""
+    """Pairs of an anchor and its explicit negatives in the data, as indices into a matrix (L, C).
+
+    Needed for scope `in_batch` of `false_negatives`, and for `hardness_strength` above 0.
+    """
     partner_L: Tensor | None = None
-    """Row of the positive of each line; needed for `false_negatives`."""
+    """(L,) row numbers of the positives that belong to the anchors; needed for `false_negatives`."""
     false_negatives: FalseNegatives | None = None
-    """Rule for false negatives; None: no candidate is a false negative."""
+    """Rule for candidates that are too similar to be negatives; None: no candidate is a false negative."""
     guide_NG: Tensor | None = None
-    """Guide vectors that decide about false negatives; None: the embeddings decide."""
+    """(N, G) vectors of the texts from a guide encoder, whose cosines decide which candidates are false negatives.
+
+    None: the cosines of the embeddings decide.
+    """
     hardness_strength: float = 0.0
-    """Strength of the weights; 0: all weights are 1."""
+    """Strength α of the weights exp(α · cosine) of the negatives; 0: all weights are 1."""
 
     def fits(self, columns: int) -> bool:
         return max(len(self.anchor_L), len(self.candidate_C)) <= square_side(columns)
@@ -145,7 +156,10 @@ class NegativeLogSum:
         return value_L
 
     def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
-        """Add the gradient with respect to the rows; the derivative of logsumexp(s) with respect to s_k is exp(s_k - value)."""
+        """Backward pass: add the gradient with respect to the embeddings to `into_ND` in place, block by block.
+
+        The derivative of value = logsumexp(s) with respect to s_k is exp(s_k - value).
+        """
         value_L = value_V.masked_fill(value_V == -math.inf, 0)  # a line without negatives: exp(-inf - 0) is 0
         for a in slices(len(self.anchor_L), square_side(x_ND.shape[1])):
             anchor_aD = rows(x_ND, self.anchor_L[a])
@@ -162,12 +176,12 @@ class NegativeLogSum:
             add_rows(into_ND, self.anchor_L[a], to_anchor_aD)
 
     def _candidates(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Iterate over the candidates in blocks: yield the slice of a block, and its rows (c, D) of `x_ND`."""
+        """Yield the candidates for negatives in blocks: slice of the candidates, and their embeddings (c, D)."""
         for c in slices(len(self.candidate_C), square_side(x_ND.shape[1])):
             yield c, rows(x_ND, self.candidate_C[c])
 
     def _lines(self, x_ND: Tensor, a: slice, unit_aD: Tensor) -> _BlockOfLines:
-        """Return the anchors of a block of lines, with their guide vectors and thresholds for false negatives."""
+        """Combine the normalized anchors in slice `a` with their guide vectors and thresholds for false negatives."""
         if self.false_negatives is None or self.partner_L is None:
             return _BlockOfLines(unit_aD, None, None)
         with torch.no_grad():
@@ -178,9 +192,9 @@ class NegativeLogSum:
             return _BlockOfLines(unit_aD, None if self.guide_NG is None else unit(anchor_aG), threshold_a)
 
     def _logits(self, block: _BlockOfLines, unit_cD: Tensor, a: slice, c: slice) -> Tensor:
-        """Return log w + cosine / temperature for the lines and candidates of a block, shape (a, c).
+        """Return log w + cosine / temperature between the anchors `a` and the candidates `c`, shape (a, c).
 
-        The value is -inf for skipped candidates and false negatives.
+        w is the weight of the candidate. The value is -inf for skipped candidates and false negatives.
         """
         logits_ac = (block.unit_aD / self.temperature) @ unit_cD.T
         device = logits_ac.device
@@ -194,7 +208,10 @@ class NegativeLogSum:
         return logits_ac
 
     def _false_mask(self, block: _BlockOfLines, logits_ac: Tensor, a: slice, c: slice) -> Tensor | None:
-        """Return a mask (a, c) of the false negatives in a block, given cosine / temperature; None without a rule."""
+        """Return a boolean mask (a, c): whether a candidate is a false negative of an anchor; None without a rule.
+
+        `logits_ac` is cosine / temperature between the anchors `a` and the candidates `c`.
+        """
         if self.false_negatives is None or block.threshold_a is None:
             return None
         if self.guide_NG is None or block.guide_aG is None:
@@ -206,9 +223,10 @@ class NegativeLogSum:
         return false_ac
 
     def _log_weight(self, logits_ac: Tensor, a: slice, c: slice) -> Tensor:
-        """Return the logarithms (a, c) of the weights of a block, given cosine / temperature.
+        """Return the logarithms of the weights of the candidates `c` for the anchors `a`, shape (a, c).
 
-        The value is strength · cosine, and 0 for the own negatives.
+        The logarithm is hardness_strength · cosine, and 0 for explicit negatives in the data. `logits_ac` is
+        cosine / temperature.
         """
         weight_ac = logits_ac * (self.hardness_strength * self.temperature)
         if self.own_negatives is not None:

@@ -16,35 +16,35 @@ from angle_llm.losses.angle import AngleObjective, ObjectiveValue
 from angle_llm.losses.relation import Relation, on_device
 
 Objective = Callable[[Tensor, Relation], ObjectiveValue]
-"""(embeddings, relation) -> value: the signature of an objective for training."""
+"""Signature of a training loss: (embeddings, scored pairs of their rows) -> loss and loss terms."""
 
 
 @dataclass(frozen=True)
 class NestedObjective:
-    """Mean of an objective on truncated vectors (Matryoshka) and on vectors after fewer layers (2D Matryoshka).
+    """Mean of a loss over truncated embeddings (Matryoshka) and embeddings after fewer layers (2D Matryoshka).
 
         L = mean of L_plain(E_mk),   E_mk = the first k columns of the vectors after m layers
 
     Widths k are the full width D and `dimensions`: Matryoshka representation learning (arXiv 2205.13147). Depths m are
-    all layers and `layers`. Every depth is combined with every width, as in espresso sentence embeddings (2D Matryoshka,
-    arXiv 2402.14776), but without the terms that align shallow vectors with deep vectors.
+    all layers and `layers`. Every depth is combined with every width, as in espresso sentence embeddings (2D
+    Matryoshka, arXiv 2402.14776), but without the terms that align shallow vectors with deep vectors.
 
     A row of the embeddings (N, S·D) contains the vector after all layers, then a vector for each number in `layers`, as
     `EmbeddingModel.read_layers` returns it. An angle term reads the two halves of the k columns, so k must be even.
 
-    The parts of the value are the parts of the plain objective on the full vector after all layers, and the loss of every
-    other term under names such as `dim64`, `layer12` and `layer12_dim64`.
+    `ObjectiveValue.parts` contains the loss terms on the full embeddings, and the loss of every truncation under names
+    such as `dim64`, `layer12` and `layer12_dim64`.
 
     Raises:
         ValueError: for an odd width if the plain objective has an angle weight.
     """
 
     plain: AngleObjective
-    """Objective of every term."""
+    """Loss that is computed at every number of dimensions and layers."""
     dimensions: Sequence[int] = ()
-    """Widths in columns, besides the full width."""
+    """Numbers of leading embedding dimensions at which the loss is computed, besides all dimensions."""
     layers: Sequence[int] = ()
-    """Depths in layers, besides all layers."""
+    """Numbers of leading layers after which the loss is computed, besides all layers."""
 
     def __post_init__(self) -> None:
         odd = [width for width in self.dimensions if width % 2]
@@ -55,7 +55,7 @@ class NestedObjective:
             )
 
     def check_width(self, columns: int) -> None:
-        """Raise `ValueError` if a width in `dimensions` is not below the number of columns of a vector."""
+        """Raise `ValueError` if a number in `dimensions` is not below `columns`, the embedding size of the model."""
         too_wide = [width for width in self.dimensions if width >= columns]
         if too_wide:
             raise ValueError(
@@ -64,10 +64,12 @@ class NestedObjective:
             )
 
     def __call__(self, embeddings_NC: Tensor, relation: Relation) -> ObjectiveValue:
-        """Compute the loss of a batch from embeddings (N, S·D).
+        """Compute the loss of a batch from embeddings (N, S·D) and scored pairs of their rows.
+
+        A row contains S = 1 + len(layers) embeddings of a text side by side: after all layers, then after `layers`.
 
         Raises:
-            ValueError: if the number of columns is not S times a vector, and as in `AngleObjective`.
+            ValueError: if the number of columns is not a multiple of S, and as in `AngleObjective`.
         """
         depths = [None, *self.layers]
         columns = embeddings_NC.shape[-1] // len(depths)
@@ -91,28 +93,32 @@ class NestedObjective:
 
 
 class Part(NamedTuple):
-    """An objective, its weight, and the pairs of a batch to which it applies."""
+    """A loss function, its weight, and the pairs of a batch to which the loss applies."""
 
     objective: Objective
     share: float
-    """Weight of the objective in the sum; the shares of all parts of a batch sum to 1."""
+    """Weight of this loss in the loss of the batch; the weights of all losses of a batch sum to 1."""
     pairs: Tensor
-    """(P_part,) int64: positions of the pairs in the relation of the batch."""
+    """(n,) int64: indices, among the P scored pairs of the batch, of the pairs to which the loss applies."""
 
 
 @dataclass(frozen=True)
 class MixedObjective:
-    """Weighted sum of objectives on different pairs of a batch: L = Σ_g share_g · L_g.
+    """Weighted sum of different losses on different pairs of a batch: L = Σ_g share_g · L_g.
 
-    Objective g gets only the pairs of its part and the rows of these pairs. So texts of different parts are never
-    negatives of each other, and their pairs are not ranked against each other. A text may be in several parts. A part of
-    the value is the mean over the objectives that have this part, weighted by share.
+    Loss g (a `Part`) gets only its pairs and the embeddings of these pairs. So a text is never a negative of a text
+    that occurs only in pairs of another loss, and pairs of different losses are not ranked against each other. A text
+    may occur in several losses. A loss term in the result is the mean over all losses with this term, weighted by
+    share.
     """
 
     parts: Sequence[Part]
 
     def __call__(self, embeddings_ND: Tensor, relation: Relation) -> ObjectiveValue:
-        """Compute the loss of a batch; every pair of the relation must be in a part."""
+        """Compute the loss of a batch from embeddings and scored pairs of their rows.
+
+        Every pair must belong to an entry of `parts`.
+        """
         losses: list[Tensor] = []
         weighted: dict[str, Tensor] = {}
         shares: dict[str, float] = {}

@@ -10,7 +10,7 @@ from angle_llm.losses.relation import on_device
 
 
 def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> Tensor:
-    """Compute the CoSENT loss: it penalizes pairs with a lower score that are more similar than pairs with a higher score.
+    """Compute the CoSENT ranking loss: pairs with a low score must be less similar than pairs with a high score.
 
         loss = log(1 + Σ exp((similarity_i - similarity_j) / temperature)),   sum over all i, j with score_i < score_j
 
@@ -42,7 +42,8 @@ def regression_loss(cosine_P: Tensor, score_P: Tensor) -> Tensor:
 
     The scores must be on the scale of the cosine: divide scores from 0 to 5 by 5.
 
-    Source: the regression objective of SBERT (arXiv 1908.10084, section 3), `CosineSimilarityLoss` in sentence-transformers.
+    Source: the regression objective of SBERT (arXiv 1908.10084, section 3), `CosineSimilarityLoss` in
+    sentence-transformers.
 
     Raises:
         ValueError: for a score outside of -1 .. 1.

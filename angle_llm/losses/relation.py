@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device. A copy from the CPU to a GPU does not wait for the work of the GPU."""
+    """Move a tensor to a device. A copy from the CPU to a GPU is asynchronous."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -21,42 +21,47 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 # A new field of `Relation` belongs to one of the first two tuples, by its axis, and perhaps to one of the others.
 _OF_PAIRS = ("group", "teacher")
-"""Optional fields with an entry per pair (P,)."""
+"""Names of the optional fields of `Relation` with an entry per pair, shape (P,)."""
 _OF_ROWS = ("text", "guide", "teacher_vectors")
-"""Optional fields with an entry per row (N, …)."""
+"""Names of the optional fields of `Relation` with an entry per embedding row, shape (N, …)."""
 _INTEGERS = ("left", "right", "group", "text")
 _MATRICES = ("guide", "teacher_vectors")
 
 
 @dataclass(frozen=True)
 class Relation:
-    """P scored pairs of rows of an embedding matrix: `score[p]` is the similarity of rows `left[p]` and `right[p]`.
+    """The P scored pairs of a batch: `score[p]` is the similarity of embedding rows `left[p]` and `right[p]`.
 
-    A relation on the CPU can be used with embeddings on any device. It should be on the CPU: losses compute indices from
-    it whose sizes depend on values, and reading a value from a GPU waits for the GPU.
+    The tensors should be on the CPU, also for embeddings on a GPU. Losses compute indices whose sizes depend on values
+    of these tensors, and reading a value from a GPU waits for the GPU.
 
     Raises:
         ValueError: for tensors of different lengths, row numbers that are not integers, or scores that are not finite.
     """
 
     left: Tensor
-    """(P,) integers: row number of the first text of each pair."""
+    """(P,) integers: row number, in the embedding matrix, of the first text of each pair."""
     right: Tensor
-    """(P,) integers: row number of the second text of each pair."""
+    """(P,) integers: row number, in the embedding matrix, of the second text of each pair."""
     score: Tensor
-    """(P,) finite numbers; a higher score means more similar."""
+    """(P,) finite similarity scores of the pairs; a higher score means more similar."""
     group: Tensor | None = None
-    """(P,) integers: number of the example of each pair. All pairs of a query in an example have equal numbers."""
+    """(P,) integers: number of the training example that contains each pair.
+
+    All pairs of a query with its positives and negatives in an example have equal numbers.
+    """
     teacher: Tensor | None = None
     """(P,) teacher score of each pair, on any scale; NaN for a pair without a teacher score."""
     text: Tensor | None = None
-    """(N,) integers: rows with equal numbers contain the same text, for example as a query and as a document. Such rows
-    are never negatives of each other, and a positive of a row is never a negative of another row with the same text.
-    None: all rows contain different texts."""
+    """(N,) integers: text number of each embedding row. None: all rows are embeddings of different texts.
+
+    Rows with equal numbers embed the same text, for example as a query and as a document. Such rows are never negatives
+    of each other, and a positive of a row is never a negative of another row with the same text.
+    """
     guide: Tensor | None = None
-    """(N, G) vectors of the texts from a guide encoder; only their cosines are used."""
+    """(N, G) vectors of the texts from a guide encoder, whose cosines decide which candidates are false negatives."""
     teacher_vectors: Tensor | None = None
-    """(N, T) vectors of the texts from a teacher encoder."""
+    """(N, T) vectors of the texts from a teacher encoder, which the model learns to imitate."""
 
     def __post_init__(self) -> None:
         shapes = {"left": self.left.shape, "right": self.right.shape, "score": self.score.shape}
@@ -101,7 +106,11 @@ class Relation:
         return len(self.left)
 
     def check_rows(self, rows: int) -> None:
-        """Raise `ValueError` unless all row numbers are in 0 .. rows - 1, and all fields with N rows have `rows` rows."""
+        """Check that the pairs and all tensors with N rows fit an embedding matrix with `rows` rows.
+
+        Raises:
+            ValueError: for a row number outside of 0 .. rows - 1, or a tensor with another number of rows.
+        """
         for name, index_P in (("left", self.left), ("right", self.right)):
             if len(index_P) and not 0 <= int(index_P.min()) <= int(index_P.max()) < rows:
                 raise ValueError(
@@ -114,7 +123,7 @@ class Relation:
                 raise ValueError(f"{name}: expected {rows} rows, as there are {rows} embeddings; got {len(of_row)}.")
 
     def widened(self) -> Relation:
-        """Convert integers to int64, and scores and vectors in half precision to float32; return a new relation."""
+        """Return a copy with all integers as int64, and half-precision scores and vectors as float32."""
 
         def wide(name: str, x: Tensor | None) -> Tensor | None:
             if x is None:
@@ -125,9 +134,9 @@ class Relation:
         return Relation(**fields)
 
     def subset(self, pairs: Tensor) -> tuple[Tensor, Relation]:
-        """Select pairs by position: return the ascending row numbers (n,) that these pairs use, and their relation.
+        """Select pairs by index; return the ascending embedding row numbers (n,) of these pairs, and a new `Relation`.
 
-        Row numbers in the new relation are positions in the returned rows.
+        Row numbers in the new `Relation` refer to the n returned rows.
         """
         rows, numbers = torch.unique(torch.cat([self.left[pairs], self.right[pairs]]), return_inverse=True)
         left, right = numbers.chunk(2)
@@ -137,4 +146,5 @@ class Relation:
 
 
 def _rows_of(field: Tensor | None, index: Tensor) -> Tensor | None:
+    """Return field[index], or None if field is None."""
     return None if field is None else field[index]

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
-"""Signature of a similarity: (left_PD, right_PD) -> similarity_P."""
+"""Signature of a similarity function: (left embeddings (P, D), right embeddings (P, D)) -> similarities (P,)."""
 
 
 def unit(x_ND: Tensor) -> Tensor:
-    """Scale each row to length 1, x / ‖x‖; shape (N, D).
+    """Scale each row of a matrix to Euclidean length 1, x / ‖x‖; shape (N, D).
 
     A row whose squares underflow (shorter than √tiny of its dtype; 1e-19 in float32) counts as zero: the result is zero
     and its gradient is zero. With `torch.nn.functional.normalize`, the gradient would have size 1e12.
@@ -44,9 +44,11 @@ def angle_reference(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
         similarity = |Re q + Im q|,   q = Σ z·conj(w) / (‖z‖‖w‖)
 
-    The value is not an angle. Identical rows give 1. If every complex number of the left row is turned by +45° against
-    the right row, the value is √2, the maximum; at 135° it is 0, and opposite rows give 1 again. So the value alone does
-    not distinguish a row from its opposite. Swapping the two rows changes the value, because Im q changes its sign.
+    z and w are the left and the right row as complex numbers: real parts in the first half of the columns, imaginary
+    parts in the second half. The value is not an angle. Identical rows give 1. If every complex number of the left row
+    is turned by +45° against the right row, the value is √2, the maximum; at 135° it is 0, and opposite rows give 1
+    again. So the value alone does not distinguish a row from its opposite. Swapping the two rows changes the value,
+    because Im q changes its sign.
 
     Source: angle-emb 0.6.1, `angle_emb/loss.py::angle_loss` with `pooling_strategy='sum'`, before the factor tau. For a
     row of zeros, angle-emb returns NaN, and this function 0.
@@ -60,12 +62,14 @@ def angle_paper(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
         similarity = -Δθ,   Δθ = |q|,   q = Σ z·conj(w) / (‖z‖‖w‖)
 
-    Eq. 7 is abs[((ac + bd) + (bc - ad)i) / √((c² + d²)(a² + b²))]. Computed for each column, the value is always 1 and
-    has no gradient, because it is the modulus of a quotient divided by the same modulus. With vectors a, b, c, d and dot
-    products, the value is |q|. Eq. 8 requires a *smaller* Δθ for the more similar pair, hence the minus sign.
+    z = a + bi and w = c + di are the left and the right row as complex numbers: real parts in the first half of the
+    columns, imaginary parts in the second half. Eq. 7 is abs[((ac + bd) + (bc - ad)i) / √((c² + d²)(a² + b²))].
+    Computed for each column, the value is always 1 and has no gradient, because it is the modulus of a quotient divided
+    by the same modulus. With vectors a, b, c, d and dot products, the value is |q|. Eq. 8 requires a *smaller* Δθ for
+    the more similar pair, hence the minus sign.
 
-    Δθ is a modulus, not an angle. Its maximum is 1, for identical rows, so eq. 8 moves similar pairs apart. Δθ ignores a
-    rotation of all columns by the same angle, and opposite rows count as identical.
+    Δθ is a modulus, not an angle. Its maximum is 1, for identical rows, so eq. 8 moves similar pairs apart. Δθ ignores
+    a rotation of all columns by the same angle, and opposite rows count as identical.
 
     Source: Li & Li, arXiv 2309.12871, eq. 7 and 8.
     """
@@ -76,14 +80,15 @@ def angle_paper(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
 
 def angle_phase(left_PD: Tensor, right_PD: Tensor) -> Tensor:
-    """Compute the angle similarity from the weighted mean phase difference of each pair of rows; shape (P,), in [-1, 1].
+    """Compute the angle similarity of each pair of rows: its weighted mean phase difference; shape (P,), in [-1, 1].
 
         similarity = 1 - 2θ̄/π,   θ_h = |arg(z_h·conj(w_h))| ∈ [0, π],   m_h = |z_h||w_h|,   θ̄ = Σ m_h θ_h / Σ m_h
 
-    The weight m_h of a complex column is its share of the complex product, so the phase of a small, noisy number counts
-    little. Identical rows give 1, opposite rows -1, and a rotation of all columns by φ gives 1 - 2φ/π. So the similarity
-    is linear in the angle. Unlike the slope of the cosine, its slope does not vanish for almost parallel or opposite rows,
-    which is the motivation of the paper. Swapping the two rows has no effect.
+    z and w are the left and the right row as complex numbers: real parts in the first half of the columns, imaginary
+    parts in the second half. The weight m_h is the size of complex column h of the product, so the phase of a small,
+    noisy number counts little. Identical rows give 1, opposite rows -1, and a rotation of all columns by φ gives 1 -
+    2φ/π. So the similarity is linear in the angle. Unlike the slope of the cosine, its slope does not vanish for almost
+    parallel or opposite rows, which is the motivation of the paper. Swapping the two rows has no effect.
 
     If θ_h is exactly 0 or π, or m_h = 0, the gradient through θ_h is 0. If Σ m = 0, for example because a row is zero,
     similarity and gradient are 0.
@@ -108,11 +113,15 @@ def angle_phase(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
 
 ANGLE_FORMS: dict[str, Similarity] = {"reference": angle_reference, "paper": angle_paper, "phase": angle_phase}
-"""Name of an angle form → similarity."""
+"""Name of an angle form (setting `angle_form`) → similarity function."""
 
 
 def _complex_halves(x_PD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the real parts (P, H) and the imaginary parts (P, H) of rows. Raises `ValueError` for an odd D."""
+    """Read rows (P, D) as complex numbers: return the real parts (P, D/2), the first half, and the imaginary parts.
+
+    Raises:
+        ValueError: for an odd number of columns.
+    """
     columns = x_PD.shape[1]
     if columns % 2:
         raise ValueError(
@@ -123,7 +132,10 @@ def _complex_halves(x_PD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _complex_cosine(left_PD: Tensor, right_PD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the real part (P,) and the imaginary part (P,) of q = Σ z·conj(w) / (‖z‖‖w‖); the real part is the cosine."""
+    """Return the real part (P,) and the imaginary part (P,) of the complex cosine q = Σ z·conj(w) / (‖z‖‖w‖).
+
+    z and w are the left and the right row, read as complex numbers. The real part is the cosine of the two rows.
+    """
     a_PH, b_PH = _complex_halves(unit(left_PD))
     c_PH, d_PH = _complex_halves(unit(right_PD))
     return (a_PH * c_PH + b_PH * d_PH).sum(dim=1), (b_PH * c_PH - a_PH * d_PH).sum(dim=1)

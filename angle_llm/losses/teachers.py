@@ -20,14 +20,16 @@ from angle_llm.losses.similarity import cosine
 
 
 def kl_loss(score_P: Tensor, relation: Relation, teacher_temperature: float) -> Tensor:
-    """Compute the KL divergence between teacher and student scores in each group, and return the mean over groups.
+    """Compute the distillation loss: mean KL divergence between teacher and student scores of each query's pairs.
 
         loss = mean over groups of KL(softmax(teacher / teacher_temperature) ‖ softmax(score)),   a scalar >= 0
 
-    `score_P` are similarities divided by the temperature of the student. The softmax is over the pairs of a group that
-    have a teacher score. Groups with fewer than two such pairs are skipped; without groups, loss and gradient are 0.
+    A group is the pairs of a query with its positives and negatives in a training example. `score_P` are student
+    similarities divided by the temperature of the student. The softmax is over the pairs of a group that have a teacher
+    score. Groups with fewer than two such pairs are skipped; without groups, loss and gradient are 0.
 
-    Source: `DistillKLDivLoss` in sentence-transformers 6.2, which multiplies by the square of the student's temperature.
+    Source: `DistillKLDivLoss` in sentence-transformers 6.2, which multiplies by the square of the student's
+    temperature.
     """
     teacher_P, group_P = _scored(relation)
     pair_K = (~teacher_P.isnan()).nonzero().squeeze(1)
@@ -47,7 +49,11 @@ def kl_loss(score_P: Tensor, relation: Relation, teacher_temperature: float) -> 
 
 
 def _scored(relation: Relation) -> tuple[Tensor, Tensor]:
-    """Return the teacher scores (P,) and groups (P,) of a relation. Raises `ValueError` if they are missing."""
+    """Return the teacher scores (P,) of the pairs, and the number of the training example (P,) of each pair.
+
+    Raises:
+        ValueError: if the relation has no teacher scores or no example numbers.
+    """
     if relation.teacher is None or relation.group is None:
         raise ValueError(
             "kl_weight: expected a relation with teacher scores and groups, got none. Use data with scores, or set "
@@ -57,25 +63,28 @@ def _scored(relation: Relation) -> tuple[Tensor, Tensor]:
 
 
 def _log_softmax(x_QW: Tensor, in_group_QW: Tensor) -> Tensor:
-    """Compute the log-softmax over the pairs of each group, shape (Q, W); 0 where `in_group_QW` is false (padding)."""
+    """Compute the log-softmax over the true entries of each row, shape (Q, W); 0 where `in_group_QW` is false.
+
+    A row contains the pairs of a query; false entries are padding.
+    """
     return x_QW.masked_fill(~in_group_QW, -torch.inf).log_softmax(dim=1).masked_fill(~in_group_QW, 0.0)
 
 
 def cosine_distance(x_ND: Tensor, teacher_ND: Tensor) -> Tensor:
-    """Compute 1 - cosine between each row and its teacher vector, shape (N,)."""
+    """Compute 1 - cosine between each embedding and the teacher vector of the same text, shape (N,)."""
     return 1 - cosine(x_ND, teacher_ND)
 
 
 @dataclass(frozen=True)
 class TeacherDistance:
-    """1 - cosine between each row and the teacher vector of its text, shape (N,); a `RowVector`.
+    """1 - cosine between each embedding and the teacher vector of the same text, shape (N,); a `RowVector`.
 
-    If D and T differ, only the first min(D, T) columns are compared. The mean over the rows equals `EmbedDistillLoss` of
-    sentence-transformers 6.2 (arXiv 2301.12005, eq. 7 and 8).
+    If D and T differ, only the first min(D, T) columns are compared. The mean over the rows equals `EmbedDistillLoss`
+    of sentence-transformers 6.2 (arXiv 2301.12005, eq. 7 and 8).
     """
 
     teacher_NT: Tensor
-    """Teacher vector of the text of each row."""
+    """(N, T) vectors of the texts from a teacher encoder, in the order of the embedding rows."""
 
     def fits(self, columns: int) -> bool:
         return len(self.teacher_NT) <= rows_a_side(columns)
@@ -93,7 +102,7 @@ class TeacherDistance:
             into_ND[block, : gradient_BC.shape[1]] += gradient_BC
 
     def _blocks(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield a slice of the rows, the compared columns of these rows, and of their teacher vectors."""
+        """Yield for each block of rows its slice, and the compared columns of its embeddings and teacher vectors."""
         width = min(x_ND.shape[1], self.teacher_NT.shape[1])
         for block in slices(len(x_ND), rows_a_side(x_ND.shape[1])):
             teacher_BC = on_device(self.teacher_NT[block, :width], x_ND.device).to(x_ND.dtype)

@@ -10,34 +10,34 @@ from angle_llm.settings.parsing import Positive
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderName:
-    """Where an encoder is loaded from."""
+    """The flag that names the encoder to load."""
 
     model: str
-    """The encoder: a saved directory, a model folder, a hub id (ID, or ID@REVISION), a .gguf file, or
+    """The encoder to load: a saved directory, a model folder, a hub id (ID, or ID@REVISION), a .gguf file, or
     package:NAME/path/inside."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions:
-    """How an encoder is loaded, and how it encodes texts."""
+    """Flags that set how an encoder is loaded, and how texts are encoded."""
 
     prompt: str | dict[str, str] | None = None
-    """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model, else summarize_one_word for a
-    causal model and plain for a bidirectional one."""
+    """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model, else summarize_one_word
+    for a causal model and plain for a bidirectional one."""
     pooling: str | None = None
-    """Pooling of token states to a vector: last, mean, cls, … None: as saved with the model, else last for a causal model
-    and mean for a bidirectional one."""
+    """Pooling of token states to a vector: last, mean, cls, … None: as saved with the model, else last for a causal
+    model and mean for a bidirectional one."""
     max_length: Positive | None = None
-    """Maximum tokens of a text with its prompt. None: as saved with the model, else 512 or the number of positions of the
-    model."""
+    """Maximum tokens of a text with its prompt. None: as saved with the model, else 512 or the number of positions of
+    the model."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of the weights. auto: the dtype of training for a saved encoder, the stored dtype for a model."""
     bits: Literal["auto", 4, 8] | None = "auto"
     """Quantise the linear layers to 4 or 8 bits, which needs bitsandbytes. auto: as in training for a saved encoder; a
     model is not quantised."""
     device: str | None = None
-    """Device, such as cpu or cuda:0. None: the best available."""
+    """Device on which texts are encoded, such as cpu or cuda:0. None: the best available device."""
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of `SentenceEncoder.from_pretrained` beside the path."""
+        """Return these settings as keyword arguments of `SentenceEncoder.from_pretrained`."""
         return {item.name: getattr(self, item.name) for item in fields(EncoderOptions)}

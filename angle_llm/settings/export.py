@@ -18,15 +18,16 @@ class MergeSettings:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The saved adapter: a folder with angle_llm.json, such as runs/nli/model."""
     out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """Output folder. A saved encoder in it is replaced; a folder with other content is refused."""
+    """Output folder. A saved encoder in this folder is replaced; a folder with other content is refused."""
     base: Literal["dequantised", "original"] = "dequantised"
-    """dequantised: merge into the weights of training (rounded to the dtype of training, dequantised). original: merge into
-    the stored weights of the base; the result of an adapter that was trained on 4 bits then differs slightly."""
+    """dequantised: merge into the weights of training (rounded to the dtype of training, dequantised). original: merge
+    into the stored weights of the base; the result of an adapter that was trained on 4 bits then differs slightly."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Dtype of the stored weights. The merge is computed in float32 and rounded once; 1 - cos is about 1e-12 in float32
-    and 1e-4 in bfloat16, which has half the size."""
+    """Dtype of the stored weights. The merge is computed in float32 and rounded once. Between vectors before and after,
+    1 - cos is about 1e-12 in float32 and 1e-4 in bfloat16, which has half the size."""
     verify: bool = True
-    """Compare the result with the adapter, and keep it only if both give the same vectors. Loads both in float32."""
+    """Compare the merged model with the adapter, and keep the merged model only if both give the same vectors. Loads
+    both in float32."""
 
 
 @settings_class
@@ -36,16 +37,17 @@ class ExportSettings:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The saved encoder, such as runs/nli/model: an adapter, which is merged first, or a whole model."""
     out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """Output folder. It must be new or empty."""
+    """Output folder, which must be new or empty."""
     to: Literal["sentence-transformers"] = "sentence-transformers"
     """sentence-transformers: a folder whose SentenceTransformer(OUT).encode(texts) gives the same vectors, prompt
     included; with two prompts its encode_query and encode_document."""
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
-    """Export the prompt of one side only, for all texts."""
+    """For an encoder with two prompts: export only the prompt of queries or of documents, and use it for all texts."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Dtype of a merged adapter; a whole model keeps its dtype. None: float32."""
+    """Dtype of the weights of a merged adapter; a whole model keeps its dtype. None: float32."""
     verify: bool = True
-    """Compare the result with MODEL, and keep it only if both give the same vectors. Needs sentence-transformers."""
+    """Compare the exported folder with MODEL, and keep the folder only if both give the same vectors. Needs
+    sentence-transformers."""
 
 
 @settings_class
@@ -53,23 +55,25 @@ class VerifySettings:
     """Settings of `angle-llm verify`."""
 
     forms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="A B [C …]")]
-    """Two or more saved folders (adapter or whole), sentence-transformers folders, or models; all are compared with A. A
-    plain model gets the prompt, pooling and maximum length of A."""
+    """Two or more saved folders (adapter or whole), sentence-transformers folders, or models; all are compared with A.
+    A plain model gets the prompt, pooling and maximum length of A."""
     texts: Path | None = None
-    """A UTF-8 file with one text per line. None: built-in texts."""
+    """A UTF-8 file with the texts to compare, one text per line. None: built-in texts."""
     pairs: str | None = None
-    """A file of scored pairs, as in eval sts, such as starter:graded_pairs.tsv: compare Spearman too."""
+    """A file of scored pairs, as in eval sts, such as starter:graded_pairs.tsv, on which Spearman is compared too."""
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
-    """Compare only this side of an encoder with two prompts, as for a folder of `export --as`."""
+    """For encoders with two prompts: compare only the vectors of queries or of documents, as for a folder of `export
+    --as`."""
     tolerance: PositiveFloat | None = None
-    """Largest allowed 1 - cos. None: 1e-5 for weights stored in float32, 1e-3 for bfloat16 and float16, and every
-    stored weight must equal the merge of the adapter. With a tolerance, wrong weights are counted but allowed."""
+    """Largest allowed 1 - cos between the vectors of a text. None: 1e-5 for weights stored in float32, 1e-3 for
+    bfloat16 and float16, and every stored weight must equal the merge of the adapter. With a tolerance, wrong weights
+    are counted but allowed."""
     json: Path | None = None
-    """Also write the report to this file."""
+    """Also write the report to this JSON file."""
 
     def __post_init__(self) -> None:
         if len(self.forms) < 2:
-            raise SettingsError(f"verify: expected two or more forms, got {len(self.forms)}.")
+            raise SettingsError(f"verify: expected two or more folders or models to compare, got {len(self.forms)}.")
 
 
 @settings_class
@@ -82,11 +86,11 @@ class PushSettings:
     """The repository on the hub. It is created if it does not exist. An existing repository must have an encoder of
     angle_llm, whose files are replaced; its other files are kept."""
     run: Path | None = None
-    """Run directory whose settings and scores are added to the card. None: the parent of the folder, if that is a run
-    directory."""
+    """Run directory whose settings and scores are added to the model card. None: the parent of DIR, if the parent is a
+    run directory."""
     results: Path | None = None
-    """JSON file of `angle-llm eval sts --json` or `eval retrieval --json`; its scores are added to the card."""
+    """JSON file of `angle-llm eval sts --json` or `eval retrieval --json`; its scores are added to the model card."""
     public: bool = False
     """Make a new repository public. Default: private."""
     dry_run: bool = False
-    """Print the files and the card without using the network."""
+    """Print the files and the model card without using the network."""

@@ -13,19 +13,21 @@ from angle_llm.settings.parsing import PositiveFloat, SettingsError, settings_cl
 
 @settings_class
 class FalseNegativeSettings:
-    """Skip candidates that are too similar to the anchor as in-batch negatives. Off unless margin or ratio is set."""
+    """Exclude in-batch negatives that are too similar to the anchor. Disabled unless margin or ratio is set."""
 
     margin: Annotated[float, Ge(-2), Le(2)] | None = None
-    """Skip a candidate if its cosine with the anchor is above the cosine of the positive minus this margin. 0: skip
-    candidates that are more similar than the positive (GISTEmbed)."""
+    """Skip an in-batch negative if its cosine with the anchor is above the cosine of the positive minus this margin. 0:
+    skip negatives that are more similar than the positive (GISTEmbed)."""
     ratio: PositiveFloat | None = None
-    """Skip a candidate if its cosine with the anchor is above this share of the cosine of the positive, such as 0.95."""
+    """Skip an in-batch negative if its cosine with the anchor is above this ratio times the cosine of the positive,
+    such as 0.95."""
     scope: Literal["in_batch", "all"] = "in_batch"
-    """in_batch: negatives from your data (pairs of this anchor that are not positive) are always kept. all: they can be
-    skipped too."""
+    """Which negatives can be skipped. in_batch: all except negatives from your data (pairs of this anchor that are not
+    positive). all: negatives from your data too."""
     guide: str | None = None
-    """An encoder whose cosines are compared: a folder, a hub id (also ID@REVISION), or package:NAME/path. Its vectors of
-    the training texts are computed once and stored in the run directory. None: the model in training."""
+    """An encoder whose cosines decide which negatives are skipped: a folder, a hub id (also ID@REVISION), or
+    package:NAME/path. Its vectors of the training texts are computed once and stored in the run directory. None: the
+    model in training."""
 
     def __post_init__(self) -> None:
         if self.margin is not None and self.ratio is not None:
@@ -37,20 +39,20 @@ class FalseNegativeSettings:
 
     @property
     def is_on(self) -> bool:
-        """Whether candidates are skipped."""
+        """Whether in-batch negatives that are too similar to the anchor are skipped: margin or ratio is set."""
         return self.margin is not None or self.ratio is not None
 
 
 @settings_class
 class ObjectiveSettings(ObjectiveFields):
-    """The loss: a weighted sum of terms (formulas in `angle_llm.losses`, measurements in docs/results.md)."""
+    """The training loss: a weighted sum of terms (formulas in `angle_llm.losses`, measurements in docs/results.md)."""
 
     PREFIX: ClassVar[str] = "objective."
 
     false_negatives: FalseNegativeSettings = field(default_factory=FalseNegativeSettings)
     teacher: str | None = None
-    """An encoder whose vectors the model learns: a folder, a hub id (also ID@REVISION), or package:NAME/path. Its vectors
-    of the training texts are computed once and stored in the run directory."""
+    """A teacher encoder whose vectors the model learns to imitate: a folder, a hub id (also ID@REVISION), or
+    package:NAME/path. Its vectors of the training texts are computed once and stored in the run directory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,14 +62,14 @@ class ObjectiveSettings(ObjectiveFields):
 
 @settings_class
 class NestedSettings:
-    """Layers and dimensions at which the loss is computed too, so that the encoder can be truncated (Matryoshka). Every
-    number of layers is combined with every number of dimensions. All layers and all dimensions are always included; the
-    terms have equal weights."""
+    """Layers and embedding dimensions at which the loss is computed too, so that the encoder can be truncated
+    (Matryoshka). Every number of layers is combined with every number of dimensions. All layers and all dimensions are
+    always included; the terms have equal weights."""
 
     dimensions: list[int] = field(default_factory=list)
-    """Numbers of leading dimensions, ascending, such as 64 128 256."""
+    """Numbers of leading embedding dimensions at which the loss is computed too, ascending, such as 64 128 256."""
     layers: list[int] = field(default_factory=list)
-    """Numbers of leading layers, ascending, such as 10 20."""
+    """Numbers of leading layers after which the loss is computed too, ascending, such as 10 20."""
 
     def __post_init__(self) -> None:
         for name, values in (("dimensions", self.dimensions), ("layers", self.layers)):

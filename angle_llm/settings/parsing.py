@@ -36,7 +36,7 @@ _PAIRS = {
     "where": "COLUMN VALUE, such as language en",
     "parts": "NAME SHARE, such as valid 0.1 test 0.1",
 }
-"""Flags that take pairs of values, and the form of a pair."""
+"""Last word of a flag that takes pairs of values → form of a pair, for error messages."""
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
 Finite = Annotated[float, Gt(-math.inf), Lt(math.inf)]
@@ -45,11 +45,11 @@ NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
 
 
 class SettingsError(ValueError):
-    """Settings that cannot be used; the message names what to change."""
+    """Error for settings that cannot be used; the message names the setting and what to change."""
 
 
 class _FlagError(Exception):
-    """Invalid values of flags, raised in place of a ValueError, which tyro would print in another format."""
+    """Error for invalid values of flags. Replaces a ValueError, which tyro would print in another format."""
 
     def __init__(self, kind: Any, problems: Sequence[Any]) -> None:
         super().__init__()
@@ -60,7 +60,13 @@ _parses_flags: ContextVar[bool] = ContextVar("parses_flags", default=False)
 
 
 def parse_flags(kind: Any, arguments: Sequence[str], *, root: type | None = None, **options: Any) -> Any:
-    """Return the settings of flags, parsed by tyro. `root` is the settings class of the command, `kind` by default.
+    """Parse command line flags with tyro, and return the settings.
+
+    Args:
+        kind: Settings class, or union of the settings classes of all commands.
+        arguments: Words of the command line.
+        root: Settings class of the chosen command, to name flags in error messages; None: `kind`.
+        options: Further arguments of `tyro.cli`.
 
     Raises:
         SettingsError: for an invalid value, and for an unknown flag, with the most similar flag.
@@ -82,7 +88,11 @@ def parse_flags(kind: Any, arguments: Sequence[str], *, root: type | None = None
 
 
 def check_pairs(arguments: Sequence[str]) -> None:
-    """Raise `SettingsError` if a flag that takes pairs has an odd number of values, as when FILE follows it."""
+    """Check that every flag that takes pairs of values, such as `--columns`, has an even number of values.
+
+    Raises:
+        SettingsError: for an odd number, which happens if another argument, such as FILE, follows the pairs.
+    """
     for position, flag in enumerate(arguments):
         form = _PAIRS.get(flag.rpartition(".")[2].removeprefix("--")) if flag.startswith("--") else None
         values = list(
@@ -96,7 +106,10 @@ def check_pairs(arguments: Sequence[str]) -> None:
 
 
 def _flag_prefix(root: Any, kind: Any) -> str | None:
-    """Return the prefix of the flags of a settings class inside another: `lora.` for LoraSettings in TrainSettings."""
+    """Return the flag prefix of the settings class `kind` nested in the settings class `root`; None if not nested.
+
+    Example: `lora.` for LoraSettings in TrainSettings.
+    """
     if root is kind:
         return ""
     for name, hint in get_type_hints(root).items():
@@ -107,24 +120,33 @@ def _flag_prefix(root: Any, kind: Any) -> str | None:
 
 
 class MissingLibraryError(RuntimeError):
-    """An optional library that is needed is not installed."""
+    """Error for an optional library that is needed but not installed."""
 
 
 def need_library(module: str, what: str, extra: str) -> None:
-    """Raise `MissingLibraryError` if the module that `what` needs is not installed; `extra` has it."""
+    """Raise `MissingLibraryError` if an optional library is not installed.
+
+    Args:
+        module: Import name of the library.
+        what: Flag or feature that needs the library; the message starts with this text.
+        extra: Extra of angle_llm that installs the library.
+    """
     if importlib.util.find_spec(module) is None:
         name = module.replace("_", "-")
         raise MissingLibraryError(f"{what}: {name} is not installed; pip install 'angle_llm[{extra}]'.")
 
 
 def check_new_folder(option: str, folder: Path) -> None:
-    """Raise `SettingsError` unless the folder of an option is empty or does not exist."""
+    """Raise `SettingsError` unless a folder is empty or does not exist; `option` is the flag that names the folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{option} {folder} exists and is not an empty folder. Remove it, or name another folder.")
 
 
 def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
-    """Return a message for an unknown name: the name, the nearest known one, and all known ones."""
+    """Return an error message for an unknown name, with the most similar known name and all known names.
+
+    `what` is the kind of name, such as "setting".
+    """
     names = sorted(known)
     nearest = get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -133,7 +155,10 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings_class(kind: type[Settings]) -> type[Settings]:
-    """Make a class a frozen pydantic dataclass that refuses unknown keys and raises `SettingsError`."""
+    """Class decorator for settings: makes a frozen pydantic dataclass that raises `SettingsError` for invalid values.
+
+    An unknown key is invalid too.
+    """
     made: Any = dataclass(frozen=True, config=STRICT)(kind)
     construct = made.__init__
 
@@ -146,6 +171,11 @@ def settings_class(kind: type[Settings]) -> type[Settings]:
 
 
 def _construct(kind: Any, construct: Any, made: Any, values: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Call the pydantic constructor `construct` of the settings class `kind` on the new object `made`.
+
+    Raises:
+        SettingsError: for invalid values; inside `parse_flags` a `_FlagError` instead.
+    """
     # Not inside `checked`: a class of a script is pickled with the functions in it, and a context variable cannot be.
     try:
         construct(made, *values, **named)
@@ -156,10 +186,10 @@ def _construct(kind: Any, construct: Any, made: Any, values: tuple[Any, ...], na
 
 
 def settings_from_dict(kind: type[Settings], values: object, where: str) -> Settings:
-    """Return settings from plain values; `where` is their origin, for messages.
+    """Create settings from nested plain values (as in YAML); `where` is the origin of the values, for error messages.
 
     Raises:
-        SettingsError: with the key, the expected and the given value; for an unknown key, with the nearest known key.
+        SettingsError: for an invalid value or an unknown key; the message names the key and what was expected.
     """
     if not isinstance(values, dict):
         raise SettingsError(f"{where}: expected a mapping of setting names to values, got {type(values).__name__}.")
@@ -170,6 +200,7 @@ def settings_from_dict(kind: type[Settings], values: object, where: str) -> Sett
 
 
 def _explain(kind: Any, problem: Any, flag_prefix: str = "") -> str:
+    """Return an error message for a validation error of pydantic (`problem`) in the settings class `kind`."""
     path = [str(step) for step in problem["loc"]]
     if problem["type"] == "unexpected_keyword_argument":
         owner = kind
@@ -188,7 +219,9 @@ def _explain(kind: Any, problem: Any, flag_prefix: str = "") -> str:
 
 
 def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | None = None) -> Settings:
-    """Return the settings of a YAML file, or of a recipe by name; missing keys come from `defaults`.
+    """Read settings from a YAML file, given by path or by the name of a bundled recipe.
+
+    Missing keys get the values of `defaults`, or the defaults of the class `kind`.
 
     Raises:
         SettingsError: for a missing or malformed file or a setting that is not valid.
@@ -200,6 +233,11 @@ def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | N
 
 
 def _read_yaml(path: str | Path) -> Any:
+    """Return the content of a YAML file, given by path or by the name of a bundled recipe.
+
+    Raises:
+        SettingsError: for a missing file, or a file that is not valid YAML in UTF-8.
+    """
     recipes = bundled_files("recipes")
     path = recipes.get(str(path)) or Path(path).expanduser()
     if not path.is_file():
@@ -213,14 +251,18 @@ def _read_yaml(path: str | Path) -> Any:
 
 
 def bundled_files(folder: str) -> dict[str, Path]:
-    """Return the YAML files of `prompts` or `recipes` by name, from the installed package or a checkout."""
+    """Return name → path of the YAML files that the package contains; `folder` is `prompts` or `recipes`."""
     package = Path(__file__).parents[1]
     places = [place for place in (package / f"bundled_{folder}", package.parent / folder) if place.is_dir()]
     return {path.stem: path for path in sorted(places[0].glob("*.yaml"))} if places else {}
 
 
 def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge nested plain values key by key; `columns`, `where`, `parts`, `prompt` and the `sets` of a mixture are replaced."""
+    """Return the nested settings `base`, overridden by the nested settings `over`, key by key.
+
+    The mappings `columns`, `where`, `parts` and `prompt` are replaced as a whole. If a mapping in `over`
+    contains `sets`, the datasets of a mixture, values that are only in `base` are omitted from this mapping.
+    """
     result = {} if over.get("sets") else dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in _FREE_KEYS
@@ -229,7 +271,7 @@ def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
 
 
 def changed_settings(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted names of the settings that differ."""
+    """Return the dotted names, such as `lora.rank`, of the settings in `after` that differ from `before`."""
     changed = []
     for key, value in after.items():
         old = before.get(key)
@@ -241,7 +283,7 @@ def changed_settings(before: dict[str, Any], after: dict[str, Any], prefix: str 
 
 
 def flags_of(values: dict[str, Any], prefix: str = "--") -> list[str]:
-    """Return nested values as words of a command line; None is omitted: {"lora": {"rank": 0}} → ["--lora.rank", "0"]."""
+    """Convert nested settings to command line flags: {"lora": {"rank": 0}} → ["--lora.rank", "0"]; None is omitted."""
     words = []
     for key, value in values.items():
         flag = f"{prefix}{key}".replace("_", "-")
@@ -258,12 +300,13 @@ def flags_of(values: dict[str, Any], prefix: str = "--") -> list[str]:
 
 
 def _word(value: object) -> str:
+    """Return a value as a word of a command line, floats in a short form: 1e-5 instead of 1e-05."""
     short = f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else ""
     return short if short and float(short) == value else str(value)
 
 
 def settings_to_dict(settings: Any) -> dict[str, Any]:
-    """Return settings as plain values for YAML and JSON."""
+    """Return settings as nested dictionaries and lists of plain values, for YAML and JSON."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -274,16 +317,17 @@ def settings_to_dict(settings: Any) -> dict[str, Any]:
 
 
 def save_settings(settings: Any, path: Path) -> None:
-    """Write settings as YAML, atomically."""
+    """Write settings to a YAML file, completely or not at all."""
     from angle_llm.io import write_text
 
     write_text(path, yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), writer="")
 
 
 def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *, description: str = "") -> Settings:
-    """Return the settings of a command line: `--config FILE`, overridden by flags such as `--lora.rank 16`.
+    """Parse a command line: `--config FILE` (YAML), overridden by flags such as `--lora.rank 16`; return the settings.
 
-    Without `arguments`, the command line of the process is read. `--help` lists every setting with its default.
+    Settings that are in neither get the values of `defaults`. Without `arguments`, the command line of the process is
+    read. `--help` lists every setting with its default.
 
     Raises:
         SettingsError: for an invalid value, and for an unknown flag, with the most similar flag.
@@ -295,7 +339,10 @@ def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *
 
 
 def describe(kind: type, summary: str) -> str:
-    """Return the text above the flags in `--help`: the summary, and the docstring of the settings from paragraph two."""
+    """Return the text above the flags in `--help`.
+
+    The text is the summary, the docstring of the settings class without its first paragraph, and a note on `--config`.
+    """
     text = "--config FILE reads settings from a YAML file; flags override it."
     if common := getattr(kind, "COMMON_FLAGS", ""):
         text += f" {common}"
@@ -306,7 +353,10 @@ def describe(kind: type, summary: str) -> str:
 def config_defaults(
     kind: type[Settings], arguments: Sequence[str], defaults: Settings | None = None
 ) -> tuple[Settings | None, list[str]]:
-    """Return the settings from `--config FILE` (None without one), and the remaining arguments."""
+    """Read the file of `--config FILE` in command line arguments; return the settings and the other arguments.
+
+    The settings are None if `--config` is missing. Keys that are not in the file get the values of `defaults`.
+    """
     rest = list(arguments)
     for position, argument in enumerate(rest):
         name, equals, value = argument.partition("=")
@@ -320,8 +370,10 @@ def config_defaults(
 
 
 def _completed_by_flags(kind: type[Settings], path: str) -> Settings | None:
-    """Return the settings of a YAML file without required keys, as defaults for tyro, which then requires these keys as
-    flags. None if the file has all required keys."""
+    """Read settings from a YAML file that lacks required keys; tyro then requires these keys as flags.
+
+    Returns None if the file has all required keys.
+    """
     from tyro import MISSING
 
     given = _read_yaml(path)
@@ -348,7 +400,10 @@ def _completed_by_flags(kind: type[Settings], path: str) -> Settings | None:
 
 
 def unknown_flag(flag: str, settings: Any) -> str:
-    """Return the message for an unknown flag, with flags of the same last word or initials (`--lr`), or similar names."""
+    """Return an error message for an unknown flag, with suggestions from the flags of `settings`.
+
+    Suggested are flags with the same last word, with the same initials (`--lr`), or with a similar name.
+    """
     if not flag.startswith("--"):
         return f"unexpected argument {flag!r}. Settings are flags, such as --seed 1; --help lists them."
 

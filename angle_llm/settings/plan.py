@@ -10,20 +10,21 @@ from angle_llm.settings.train import TrainSettings
 
 @settings_class
 class PlanSettings(TrainSettings):
-    """Settings of a training run, and the devices that the forecast is for."""
+    """Settings of `angle-llm plan`: a training run, and the devices for which memory is forecast."""
 
     memory: PositiveFloat | None = None
-    """Free memory of a device in GiB. Unset token budgets are chosen for it, as in a run. None: micro_batch_tokens 8192
-    (2048 on a CPU) and graph_tokens 16384."""
+    """Free memory of a device in GiB, for which unset token budgets are chosen as in a training run. None:
+    micro_batch_tokens 8192 (2048 on a CPU) and graph_tokens 16384."""
     processes: Positive = 1
-    """Number of processes; a process has a device."""
+    """Number of training processes, with one device per process."""
     zero: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage: 1 partitions the optimizer state, 2 also gradients, 3 also weights."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
-    """State that ZeRO keeps in host memory. optimizer: the optimizer state. parameters: also the weights (stage 3)."""
+    """Training state that ZeRO keeps in host memory. optimizer: the optimizer state. parameters: also the weights
+    (stage 3)."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """Kind of device; attention kernels of a GPU and of a CPU need different memory in training. auto: cuda if available,
-    else cpu. Set cuda to plan a GPU run on a machine without a GPU."""
+    """Kind of device; attention kernels of a GPU and of a CPU need different memory in training. auto: cuda if
+    available, else cpu. Set cuda to plan a GPU run on a machine without a GPU."""
     json: str | None = None
     """Also write the forecast to this JSON file, sizes in bytes."""
 

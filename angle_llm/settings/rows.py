@@ -11,7 +11,7 @@ from angle_llm.settings.train import DataSource
 
 @settings_class
 class CommandSource(DataSource):
-    """A dataset of a command other than training."""
+    """A dataset that a command other than training reads, and how its rows are read."""
 
     FLAGS: ClassVar[str] = "--"
 
@@ -21,7 +21,7 @@ class CommandSource(DataSource):
 
 @dataclass(frozen=True, kw_only=True)
 class RowSettings:
-    """How the rows of data files are read."""
+    """Flags that set how the rows of data files are read."""
 
     format: str = "auto"
     """Format of the rows: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples.
@@ -33,14 +33,14 @@ class RowSettings:
     None: 0 1; in data check, a scale that fits the file."""
 
     def source_of(self, path: str, **more: Any) -> CommandSource:
-        """Return a file as a data source with these settings."""
+        """Return the settings of a dataset: the path of a file, these settings, and further fields in `more`."""
         shared = {item.name: getattr(self, item.name) for item in fields(RowSettings)}
         return CommandSource(path=path, **shared, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowFilter:
-    """Rows of data files that are read."""
+    """Flag that selects the rows of data files."""
 
     where: dict[str, str | bool | int | float] = field(default_factory=dict)
     """Pairs of COLUMN VALUE. Only rows with these values are read."""
@@ -48,7 +48,7 @@ class RowFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class TextEncoding:
-    """Character encoding of text files."""
+    """Flag for the character encoding of text files."""
 
     encoding: str = "utf-8"
     """Character encoding of text files, such as utf-8 or cp1252. Output files are UTF-8."""

@@ -1,7 +1,7 @@
 """Settings of a training run, set by a YAML file, by flags or in Python.
 
-Setting `a.b` is the flag `--a.b`, or `b` under `a` in YAML. The text below a field is its `--help` text. A run saves its
-resolved settings, which start the same run again. `settings.parsing` reads and writes them.
+Setting `a.b` is the flag `--a.b`, or `b` under `a` in YAML. The text below a field is its `--help` text. A run saves
+its resolved settings, which start the same run again. `settings.parsing` reads and writes them.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ _MAX_WEIGHT = 1000
 
 @settings_class
 class DataSource:
-    """A dataset and how its rows are read."""
+    """A dataset, and how its rows are read."""
 
     FLAGS: ClassVar[str] = "--data."
-    """Prefix of the flags of these settings, for messages."""
+    """Prefix of the flags of these settings, for error messages."""
 
     path: str = "starter:nli_triples.jsonl.gz"
     """A JSONL, JSON, CSV or TSV file in UTF-8 (also .gz), a Parquet file, `starter:NAME` for a file of the package, a
     dataset folder, a BEIR folder with qrels/SPLIT.tsv, or a Hugging Face dataset id. Only an id uses the network.
-    FOLDER@NAME is the file FOLDER/NAME.*, or the split NAME of a BEIR folder. ID@SPLIT is a split of a dataset (default:
-    train), ID:NAME@SPLIT a split of its configuration NAME. A relative path is searched in the working directory, then in
-    ANGLE_LLM_DATA. Several datasets with weights: stsb@train:2.0,my.jsonl, or `sets` in a YAML file."""
+    FOLDER@NAME is the file FOLDER/NAME.*, or the split NAME of a BEIR folder. ID@SPLIT is a split of a dataset
+    (default: train), ID:NAME@SPLIT a split of its configuration NAME. A relative path is searched in the working
+    directory, then in ANGLE_LLM_DATA. Several datasets with weights: stsb@train:2.0,my.jsonl, or `sets` in a YAML
+    file."""
     format: str = "auto"
     """Format of the rows: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples.
     auto: detected from the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this."""
     score_range: tuple[float, float] | None = None
-    """The score that means *unrelated* and the score that means *same meaning*, such as 0 5; scores are rescaled to 0..1.
-    A reversed range, such as 1 0, is for labels where a small number means similar. None: 0 1."""
+    """The score that means *unrelated* and the score that means *same meaning*, such as 0 5; scores are rescaled to
+    0..1. A reversed range, such as 1 0, is for labels where a small number means similar. None: 0 1."""
     where: dict[str, str | bool | int | float] = field(default_factory=dict)
     """Pairs of COLUMN VALUE. Only rows with these values are read."""
     limit: Positive | None = None
-    """Maximum number of examples."""
+    """Maximum number of examples of the dataset."""
     shuffle_seed: int | None = None
     """Seed that shuffles the examples before the limit is applied. None: file order."""
 
@@ -65,22 +66,22 @@ class DataSource:
 
     @property
     def skips_bad_rows(self) -> bool:
-        """Whether bad rows are counted, and not an error."""
+        """Whether rows that cannot be used are skipped and counted. False: such a row is an error."""
         return False
 
 
 @settings_class
 class MixedSet(DataSource):
-    """One dataset of a mixture."""
+    """One dataset of a training mixture of several datasets."""
 
     weight: Annotated[float, Gt(0), Le(_MAX_WEIGHT)] = 1.0
-    """How often an example occurs per epoch: 2 is twice, 0.5 every other epoch."""
+    """How often an example of this dataset occurs per epoch: 2 is twice, 0.5 is every second epoch."""
     prompt: str | dict[str, str] | None = None
     """Prompt name or YAML file for the texts of this dataset, or {query: …, document: …}. None: the prompts of the
     run."""
     objective: dict[str, Any] = field(default_factory=dict)
-    """Objective settings that differ for this dataset, such as {in_batch_weight: 0, cosine_weight: 1}. In a mixed batch,
-    texts of datasets with different objectives or prompts are not negatives of each other."""
+    """Objective (loss) settings that differ for this dataset, such as {in_batch_weight: 0, cosine_weight: 1}. In a
+    mixed batch, texts of datasets with different objectives or prompts are not negatives of each other."""
 
 
 @settings_class
@@ -88,10 +89,10 @@ class DataSettings(DataSource):
     """The training data: a dataset, or a mixture of datasets."""
 
     sets: list[MixedSet] = field(default_factory=list)
-    """Datasets of a mixture. Each dataset has its format, range, prompt, weight and objective. YAML only; a flag such as
-    --data.sets.0.weight 2 changes single values."""
+    """Datasets of a training mixture, each with its format, score range, prompt, weight and objective. YAML only; a
+    flag such as --data.sets.0.weight 2 changes single values."""
     batches: Literal["mixed", "by_set"] = "mixed"
-    """mixed: a batch has examples of all datasets. by_set: a batch has examples of one dataset."""
+    """mixed: a batch has examples of all datasets. by_set: a batch has examples of a single dataset."""
 
     def __post_init__(self) -> None:
         for item in fields(DataSource) if self.sets else ():
@@ -108,8 +109,8 @@ class ModelSettings:
     """The base model, and how it encodes texts."""
 
     path: str = "NousResearch/Llama-2-7b-hf"
-    """A model folder (plain, of sentence-transformers, or a saved encoder, whose training continues), a .gguf file, a hub
-    id (ID, or ID@REVISION), or package:NAME/path/inside for a file in an installed Python package."""
+    """A model folder (plain, of sentence-transformers, or a saved encoder, whose training continues), a .gguf file, a
+    hub id (ID, or ID@REVISION), or package:NAME/path/inside for a file in an installed Python package."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of the base weights; adapter weights are always float32. auto: as stored. With bits: the dtype of
     computation. With lora.rank 0, the weights are float32, bfloat16 is the autocast dtype of training, and auto means
@@ -122,11 +123,12 @@ class ModelSettings:
     document: …}; the first text of a pair is a query, the second a document. None: as saved with the model, else
     summarize_one_word for a causal model and plain for a bidirectional one."""
     pooling: str | None = None
-    """Pooling: last, cls, mean, max, mean_sqrt_len, weightedmean, last-avg, last-max, cls-last-avg, first-last-avg. None:
-    as saved with the model, else last for a causal model and mean for a bidirectional one."""
+    """Pooling: last, cls, mean, max, mean_sqrt_len, weightedmean, last-avg, last-max, cls-last-avg, first-last-avg.
+    None: as saved with the model, else last for a causal model and mean for a bidirectional one."""
     max_length: Positive | None = None
-    """Maximum tokens of a text, with prompt and special tokens. A longer text is cut at its end; the prompt is never cut.
-    None: as saved with the model (also by sentence-transformers), else 512 or the number of positions of the model."""
+    """Maximum tokens of a text, with prompt and special tokens. A longer text is cut at its end; the prompt is never
+    cut. None: as saved with the model (also by sentence-transformers), else 512 or the number of positions of the
+    model."""
 
 
 @settings_class
@@ -134,12 +136,12 @@ class LoraSettings:
     """The LoRA adapter."""
 
     rank: NonNegative = 32
-    """Rank of the update. 0: no adapter, all weights are trained. If model.path is a saved adapter, training continues
-    with the settings of that adapter, and a different setting is refused unless it is the default."""
+    """Rank of the LoRA matrices. 0: no adapter, all weights are trained. If model.path is a saved adapter, training
+    continues with the settings of that adapter, and a different setting is refused unless it is the default."""
     alpha: PositiveFloat = 32.0
-    """The update is scaled by alpha / rank."""
+    """The LoRA update of a weight is scaled by alpha / rank."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Dropout probability of the adapter input."""
+    """Dropout probability of the inputs of the LoRA adapter."""
     targets: list[str] = field(default_factory=lambda: ["all-linear"])
     """Names of the linear layers that get an adapter. all-linear: every linear layer."""
 
@@ -155,15 +157,17 @@ class OptimizerSettings:
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay of AdamW."""
     warmup: Annotated[float, Ge(0)] = 0.1
-    """Length of the warm-up. Below 1: share of the steps. 1 or more: number of steps."""
+    """Length of the learning-rate warm-up. Below 1: fraction of all steps. 1 or more: number of steps."""
     max_gradient_norm: PositiveFloat = 1.0
-    """Norm to which gradients are clipped."""
+    """Maximum norm of the gradient; larger gradients are scaled down to this norm."""
 
     def __post_init__(self) -> None:
         if self.warmup > 1 and self.warmup != int(self.warmup):
-            raise SettingsError(f"optimizer.warmup: expected a share below 1 or a whole number, got {self.warmup}.")
+            raise SettingsError(
+                f"optimizer.warmup: expected a fraction below 1 or a whole number of steps, got {self.warmup}."
+            )
 
     def warmup_steps(self, steps: int) -> int:
         """Return the number of warm-up steps in a run of `steps` steps."""
@@ -175,15 +179,15 @@ class EvaluationSettings:
     """Evaluation before, during and after training, which selects the best model."""
 
     tasks: list[str] = field(default_factory=list)
-    """Held-out tasks: UTF-8 files of scored pairs (Spearman) or of questions and answers (nDCG@10, recall, MRR, MAP), BEIR
-    folders, FOLDER@NAME (the file FOLDER/NAME.*, or qrels/NAME.tsv of a BEIR folder), or mteb:NAME, a task of MTEB. The
-    first metric of the first task selects the best model. Empty: no evaluation."""
+    """Held-out tasks: UTF-8 files of scored pairs (Spearman) or of questions and answers (nDCG@10, recall, MRR, MAP),
+    BEIR folders, FOLDER@NAME (the file FOLDER/NAME.*, or qrels/NAME.tsv of a BEIR folder), or mteb:NAME, a task of
+    MTEB. The first metric of the first task selects the best model. Empty: no evaluation."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this. In a
-    file without the named columns, only usual names are recognised."""
+    """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this. In
+    a file without the named columns, only usual names are recognised."""
     corpus: str | None = None
-    """A text file or table (UTF-8) with more candidates for questions and answers. A table has the column `text` or
-    `sentence`, or a single column."""
+    """A text file or table (UTF-8) with more candidate answers for tasks of questions and answers. A table has the
+    column `text` or `sentence`, or a single column."""
     every_steps: NonNegative = 0
     """Number of optimizer steps between evaluations. 0: before and after training only."""
 
@@ -198,8 +202,8 @@ class CheckpointSettings:
     """Checkpoints from which a run resumes. They do not change the result."""
 
     every_steps: NonNegative = 0
-    """Number of optimizer steps between checkpoints; the last step writes a checkpoint too. 0: checkpoints only on SIGINT
-    (exit code 130) and SIGTERM (143), which always write a checkpoint before the next step."""
+    """Number of optimizer steps between checkpoints; the last step writes a checkpoint too. 0: checkpoints only on
+    SIGINT (exit code 130) and SIGTERM (143), which always write a checkpoint before the next step."""
     keep: Positive = 2
     """Number of newest checkpoints to keep."""
 
@@ -218,12 +222,12 @@ class TrainSettings:
     )
 
     run_dir: str = "runs/latest"
-    """Output folder: settings.yaml, metrics.jsonl, tensorboard/, model/, checkpoints/, result.json (of a finished run), and
-    interrupted/ (weights of a failed run, removed when the run is finished). The folder of a different run or of a
+    """Output folder: settings.yaml, metrics.jsonl, tensorboard/, model/, checkpoints/, result.json (of a finished run),
+    and interrupted/ (weights of a failed run, removed when the run is finished). The folder of a different run or of a
     finished run is refused."""
     batch_size: Positive = 64
-    """Examples of a contrastive batch on all processes together; all other texts of the batch are negatives. Memory does
-    not limit it."""
+    """Examples of a contrastive batch on all processes together; all other texts of the batch are negatives. Memory
+    does not limit it."""
     epochs: Positive = 1
     """Number of passes over the data."""
     max_steps: Positive | None = None
@@ -241,15 +245,15 @@ class TrainSettings:
     """Experiment trackers that get the numbers of metrics.jsonl. Trackers must be installed; tensorboard writes into
     run_dir."""
     micro_batch_tokens: Positive | None = None
-    """Maximum tokens of a forward pass with padding, in training and evaluation. None in training: chosen at the start for
-    the free memory of the device, at most 16384 (2048 on a CPU), and stored in checkpoints. None in evaluation: 16384
-    (2048 on a CPU)."""
+    """Maximum tokens of a forward pass with padding, in training and evaluation. None in training: chosen at the start
+    for the free memory of the device, at most 16384 (2048 on a CPU), and stored in checkpoints. None in evaluation:
+    16384 (2048 on a CPU)."""
     graph_tokens: NonNegative | None = None
     """Maximum computed tokens per process whose activations are kept for the backward pass. Accumulated batches are
     encoded together up to this number. A larger batch is encoded twice (gradient caching): the same gradient with less
     memory and about 50 % more time. None: chosen like micro_batch_tokens; at most 16384 on a CPU."""
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
-    """Keep only the inputs of layers in the forward pass and recompute the layers in the backward pass: the same
+    """Store only the inputs of layers in the forward pass and recompute the layers in the backward pass: the same
     gradient with less memory and about 50 % more time. Useful for long texts; for large batches, graph_tokens has the
     same cost. auto: used if a step does not fit without it, if the larger micro-batches save time on a GPU, or if a single
     text runs out of memory."""
@@ -283,24 +287,29 @@ class TrainSettings:
 
     @property
     def run_path(self) -> Path:
-        """The run directory as a path, `~` expanded."""
+        """Path of the run directory, with `~` expanded."""
         return Path(self.run_dir).expanduser()
 
     @property
     def loaded_model(self) -> ModelSettings:
-        """The model settings with the dtype for loading. It is float32 if all weights are trained, because other dtypes
-        round small updates to zero."""
+        """The model settings with the dtype in which weights are loaded.
+
+        The dtype is float32 if all weights are trained, because other dtypes round small updates to zero.
+        """
         return self.model if self.lora.rank else replace(self.model, dtype="float32")
 
     @property
     def autocasts(self) -> bool:
-        """Whether training computes products of float32 weights in bfloat16."""
+        """Whether training uses bfloat16 autocast with float32 weights."""
         return self.lora.rank == 0 and self.model.dtype == "bfloat16"
 
     @property
     def identity(self) -> TrainSettings:
-        """The settings that affect the result, by which a run directory recognises its run. Token budgets change only the
-        order of additions and dropout masks, so a run can resume with different budgets."""
+        """These settings, with settings that do not affect the training result reset to fixed values.
+
+        A run directory can only be resumed with an equal identity. Token budgets change only the order of additions and
+        dropout masks, so a run can resume with different budgets.
+        """
         unused = {name: getattr(TrainSettings, name) for name in BUDGET_SETTINGS}
         unused |= {"checkpoint": CheckpointSettings(), "report_to": [], "allow_cpu": False}
         return replace(self, run_dir="", resume="never", **unused)

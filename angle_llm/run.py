@@ -107,8 +107,8 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
     """Return the sources of the model and of the guide and teacher encoders; check names without loading weights.
 
     A source is what a path or hub id refers to. The second result has the keys `guide` (filters false negatives) and
-    `teacher_vectors` (encoder whose vectors are learned), if the settings name these encoders. Checked are all paths,
-    the pooling and the prompts.
+    `teacher_vectors` (encoder whose vectors are learned), if the settings name these encoders. The check covers all
+    paths, the pooling and the prompts.
 
     Raises:
         SettingsError: if the model to train is the output of this run.

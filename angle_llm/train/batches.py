@@ -82,7 +82,7 @@ class StepSchedule:
             epoch, first = epoch + 1, 0
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of an optimizer step; the first step is 1."""
+        """Return the learning rate of an optimizer step; steps are counted from 1."""
         return self._settings.optimizer.learning_rate * rate_share(step, self.warmup, self.steps)
 
     def evaluates_at(self, step: int) -> bool:

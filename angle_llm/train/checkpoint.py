@@ -59,7 +59,7 @@ class Progress:
     start: dict[str, float] | None = None
     """Metrics of the encoder before training, by name; None if not evaluated."""
     best: dict[str, float] | None = None
-    """Metrics of the best encoder so far, which is saved in `model/`; None before such an evaluation."""
+    """Metrics of the best encoder so far, which is saved in `model/`; None if no encoder was saved."""
     budget: TokenBudget | None = None
     """Token budget of a process, lower than at the start if memory ran out; None without a checkpoint."""
 

@@ -26,7 +26,7 @@ from angle_llm.settings.train import OptimizerSettings
 from angle_llm.train.distributed import Processes
 
 Named = Iterable[tuple[str, Tensor]]
-"""(name, tensor) of several tensors."""
+"""Tensors with their names, as (name, tensor)."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Names of the moments of Adam in an optimizer state."""

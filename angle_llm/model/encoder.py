@@ -191,7 +191,7 @@ class SentenceEncoder:
     @property
     def prompt(self) -> PromptTemplate:
         """The prompt around each text. Raises `ValueError` if queries and documents have different prompts."""
-        return self.tokenizers.one.prompt
+        return self.tokenizers.selected.prompt
 
     @property
     def side(self) -> Side | None:
@@ -330,7 +330,7 @@ class SentenceEncoder:
 
     def tokenize(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
         """Return the token ids of each text, with prompt and special tokens; errors count positions from `first`."""
-        return self.tokenizers.one(texts, first)
+        return self.tokenizers.selected(texts, first)
 
     def plan(self, texts: Sequence[str], token_budget: int, processes: int = 1) -> Plan:
         """Plan a batch: its micro-batches, the process of each, and their layout with the reason."""

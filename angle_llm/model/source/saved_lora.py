@@ -46,7 +46,7 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
             )
     if (bits := source.card.bits) != model.bits:
         raise SettingsError(
-            f"--model.bits is {model.bits}, but the adapter in {model.path} was trained with {bits}: it fits these weights only. "
+            f"--model.bits is {model.bits}, but the adapter in {model.path} was trained with {bits} and fits these weights only. "
             f"Set --model.bits {bits}, or merge the adapter (angle-llm merge)."
         )
     return own

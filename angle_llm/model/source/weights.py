@@ -36,13 +36,15 @@ class BaseWeights:
     """Read access to the tensors of a backbone by name, without loading all tensors if possible."""
 
     skeleton: nn.Module
-    """The backbone, for its config and the types and shapes of its layers. If `streamed`, its tensors are on the meta
-    device."""
+    """The backbone, with config, layer types and shapes. If `streamed`, its tensors are on the meta device (no values)."""
     read: Callable[[str], Tensor]
     """Function that returns the tensor with a name in `skeleton.state_dict()`, not quantized, on the CPU; read-only."""
     dtype: torch.dtype
     bits: int | None
-    """Number of bits to which `values` quantizes weights of linear layers; None: no quantization in `values`."""
+    """Bits of the linear layers in the forward pass, 4 or 8.
+
+    None if the layers are not quantized, or if `read` already returns dequantized values.
+    """
     streamed: bool
     """Whether a tensor is read from its file on demand; otherwise all tensors are in memory."""
     known_fingerprint: str | None = None
@@ -163,7 +165,7 @@ class FlopsPerToken:
     forward: int
     """Operations of the forward pass: two per weight."""
     backward: int
-    """Operations of the backward pass: two per weight for the gradient of the input, and two per trainable weight."""
+    """Operations of the backward pass: two per weight for the gradient of the input, two more per trainable weight."""
 
     @classmethod
     def of(cls, backbone: nn.Module) -> FlopsPerToken:

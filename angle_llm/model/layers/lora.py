@@ -174,7 +174,7 @@ class LoraUpdate:
         return merged
 
     def exactly(self, weight: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the weight with the update merged in float64, and an upper bound on the error of `merged`, in float32.
+        """Return the updated weight in float64, and an upper bound on the float32 rounding error of `merged`.
 
         Both have the shape of `weight`, which is as in `merged`. The bound holds for any order of additions. For rank R, a
         term of the sum is rounded at most R + 2 times: the product, R - 1 sums, the scaling, the sum with W. Every

@@ -165,20 +165,21 @@ class SentenceEncoder:
         return encoder
 
     def probe_layouts(self, device: torch.device) -> None:
-        """Set the layouts of micro-batches for the device on which the encoder will run later.
+        """Find the layouts of micro-batches that the encoder can compute on a device to which it will move later.
 
-        A device without an index, such as `cuda`, may be missing on this machine.
+        The result, a `LayoutSupport`, is stored in `layouts`. A device without an index, such as `cuda`, may be missing on
+        this machine.
         """
         self.layouts = probe_layouts(self.model.backbone, self.pooling, causal=self.model.causal, device=device)
 
     def with_prompt(self, prompt: PromptChoice) -> SentenceEncoder:
-        """Return an encoder with another prompt that shares its weights; `prompt` as in `from_pretrained`."""
+        """Return an encoder with another prompt and the same weights, without a copy; `prompt` as in `from_pretrained`."""
         other = copy.copy(self)
         other.tokenizers = SideTokenizers.of(self.tokenizer, load_prompts(prompt), self.max_length)
         return other
 
     def for_side(self, side: Side) -> SentenceEncoder:
-        """Return an encoder with the prompt of queries or of documents for all texts; it shares its weights."""
+        """Return an encoder that encodes all texts as queries or as documents, with the same weights, without a copy."""
         other = copy.copy(self)
         other.tokenizers = replace(self.tokenizers, side=side)
         return other
@@ -264,7 +265,11 @@ class SentenceEncoder:
         return 0 if pad is None else int(pad)
 
     def add_lora(self, settings: LoraSettings) -> None:
-        """Add a new LoRA adapter to the backbone and freeze all other weights; raise `ValueError` if it has an adapter."""
+        """Add a new LoRA adapter to the backbone, and freeze all other weights.
+
+        Raises:
+            ValueError: if the encoder already has an adapter, or a target is not the name of a layer.
+        """
         if lora.is_adapted(self.model.backbone):
             raise ValueError(f"this encoder already has an adapter. Start from its base, {self.base}.")
         self.base_fingerprint = weights_fingerprint(self.model.backbone)
@@ -377,9 +382,9 @@ class SentenceEncoder:
     def save_pretrained(self, folder: str | Path, check: Callable[[Path], None] | None = None) -> None:
         """Save the encoder in a folder from which `from_pretrained` loads the same encoder.
 
-        An encoder with an adapter is saved as adapter and name of the base, any other with all weights. The folder is
-        written completely or not at all. `check` is called with the written folder before it replaces `folder`, and
-        prevents this by raising an error.
+        An encoder with an adapter is saved as the adapter and the name of the base. Other encoders are saved with all
+        weights. The folder is written completely or not at all. `check` is called with the new folder before the new folder
+        replaces `folder`, and can raise an error to prevent this.
 
         Raises:
             ValueError: if the encoder has an adapter and `base` is None.

@@ -143,9 +143,8 @@ def checked_pooling(name: str | None, backbone: nn.Module, *, causal: bool) -> s
 class EmbeddingModel(nn.Module):
     """Backbone and pooling: maps a micro-batch of texts to a float32 row per text, its embedding.
 
-    The texts of a micro-batch are padded, or concatenated into one sequence (see `micro_batches`). A causal backbone gets
-    no mask for padded texts: its tokens do not attend to padding on the right, and attention without a mask can use a
-    faster kernel.
+    The texts of a micro-batch are padded, or in one sequence (see `micro_batches`). A causal backbone gets no mask for
+    padded texts. Its tokens do not attend to padding on the right, and attention without a mask can use a faster kernel.
 
     After `read_layers`, a row contains several embeddings side by side.
 
@@ -186,7 +185,7 @@ class EmbeddingModel(nn.Module):
         A row then contains `1 + len(layers)` embeddings side by side. The first embedding is computed by all layers.
 
         Raises:
-            ValueError: if a number is repeated or not in 1 .. number of layers - 1, or if states between the layers of
+            ValueError: if a number is repeated or not in 1 .. number of layers - 1. Also if states between the layers of
                 the backbone are not available.
         """
         stack = None
@@ -218,7 +217,10 @@ class EmbeddingModel(nn.Module):
 
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:
-        """Apply `read_layers(layers)` and disable autocast inside this context; other threads wait until it exits."""
+        """Apply `read_layers(layers)` and disable autocast inside this context.
+
+        Forward passes in other threads wait until the context exits.
+        """
         with forward_lock(self.backbone):
             before = self.inner_layers, self._stack, self.autocasts
             self.read_layers(layers)

@@ -163,10 +163,10 @@ class SentenceTokenizer:
     """Converts texts with a prompt to at most `max_length` token ids per text, special tokens included.
 
     A text that is too long loses its last tokens. Prompt and special tokens are kept, because last-token pooling reads the
-    last token. There is one exception. With tokenization `joined`, the first characters of the tail (the prompt after the
-    text) can be in the same token as the end of the text, such as the closing quote of `"{text}"`. They are truncated
-    with the text; tokenization `segments` keeps them. Edits of the prompt apply before truncation, so a full stop that an
-    edit appends can be truncated. The ids of a text do not depend on other texts.
+    last token. There is one exception. With tokenization `joined`, the first characters of the prompt after the text, such
+    as the closing quote of `"{text}"`, can be in the same token as the end of the text. They are truncated with the text;
+    tokenization `segments` keeps them. Edits of the prompt apply before truncation, so a full stop that an edit appends can
+    be truncated. The ids of a text do not depend on other texts.
 
     Raises:
         ValueError: from the constructor, if `max_length` is too small for the prompt and a token of text. From a call, for
@@ -232,9 +232,9 @@ class SentenceTokenizer:
 
 @dataclass(frozen=True)
 class SideTokenizers:
-    """The tokenizers of queries and documents, and which of the two is selected for all texts.
+    """The tokenizer of queries and the tokenizer of documents, which are the same object if the prompts are the same.
 
-    Both tokenizers are the same object if queries and documents have the same prompt.
+    `side` selects a tokenizer for all texts.
     """
 
     query: SentenceTokenizer
@@ -255,7 +255,7 @@ class SideTokenizers:
 
     @property
     def distinct(self) -> list[SentenceTokenizer]:
-        """The query and the document tokenizer if their prompts differ, else a list of the single common tokenizer."""
+        """List of the different tokenizers: query and document tokenizer if their prompts differ, else the common one."""
         return [self.query, self.document] if self.prompts.differ else [self.query]
 
     @property
@@ -274,12 +274,12 @@ class SideTokenizers:
 
 
 def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
-    """Return the tokenized template of a prompt with tokenization `joined`: head, text and tail are one string.
+    """Return the tokenized template of a prompt that is tokenized together with the text, as one string (`joined`).
 
-    The head is the part of the prompt before the text, the tail the part after the text. The function finds the merge
-    span: the start of the tail that can be in the same token as the end of a text. It is the shortest start after which
-    the ids of the rest are equal for all test texts, which end with `TEXT_ENDS`. Often it is one character, at most the
-    whole tail. It never ends inside a word, because the parts of a word can merge in more ways than the test texts cover.
+    The tail is the part of the prompt after the text. The merge span is the start of the tail that can be in the same token
+    as the end of a text. Test texts that end with `TEXT_ENDS` determine the merge span. It is the shortest start of the
+    tail after which the ids of the rest are equal for all test texts: often one character, at most the whole tail. It never
+    ends inside a word, because the parts of a word can merge in more ways than the test texts cover.
     """
     head, tail = prompt.head, prompt.tail
     probes = [*TEXT_ENDS, *(f"A man eats{end}" for end in TEXT_ENDS)]
@@ -295,10 +295,7 @@ def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
 
 
 def _segments(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
-    """Return the tokenized template of a prompt with tokenization `segments`.
-
-    The prompt before the text, the text, and the prompt after the text are tokenized separately.
-    """
+    """Return the tokenized template of a prompt that is tokenized separately from the text (`segments`)."""
     head_ids, tail_ids = plain_ids(tokenizer, [prompt.head, prompt.tail])
     return TokenizedTemplate(head_ids, "", "", tail_ids)
 

@@ -263,14 +263,14 @@ class StoredSource:
     stamps: list[tuple[int, int]]
     """Size and modification time of each input file."""
     delimiter: str | None = None
-    """Written by earlier versions; not used."""
+    """Setting of earlier versions, which this version does not write. If set, texts cannot be read from the input again."""
     encoding: str = "utf-8"
-    """Written by earlier versions; not used."""
+    """Setting of earlier versions, which this version does not write. If not utf-8, texts cannot be read again."""
 
 
 @checked_dataclass(frozen=True, config=_STRICT)
 class ShardRows:
-    """Which rows of the input a shard contains."""
+    """Number of the first input row of a shard, number of vectors, and number of skipped rows."""
 
     first: int
     """Number of the first row in the input, from 0."""

@@ -126,7 +126,7 @@ class LayerStack:
 
 
 def cut_layers(backbone: nn.Module, keep: int) -> None:
-    """Remove all layers but the first `keep` from a backbone and its config, in place; it may have an adapter.
+    """Remove all layers but the first `keep` from a backbone, with or without adapter, and from its config, in place.
 
     Raises:
         ValueError: if the backbone has fewer layers.

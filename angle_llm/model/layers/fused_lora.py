@@ -50,7 +50,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class _LoraLinear(torch.autograd.Function):
-    """Autograd function of `lora_linear`."""
+    """Autograd function for a LoRA layer with a frozen base layer, base(x) + scaling · (drop(x) Aᵀ) Bᵀ (`lora_linear`)."""
 
     @staticmethod
     def forward(
@@ -98,7 +98,7 @@ class _LoraLinear(torch.autograd.Function):
 def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
     """Return `x_TI` with zeros where the dropout mask is 0; None: `x_TI` itself.
 
-    The dropout factor 1/(1 - p) is not applied here. `_LoraLinear` applies it to the smaller product (T, R).
+    The dropout factor 1/(1 - p) is not applied here. `_LoraLinear` multiplies the smaller product (T, R) by the factor.
     """
     # torch.where(mask, x, 0) would copy the 0 from the CPU to a GPU, and wait.
     return x_TI if mask_TI is None else x_TI * mask_TI
@@ -115,10 +115,10 @@ def lora_linear(
 ) -> Tensor:
     """Return base(x) + scaling · (drop(x) Aᵀ) Bᵀ, a LoRA layer with a frozen linear layer `base`, with little memory.
 
-    The scaling is applied to the (T, R) product, and the last product is added to the output in place; peft needs several
-    passes over (T, O). Values and gradients equal those of peft up to the order of additions, in equal dtypes. Everything
-    is computed in the dtype of `x`, and a wider adapter is rounded, as under autocast. peft instead computes the update of
-    a half-precision base in float32. Second derivatives are not available.
+    For T tokens and rank R, the scaling is applied to the (T, R) product. The last product is added to the output (T, O) in
+    place, where peft needs several passes. Values and gradients equal the results of peft up to the order of additions.
+    Everything is computed in the dtype of `x`, and a wider adapter is rounded, as under autocast. In contrast, peft
+    computes the update of a half-precision base in float32. Second derivatives are not available.
 
     Dropout draws the same random numbers as peft on a CPU. The mask takes a byte per element, and drop(x) is computed
     again in the backward pass. For a quantized base, the gradient is computed with the dequantized weight, as in

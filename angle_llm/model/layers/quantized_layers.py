@@ -21,11 +21,11 @@ def bits_of_layer(layer: nn.Module) -> int | None:
 def patch_bitsandbytes(model: nn.Module) -> None:
     """Change the bitsandbytes layers of a model in place so that training is correct; call before the first forward pass.
 
-    4-bit layers do not repack their weights. bitsandbytes 0.50.2 on a CPU with AVX512-BF16 repacks them in an evaluation,
-    for a kernel without a backward pass. Later training steps would have wrong gradients without an error.
+    In 4-bit layers, repacking of the weights is disabled. On a CPU with AVX512-BF16, bitsandbytes 0.50.2 repacks weights
+    in evaluation, for a kernel without a backward pass. Later training steps would have wrong gradients without an error.
 
-    8-bit layers get their scales as a buffer. bitsandbytes keeps the scales in an object that does not move to another
-    device with the layer, and that is lost when the weight is set again, as peft does for DoRA on a CPU.
+    In 8-bit layers, the scales become a buffer. The library keeps the scales in an object that does not move to another
+    device with the layer. This object is also lost when the weight is set again, as peft does for DoRA on a CPU.
     """
     for layer in model.modules():
         held: Any = layer

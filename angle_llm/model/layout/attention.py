@@ -48,9 +48,10 @@ cuDNN is excluded, because it caches a plan for every shape without limit, and m
 
 
 def attention_kernels(device: torch.device, longest_text: int | None = None) -> AbstractContextManager[None]:
-    """Return a context in which torch uses the best attention kernels for a device and text length.
+    """Return a context that selects the attention kernels of torch, with or without a fused kernel, for a device.
 
-    `longest_text` is the number of tokens of the longest text in a training step; None in inference.
+    On a CPU, a training step whose longest text has at most `PLAIN_ATTENTION_TOKENS` tokens uses no fused kernel.
+    `longest_text` is the number of tokens of this text; None in inference.
     """
     if device.type != "cpu":
         return sdpa_kernel(_GPU_KERNELS)
@@ -84,7 +85,8 @@ class _SequenceContext:
     ) -> Tensor:
         """Return the attention output (1, T, H, S) for query (1, H, T, S), key and value (1, K, T, S).
 
-        `softcap`: scores are limited to ±softcap by tanh; None: no limit.
+        T: tokens of the sequence, H: heads, K: key-value heads, S: dimensions of a head. `softcap`: scores are limited to
+        ±softcap by tanh; None: no limit.
         """
         if (
             self.kernel == "gathered"
@@ -121,9 +123,9 @@ class _SequenceContext:
     # gathered
 
     def _groups(self) -> tuple[list[tuple[SequenceGroup, bool]], Tensor]:
-        """Return the groups of texts of similar length with whether they need a mask, and the index (T,) of each token.
+        """Group the texts by length: return pairs (group, whether its scores need a mask), and an index of tokens.
 
-        The index is among the flattened queries of all groups (see `TokenSequence.groups`).
+        The index (T,) is the place of each token in the concatenated queries of all groups (see `TokenSequence.groups`).
         """
         groups, place_T = self.sequence.groups()
         place_T = nn.functional.pad(place_T, (0, self.tokens - len(place_T)))
@@ -150,9 +152,9 @@ class _SequenceContext:
     def _gathered(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float, softcap: float | None
     ) -> Tensor:
-        """Return the attention output (1, T, H, S) by the kernel `gathered`: one call per group of texts of similar length.
+        """Return the attention output by the kernel `gathered`; arguments and shapes as in `attend`.
 
-        Arguments as in `attend`.
+        Keys and values are gathered, and attention is called once per group of texts of similar length.
         """
         heads, kv_heads = query.shape[1], key.shape[1]
         repeats = heads // kv_heads
@@ -188,7 +190,7 @@ class _SequenceContext:
     # flex
 
     def _flex(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float | None) -> Tensor:
-        """Return the attention output (1, T, H, S) by the kernel `flex` (FlexAttention). Arguments as in `attend`."""
+        """Return the attention output by FlexAttention (the kernel `flex`); arguments and shapes as in `attend`."""
         shared_heads = query.shape[1] != key.shape[1]
         if query.is_meta:  # to count memory (`step_memory`): a fused kernel without a mask saves the same tensors
             attended = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=shared_heads)

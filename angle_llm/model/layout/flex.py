@@ -74,7 +74,9 @@ def flex_call(
     scaling: float | None,
     shared_heads: bool,
 ) -> Any:
-    """Return the attention output (1, H, T, S) of FlexAttention; `compiled_flex` compiles this function.
+    """Return the attention output (1, H, T, S) of FlexAttention, for H heads with S dimensions and T tokens.
+
+    `compiled_flex` compiles this function.
 
     Args:
         softcap: scores are limited to ±softcap by tanh; None: no limit. It is a tensor, because torch.compile would make a

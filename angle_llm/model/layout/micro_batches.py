@@ -64,7 +64,10 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class LayoutSupport:
-    """The layout with the fewest tokens that a model can compute: a prefix trie, packed texts or padded texts."""
+    """The layout of micro-batches with the fewest tokens that a model can compute, and its limits.
+
+    A layout is a prefix trie, packed (concatenated) texts or padded texts.
+    """
 
     layout: Literal["trie", "packed", "padded"]
     """Possible layout with the fewest tokens. A `trie` has fewer tokens than `packed`; every model can compute `padded`."""
@@ -218,9 +221,9 @@ def plan_micro_batches(
 ) -> Plan:
     """Split a batch of N texts into micro-batches, choose their layout, and distribute them over processes.
 
-    The layout is a prefix trie, packed texts or padded texts, the layout with the lower cost. Texts longer than
-    `layouts.max_tokens` are always padded, in separate micro-batches. Processes get equally many micro-batches with about
-    equally many tokens.
+    The layout is `layouts.layout` (prefix trie or packed, that is, concatenated texts) or padded texts: the layout with the
+    lower cost. Texts longer than `layouts.max_tokens` are always padded, in separate micro-batches. Processes get equally
+    many micro-batches with about equally many tokens.
 
     Args:
         ids: token ids of the N texts.
@@ -278,6 +281,7 @@ class _Tries:
         return [self._group(first, last) for first, last in pairwise([*starts, len(self._order)])]
 
     def _group(self, first: int, last: int) -> TextGroup:
+        """Return the planned micro-batch of the sorted texts `first` .. `last` - 1."""
         # The first text of a group is computed in full, later texts without the tokens shared with the text before.
         nodes = len(self._ordered[first]) + sum(
             len(self._ordered[position]) - self._shared[position] for position in range(first + 1, last)
@@ -285,6 +289,7 @@ class _Tries:
         return TextGroup(self._order[first:last], nodes, nodes, partial(self._make, first, last))
 
     def _make(self, first: int, last: int) -> MicroBatch:
+        """Create the tensors of the prefix trie of the sorted texts `first` .. `last` - 1."""
         ids_1T, sequence = build_sequence(self._ordered[first:last], self._shared[first:last])
         return MicroBatch(self._order[first:last], ids_1T, sequence=sequence)
 
@@ -308,10 +313,12 @@ class _Packed:
         return [self._group(rows) for rows in groups]
 
     def _group(self, rows: list[int]) -> TextGroup:
+        """Return the planned micro-batch of the packed texts with the indices `rows`."""
         tokens = sum(len(self._texts[row]) for row in rows)
         return TextGroup(rows, tokens, tokens, partial(self._make, rows))
 
     def _make(self, rows: list[int]) -> MicroBatch:
+        """Create the tensors of the packed texts with the indices `rows`."""
         ids_1T, sequence = build_sequence([self._texts[row] for row in rows], causal=self._causal)
         return MicroBatch(rows, ids_1T, sequence=sequence)
 
@@ -343,10 +350,12 @@ class _Padded:
         return [self._group(group) for group in groups]
 
     def _group(self, rows: list[int]) -> TextGroup:
+        """Return the planned micro-batch of the padded texts with the indices `rows`."""
         longest = len(self._texts[rows[0]])
         return TextGroup(rows, len(rows) * longest, longest, partial(self._make, rows))
 
     def _make(self, rows: list[int]) -> MicroBatch:
+        """Create the tensors of the padded texts with the indices `rows`."""
         ids_BT = np.full((len(rows), len(self._texts[rows[0]])), self._pad_id, dtype=np.int64)
         mask_BT = np.zeros_like(ids_BT)
         for position, row in enumerate(rows):

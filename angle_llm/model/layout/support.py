@@ -40,9 +40,10 @@ _DYNAMIC_ROPE = {"longrope", "dynamic"}
 def probe_layouts(
     backbone: nn.Module, pooling: str, *, causal: bool, device: torch.device | None = None
 ) -> LayoutSupport:
-    """Return the layout of a micro-batch with the fewest tokens that a backbone can compute: trie, packed or padded.
+    """Return the layout of micro-batches with the fewest tokens that a backbone can compute.
 
-    The config is checked, and hidden states of texts in one sequence are compared with hidden states of single texts.
+    It is a prefix trie, packed (concatenated) texts or padded texts. The config is checked, and hidden states of texts in
+    one sequence are compared with hidden states of single texts.
 
     Args:
         pooling: name of the pooling.

@@ -124,10 +124,10 @@ class TokenSequence:
     def groups(self) -> tuple[tuple[SequenceGroup, ...], Tensor]:
         """Group texts of similar length for attention with gathered keys; return the groups, and an index (T,) of tokens.
 
-        The index is the place of each token in the flattened queries of all groups. In a prefix trie, the lengths of the
-        texts in a group are between the same powers of two, and so are the numbers of tokens after the shared prefix. So
-        at most four times the necessary scores are computed. Packed texts in a group have lengths in the same interval of
-        `LENGTH_STEP`. Texts that equal the text before them add no token and are in no group.
+        The index is the place of each token in the flattened queries of all groups. In a prefix trie, the texts of a group
+        have lengths between the same powers of two. The same holds for the numbers of tokens after the shared prefix. So at
+        most four times the necessary scores are computed. Packed texts in a group have lengths in the same interval of
+        `LENGTH_STEP`. A text that equals the text before it adds no token and is in no group.
         """
         paths, added_R, shares = list(self.paths()), self.lengths_R - self.shared_R, bool(self.shared_R.any())
         adding: dict[tuple[int, int], list[int]] = {}
@@ -189,7 +189,7 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple
     Returns the index of the first text of each trie, and the total number of nodes. A trie has at most `most_nodes` nodes
     and `KEYS_A_NODE` times as many gathered keys; a longer text is a trie by itself. A common prefix of two texts is
     computed twice if the texts are in different tries. Complexity for N texts is O(N log N), by dynamic programming over
-    the first texts of tries: a first text with which a trie is too large is too early for all later texts.
+    the first texts of tries: if a trie is too large, it is also too large with later texts.
 
     Args:
         lengths: number of tokens of each text.
@@ -241,7 +241,7 @@ def build_sequence(
 
 
 class _GatherRows(torch.autograd.Function):
-    """Autograd function of `gather_rows`."""
+    """Autograd function for `states_TD[index_I]` with a deterministic gradient, summed in float32 (`gather_rows`)."""
 
     @staticmethod
     def forward(ctx: Any, states_TD: Tensor, index_I: Tensor) -> Tensor:

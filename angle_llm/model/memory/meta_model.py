@@ -75,7 +75,7 @@ def tiny_copy(config: Any) -> nn.Module:
     The sizes in `_SMALL` are tried first, then the sizes in `_SHALLOW`.
 
     Raises:
-        ValueError: if the architecture does not work with either sizes.
+        ValueError: if the architecture works with neither of them.
     """
     for sizes in (_SMALL, _SHALLOW):
         try:

@@ -50,7 +50,7 @@ logging.getLogger("DeepSpeed").addFilter(
 
 
 class Parts(NamedTuple):
-    """Backbone, tokenizer, adapter and card of an encoder, as loaded from its files."""
+    """Backbone, tokenizer, adapter and settings (`EncoderCard`) of an encoder, loaded from files."""
 
     folder: str | Path
     """Path of the saved encoder, the adapter or the backbone, for error messages."""
@@ -74,7 +74,10 @@ def load_parts(
     device: torch.device,
     bits: int | Literal["auto"] | None,
 ) -> Parts:
-    """Load backbone, tokenizer, adapter and card of a model. Arguments and errors as in `SentenceEncoder.from_pretrained`."""
+    """Load backbone, tokenizer, adapter and settings (`EncoderCard`) of a model.
+
+    Arguments and errors as in `SentenceEncoder.from_pretrained`.
+    """
     if source.card is not None:
         if adapter is not None:
             raise no_backbone(source.path)
@@ -149,8 +152,8 @@ def save_parts(
 ) -> None:
     """Save an encoder in a folder: only the adapter if the backbone has an adapter, else all weights.
 
-    The folder appears complete or not at all. `check` is called with the written folder before it replaces `folder`, and
-    prevents this by raising an error.
+    The folder is written completely or not at all. `check` is called with the new folder before the new folder replaces
+    `folder`, and can raise an error to prevent this.
     """
     if not is_adapted(backbone):
         card = replace(card, base=None, base_revision=None, base_fingerprint=None, layers=None)
@@ -207,7 +210,7 @@ def write_earlier_names(folder: Path) -> None:
 
 
 def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys and values of transformers 4 for a configuration that transformers 5 wrote."""
+    """Return the keys, with values, that transformers 4 reads and that transformers 5 moved or renamed in `config`."""
     rope, types = config.get("rope_parameters") or {}, config.get("layer_types") or []
     names: dict[str, Any] = {"torch_dtype": config["dtype"]} if config.get("dtype") else {}
     nested = "full_attention" in rope
@@ -236,10 +239,10 @@ _LIBRARY_PROBES = ("A man eats 3 apples.", "Straße, Привет 你好!", "x [
 
 
 def write_library_form(folder: Path, backbone: nn.Module, tokenizer: Tokenizer, card: EncoderCard) -> None:
-    """Add the files of sentence-transformers to a saved model, or a `modules.json` that stops the library from loading it.
+    """Add the configuration files of sentence-transformers to a saved model, if it can compute the same embeddings.
 
-    The files are added if the library would compute the same embeddings. This needs a prompt that is only text before
-    `{text}`, equal token ids for test texts, a known pooling, and all dimensions.
+    This needs a prompt that is only text before `{text}`, equal token ids for test texts, a pooling that the library has,
+    and all dimensions. Otherwise a `modules.json` is added that stops the library from loading the model.
     """
     path = folder / "tokenizer_config.json"
     original = path.read_bytes() if path.is_file() else b""

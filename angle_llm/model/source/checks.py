@@ -128,8 +128,8 @@ def check_model_files(folder: Path) -> int:
     """Check the files of a model folder before a library opens them; return the number of stored weights.
 
     Raises:
-        ArtifactError: if weights are not in safetensors files, the folder also contains an adapter, or the configuration
-            names other weight files or describes more modules than there are tensors.
+        ArtifactError: if weights are not in safetensors files, or the folder also contains an adapter. Also if the
+            configuration names other weight files or describes more modules than there are tensors.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -184,7 +184,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _numbers(values: object, key: str = "") -> Iterator[tuple[str, float]]:
-    """Yield (key, number) for every number in a JSON value, at any depth; `key` is the key of `values` itself."""
+    """Yield (nearest key, number) for every number in a JSON value, at any depth; `key` is the key of the whole value."""
     if isinstance(values, dict):
         for name, value in values.items():
             yield from _numbers(value, name)

@@ -111,8 +111,8 @@ def _offline_reason(repo: str, revision: str | None) -> str:
 def _fetch(repo: str, name: str, revision: str | None, *, cache_only: bool) -> Path | None:
     """Fetch a small file of a hub repository and return its path in the cache; None if the file does not exist.
 
-    Warns if `cache_only` is set and the cache contains the repository, but no record of whether a file exists that
-    marks a saved encoder or a sentence-transformers model.
+    `name` can be a file that marks a saved encoder or a sentence-transformers model. With `cache_only`, a warning is issued
+    if the cache contains the repository, but no record of whether this file exists.
 
     Raises:
         OSError: if the hub refuses the request.

@@ -18,8 +18,8 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
     """Return the LoRA settings of a training run: of the saved adapter that the run starts from, or `given` without one.
 
     Raises:
-        SettingsError: if a setting in `given` is neither the default nor the value of the saved adapter, or if
-            `model.bits` differs from the bits that the saved adapter was trained with.
+        SettingsError: if a setting in `given` is neither the default nor the value of the saved adapter. Also if
+            `model.bits` differs from the bits in the training of the saved adapter.
         ArtifactError: if the adapter folder is damaged.
     """
     if source.card is None or source.adapter is None:

@@ -104,7 +104,7 @@ class SentenceTransformersFolder:
 
     @classmethod
     def _read(cls, folder: Path, prompt: SidePrompts | None) -> SentenceTransformersFolder:
-        """Do the work of `read`; JSON values of a wrong type can raise TypeError or AttributeError."""
+        """Read the configuration files as `read` does, but JSON values of a wrong type raise TypeError or AttributeError."""
         paths, normalize = _read_modules(folder)
         options = _read_options(folder)
         config, place = _read_config(folder, "config_sentence_transformers.json")
@@ -409,7 +409,10 @@ def _read_prompts(config: dict[str, Any], place: Path) -> SidePrompts:
 
 
 def _template(name: str | None, prompts: dict[str, str | None]) -> PromptTemplate:
-    """Return the prompt `name` in `prompts`, which is text before a text; the prompt `plain` if it is None or empty."""
+    """Return the prompt template that puts the prefix `prompts[name]` before a text.
+
+    It is the prompt `plain` if the name is None or the prefix is empty.
+    """
     text = prompts.get(name) if name is not None else None
     if name is None or not text:
         return load_prompt("plain")

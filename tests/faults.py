@@ -72,7 +72,7 @@ FAULTS = [
           contract("encoder", "edits")),
     Fault("sides-are-two-texts", "relations", "text = text_of_row(batch.texts, row_of_N)", "text = None",
           "tests/train/test_two_sides.py -k slow_formulas"),
-    Fault("documents-read-as-queries", "SideTokenizers.one", 'self.side == "document"', "False",
+    Fault("documents-read-as-queries", "SideTokenizers.selected", 'self.side == "document"', "False",
           "tests/test_sides.py -k each_side"),
     # encoding
     Fault("padding-on-the-left", "_Padded._make", "[position, : len(self._texts[row])]",

@@ -1,4 +1,4 @@
-"""`SentenceEncoder`: maps texts to vectors, one row per text.
+"""`SentenceEncoder`: maps texts to embeddings, a row per text.
 
 Legend: N texts, D dimensions, C columns.
 """
@@ -46,7 +46,7 @@ from angle_llm.settings.train import LoraSettings
 
 
 class SentenceEncoder:
-    """A language model that maps texts to vectors: an adapter folder, a saved whole model, or a plain backbone.
+    """Maps texts to embeddings with a language model: backbone with optional LoRA adapter, prompt and pooling.
 
     encoder = SentenceEncoder.from_pretrained("runs/nli/model")
     rows = encoder.encode(["A man is eating.", "Someone eats."])     # (2, D) float32
@@ -66,9 +66,16 @@ class SentenceEncoder:
         base_revision: str | None = None,
         layout: Literal["auto", "padded"] = "auto",
     ) -> None:
-        """Wrap a loaded backbone. Defaults: prompt `summarize_one_word` and pooling `last` for a causal model, `plain`
-        and `mean` for a bidirectional one. With `normalize`, vectors have length 1. `base` is the name of the backbone,
-        with which an adapter is saved.
+        """Create an encoder from a loaded backbone and tokenizer.
+
+        Args:
+            prompt: None: `summarize_one_word` for a causal model, `plain` for a bidirectional model.
+            pooling: None: `last` for a causal model, `mean` for a bidirectional model.
+            max_length: maximum number of tokens of a text, with prompt; None: 512, or fewer if the backbone has fewer
+                positions.
+            normalize: scale embeddings to length 1.
+            base: path or hub id of the backbone, which is saved with an adapter.
+            base_revision: revision of `base` on the hub.
 
         Raises:
             ValueError: for an unknown or impossible pooling, or a `max_length` beyond the positions of the backbone.
@@ -109,23 +116,26 @@ class SentenceEncoder:
         layers: int | None = None,
         layout: Literal["auto", "padded"] = "auto",
     ) -> SentenceEncoder:
-        """Load an encoder: a folder of `save_pretrained` or sentence-transformers, or a backbone (folder, `.gguf` file,
-        hub id or ID@REVISION, `package:NAME/path`). The network is used for a hub id only.
+        """Load a saved encoder, a sentence-transformers model, or a backbone.
+
+        The network is used for a hub id only.
 
         Args:
-            adapter: a folder written by peft or angle-emb, for the backbone; needs `prompt` (see `peft_adapter`).
-            prompt: name, YAML file or template, or {"query": …, "document": …}. None: as saved, as a folder of
-                sentence-transformers says, or as in the constructor; likewise `pooling`, `max_length`.
-            dtype: "auto": of training for a saved folder, as stored for a backbone.
-            device: None: the GPU if there is one.
-            revision: of a hub id.
-            bits: 4 or 8: quantize the weights (see `quantization`). "auto": as in training, else None.
-            dimensions, layers: keep only the first ones (see `truncated`); None: as saved.
+            path_or_id: folder, `.gguf` file, hub id, ID@REVISION, or `package:NAME/path` in a Python package.
+            adapter: folder written by peft or angle-emb, with an adapter for the backbone; needs `prompt`.
+            prompt: name, YAML file or template, or {"query": …, "document": …}. None: the prompt of the saved encoder or
+                sentence-transformers model; for a backbone, the default of the constructor.
+            pooling, max_length: None: as for `prompt`.
+            dtype: "auto": the dtype in training for a saved encoder, the stored dtype for other models.
+            device: None: the GPU if there is a GPU, else the CPU.
+            revision: revision of a hub id.
+            bits: 4 or 8: quantize the weights (see `quantization`). "auto": as in training for a saved encoder, else None.
+            dimensions, layers: keep only the first dimensions and layers (see `truncated`); None: as saved, else all.
             layout: "auto": texts share the computation of common prefixes or are packed, if possible and faster. "padded":
                 usual batches.
 
         Raises:
-            FileNotFoundError: if there is no model at the path, or no adapter.
+            FileNotFoundError: if the model or the adapter does not exist.
             ArtifactError: for a damaged folder, or another base than in the training of the adapter.
             ValueError: for an adapter without a prompt, too many dimensions or layers, or a device that does not exist.
             QuantizationError: if the weights cannot be quantized.
@@ -163,9 +173,10 @@ class SentenceEncoder:
         return encoder
 
     def probe_layouts(self, device: torch.device) -> None:
-        """Choose layouts for a device to which the weights move later, or again after `model.autocasts` has changed.
+        """Find the layouts of micro-batches that the encoder can compute on a device to which it will move later.
 
-        The device may be missing here if it has no index.
+        The result, a `LayoutSupport`, is stored in `layouts`. Call it again after a change of `model.autocasts`. A device
+        without an index, such as `cuda`, may be missing on this machine.
         """
         self.layouts = probe_layouts(
             self.model.backbone,
@@ -176,25 +187,27 @@ class SentenceEncoder:
         )
 
     def with_prompt(self, prompt: PromptChoice) -> SentenceEncoder:
-        """Return the encoder with another prompt (as in `from_pretrained`) on the same weights."""
+        """Return an encoder with another prompt and the same weights, without a copy; `prompt` as in `from_pretrained`."""
         other = copy.copy(self)
         other.tokenizers = SideTokenizers.of(self.tokenizer, load_prompts(prompt), self.max_length)
         return other
 
     def for_side(self, side: Side) -> SentenceEncoder:
-        """Return the encoder whose `encode` reads all texts as queries or as documents, on the same weights."""
+        """Return an encoder that encodes all texts as queries or as documents, with the same weights, without a copy."""
         other = copy.copy(self)
         other.tokenizers = replace(self.tokenizers, side=side)
         return other
 
     def truncated(self, *, dimensions: int | None = None, layers: int | None = None) -> SentenceEncoder:
-        """Return the encoder of the first `layers` layers and `dimensions` dimensions, sharing weights; None keeps all.
+        """Return an encoder that uses only the first `layers` and the first `dimensions`; None keeps all.
 
-        It can be saved and trained. An encoder that was trained for it (`nested` in the settings) loses little; any
-        other can lose much. `encode_complex` uses halves of the kept dimensions.
+        The result shares its weights and can be saved and trained. Embeddings lose little quality if the encoder was
+        trained for truncation (setting `nested`); otherwise they can lose much. `encode_complex` splits the kept
+        dimensions into halves.
 
         Raises:
-            ValueError: for more than there are, or a backbone that gives other states without its last layers.
+            ValueError: if the encoder has fewer layers or dimensions, or if its first layers compute other states without
+                the last layers.
         """
         short = copy.copy(self)
         short.model = self.model.truncated(dimensions, layers)
@@ -202,42 +215,42 @@ class SentenceEncoder:
 
     @property
     def prompts(self) -> SidePrompts:
-        """The prompts of queries and of documents."""
+        """The prompt of queries and the prompt of documents."""
         return self.tokenizers.prompts
 
     @property
     def prompt(self) -> PromptTemplate:
-        """The prompt around each text. Raises `ValueError` if queries and documents have different prompts."""
-        return self.tokenizers.one.prompt
+        """The prompt of all texts. Raises `ValueError` if prompts of queries and documents differ and `side` is None."""
+        return self.tokenizers.selected.prompt
 
     @property
     def side(self) -> Side | None:
-        """`query` or `document` in an encoder made by `for_side`, else None."""
+        """`query` or `document` if the encoder reads all texts as queries or documents (see `for_side`), else None."""
         return self.tokenizers.side
 
     @property
     def pooling(self) -> str:
-        """Name of the pooling."""
+        """Name of the pooling, such as `last` or `mean`."""
         return self.model.pooling
 
     @property
     def normalize(self) -> bool:
-        """Whether vectors have length 1."""
+        """Whether embeddings are scaled to length 1."""
         return self.model.normalize
 
     @property
     def max_length(self) -> int:
-        """Maximum number of tokens of a text, with prompt and special tokens."""
+        """Maximum number of tokens of a text, prompt and special tokens included; longer texts are truncated."""
         return self.tokenizers.query.max_length
 
     @property
     def dimensions(self) -> int:
-        """D, the length of a vector."""
+        """Number of dimensions of an embedding, D."""
         return self.model.width
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
+        """Number of layers of the backbone."""
         return len(LayerStack.of(self.model.backbone).layers)
 
     @property
@@ -247,23 +260,30 @@ class SentenceEncoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the base weights; for quantized weights, of their products."""
+        """Dtype of the base weights; for quantized weights, the dtype of matrix products."""
         backbone: Any = lora.without_adapter(self.model.backbone)
         return cast(torch.dtype, backbone.dtype)
 
     @property
     def bits(self) -> int | None:
-        """Bits of the base weights, None if they are not quantized."""
+        """Number of bits of the quantized base weights, 4 or 8; None if they are not quantized."""
         return bits_of(self.model.backbone)
 
     @property
     def pad_id(self) -> int:
-        """Token id of padding. It changes no vector: padding is masked, or follows the last token of a causal model."""
+        """Token id of padding: the pad token of the tokenizer, or 0 without a pad token.
+
+        The id does not affect embeddings, because padding is masked, or follows the last token in a causal model.
+        """
         pad = self.tokenizer.pad_token_id
         return 0 if pad is None else int(pad)
 
     def add_lora(self, settings: LoraSettings) -> None:
-        """Add a LoRA adapter and freeze all other weights."""
+        """Add a new LoRA adapter to the backbone, and freeze all other weights.
+
+        Raises:
+            ValueError: if the encoder already has an adapter, or a target is not the name of a layer.
+        """
         if lora.is_adapted(self.model.backbone):
             raise ValueError(f"this encoder already has an adapter. Start from its base, {self.base}.")
         self.base_fingerprint = weights_fingerprint(self.model.backbone)
@@ -288,14 +308,19 @@ class SentenceEncoder:
         show_progress: bool = False,
         return_stats: bool = False,
     ) -> Rows | tuple[Rows, EncodeStats]:
-        """Return the vectors of the texts, (N, D) float32, in order; with `return_stats`, also counts and time.
+        """Return the embeddings of N texts in order, (N, D) float32; with `return_stats`, also counts and duration.
 
-        Repeated texts and shared prefixes of a causal model are computed once. Micro-batches have at most
-        `micro_batch_tokens` tokens with padding (default: 2,048 on a CPU, 16,384 elsewhere; half as many each time
-        memory runs out). The vector of a text does not depend on the other texts, up to rounding.
+        Repeated texts, and common prefixes of texts in a causal model, are computed once. The embedding of a text does not
+        depend on the other texts, up to rounding.
+
+        Args:
+            micro_batch_tokens: maximum number of tokens in a micro-batch, padding included. None: 2,048 on a CPU, 16,384
+                on other devices. It is halved after every out-of-memory error.
 
         Raises:
-            TypeError, ValueError: for a text that is not a string or is empty, with its position; for two prompts.
+            TypeError: if a text is not a string; the message gives its position.
+            ValueError: if a text is empty or has no tokens, or if queries and documents have different prompts (use
+                `encode_query` and `encode_document`).
         """
         with self.model.reading(()):
             rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress)
@@ -304,13 +329,13 @@ class SentenceEncoder:
     def encode_query(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> Rows:
-        """Encode texts as queries, the first texts of training pairs; return (N, D) float32."""
+        """Return the embeddings of N texts with the prompt of queries (first texts of training pairs), (N, D) float32."""
         return self.for_side("query").encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
     def encode_document(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> Rows:
-        """Encode texts as documents, the second texts of training pairs; return (N, D) float32."""
+        """Return the embeddings of N texts with the prompt of documents (second texts of pairs), (N, D) float32."""
         return self.for_side("document").encode(
             texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress
         )
@@ -323,11 +348,12 @@ class SentenceEncoder:
         micro_batch_tokens: int | None = None,
         show_progress: bool = False,
     ) -> Rows:
-        """Return the vectors after several numbers of layers, from one forward pass: (N, len(layers), D) float32.
-        `encode_layers(texts, [m])[:, 0]` equals `truncated(layers=m).encode(texts)`. `layers` can contain the last one.
+        """Return embeddings after several numbers of layers from one forward pass, (N, len(layers), D) float32.
+
+        `encode_layers(texts, [m])[:, 0]` equals `truncated(layers=m).encode(texts)`. `layers` can contain the last layer.
 
         Raises:
-            ValueError: for layers that do not exist or are repeated, or a backbone without known states between layers.
+            ValueError: if a layer does not exist or is repeated, or if states between the layers are not available.
         """
         inner = [layer for layer in layers if layer != self.layers]
         if len(set(layers)) < len(layers):
@@ -340,33 +366,44 @@ class SentenceEncoder:
     def encode_complex(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> np.ndarray[Any, np.dtype[np.complex64]]:
-        """Return the vectors as (N, D/2) complex64: first half real, second half imaginary, as in the angle loss."""
+        """Return complex embeddings (N, D/2), complex64: first half real parts, second half imaginary parts.
+
+        The angle loss splits embeddings in the same way.
+        """
         rows_ND = self.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
         real, imaginary = np.split(rows_ND, 2, axis=1)
         return np.asarray(real + 1j * imaginary, dtype=np.complex64)
 
     def tokenize(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """Return the token ids of each text, with prompt and special tokens; errors count positions from `first`."""
-        return self.tokenizers.one(texts, first)
+        """Return the token ids of each text, with prompt and special tokens.
+
+        Error messages give the position of the text in `texts` plus `first`.
+        """
+        return self.tokenizers.selected(texts, first)
 
     def plan(self, texts: Sequence[str], token_budget: int, processes: int = 1) -> Plan:
-        """Plan a batch: its micro-batches, the process of each, and their layout with the reason."""
+        """Split a batch of texts into micro-batches of at most `token_budget` tokens, distributed over processes."""
         return self.plan_ids(self.tokenize(texts) if len(texts) else [], token_budget, processes)
 
     def plan_ids(self, ids: Sequence[Sequence[int]], token_budget: int, processes: int = 1) -> Plan:
-        """Plan a batch that is given as token ids."""
+        """Split a batch of tokenized texts into micro-batches of at most `token_budget` tokens, as `plan` does."""
         return plan_micro_batches(ids, token_budget, self.pad_id, self.layouts, processes)
 
     def check_savable(self, folder: str | Path) -> None:
-        """Raise the errors that `save_pretrained` would raise, before the work."""
+        """Raise the errors that `save_pretrained` would raise; call before training, so that errors come early."""
         check_savable(folder, self.model.backbone, self.base)
 
     def save_pretrained(self, folder: str | Path, check: Callable[[Path], None] | None = None) -> None:
-        """Write a folder that `from_pretrained` reads back exactly; whole or not at all.
+        """Save the encoder in a folder from which `from_pretrained` loads the same encoder.
 
-        An adapted encoder is saved as its adapter and the name of its base, any other as the whole backbone. `check`
-        gets the written folder before it replaces the target, and raises to prevent this. Errors as in
-        `artifact.check_savable`.
+        An encoder with an adapter is saved as the adapter and the name of the base. Other encoders are saved with all
+        weights. The folder is written completely or not at all. `check` is called with the new folder before the new folder
+        replaces `folder`, and can raise an error to prevent this.
+
+        Raises:
+            ValueError: if the encoder has an adapter and `base` is None.
+            QuantizationError: if the encoder is quantized and has no adapter.
+            ArtifactError: if `folder` has content and is not a saved encoder, or contains the base.
         """
         self.check_savable(folder)
         card = EncoderCard(
@@ -386,7 +423,7 @@ class SentenceEncoder:
 
 
 TEXTS_PLANNED = 32_768
-"""Texts that are planned together and can share prefixes; bounds the memory for a corpus of any size."""
+"""Maximum number of texts that are split into micro-batches together and can share prefixes; limits the memory."""
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -394,7 +431,11 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 def encode_texts(
     encoder: SentenceEncoder, texts: Sequence[str], micro_batch_tokens: int | None, show_progress: bool
 ) -> tuple[Rows, EncodeStats]:
-    """Encode any number of texts: rows (N, C) and counts. C = D columns, plus D for each inner layer."""
+    """Return the embeddings of N texts as rows (N, C), and counts and duration.
+
+    A row has D columns, and D more for every layer in `EmbeddingModel.inner_layers`. `micro_batch_tokens` as in
+    `SentenceEncoder.encode`.
+    """
     started = time.perf_counter()
     check_texts(texts)
     model, on_cpu = encoder.model, encoder.device.type == "cpu"

@@ -1,6 +1,6 @@
-"""Pooling functions, and the model that maps a micro-batch of texts to an embedding per text.
+"""Pooling functions, and the module that maps a micro-batch of texts to an embedding per text (`EmbeddingModel`).
 
-Names of poolings are from the AnglE paper (arXiv 2309.12871, table 6) if the paper has the pooling.
+Poolings have the names of the AnglE paper (arXiv 2309.12871, table 6), if they are in the paper.
 
 Legend: B texts of a micro-batch, T tokens, R pooled positions (texts in one sequence), D dimensions. `mask_BT` is 1 at
 real tokens and 0 at padding.
@@ -26,9 +26,9 @@ from angle_llm.settings.parsing import unknown_name
 
 
 def last_position(mask_BT: Tensor) -> Tensor:
-    """Return the index of the last real token of each text in the flattened B × T tokens, (B,).
+    """Return the index of the last real token of each text, (B,), counted in the flattened B × T tokens.
 
-    Padding may be on the left or on the right.
+    `mask_BT` is 1 at real tokens and 0 at padding. Padding may be on the left or on the right.
     """
     texts, tokens = mask_BT.shape
     position_B = (mask_BT * torch.arange(1, tokens + 1, device=mask_BT.device)).argmax(dim=1)
@@ -41,7 +41,7 @@ def last_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def first_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the state of the first real token of each text, [CLS] in a BERT, (B, D)."""
+    """Return the state of the first real token of each text, which is [CLS] in BERT, (B, D)."""
     position_B = mask_BT.long().argmax(dim=1)
     return states_BTD[torch.arange(len(states_BTD), device=states_BTD.device), position_B]
 
@@ -55,37 +55,40 @@ def mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def mean_with_root_of_length(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the sum of states over real tokens, divided by the square root of their number, (B, D)."""
+    """Return the sum of the states over the real tokens of each text, divided by sqrt(number of tokens), (B, D)."""
     wide = torch.promote_types(states_BTD.dtype, torch.float32)
     length_B1 = mask_BT.sum(dim=1, keepdim=True, dtype=wide)
     return mean_of_tokens(states_BTD, mask_BT) * length_B1.sqrt()
 
 
 def weighted_mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean state over real tokens with weights 1, 2, 3, … by position (SGPT, arXiv 2202.08904), (B, D)."""
+    """Return the weighted mean state over the real tokens of each text, (B, D).
+
+    Token i has the weight i, from 1, so later tokens count more (SGPT, arXiv 2202.08904).
+    """
     wide = torch.promote_types(states_BTD.dtype, torch.float32)
     weight_BT1 = (mask_BT.cumsum(dim=1) * mask_BT).unsqueeze(-1).to(wide)
     return (states_BTD * weight_BT1).sum(dim=1) / weight_BT1.sum(dim=1)
 
 
 def max_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the maximum over real tokens in each dimension, (B, D)."""
+    """Return the maximum of the states over the real tokens of each text, by dimension, (B, D)."""
     return states_BTD.masked_fill(~mask_BT.bool().unsqueeze(-1), float("-inf")).amax(dim=1)
 
 
 def cls_and_mean(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the average of the first token's state and the mean state over tokens, (B, D)."""
+    """Return the average of the first token's state and the mean state over all real tokens of each text, (B, D)."""
     return (first_token(states_BTD, mask_BT) + mean_of_tokens(states_BTD, mask_BT)) / 2
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """A pooling function, and the states it is applied to."""
+    """A pooling function, and whether it is applied to the last layer or to an average of layers."""
 
     function: Callable[[Tensor, Tensor], Tensor]
-    """Maps states (B, T, D) and mask (B, T) to embeddings (B, D)."""
+    """Function that maps states (B, T, D) and mask (B, T) to embeddings (B, D)."""
     averages_first_layer: bool = False
-    """Whether the states are the average of the first and the last layer, instead of the last layer."""
+    """Whether `function` is applied to the average of the first and the last layer's states, instead of the last layer's."""
 
 
 POOLINGS: dict[str, Pooling] = {
@@ -100,14 +103,14 @@ POOLINGS: dict[str, Pooling] = {
     "cls-last-avg": Pooling(cls_and_mean),
     "first-last-avg": Pooling(mean_of_tokens, averages_first_layer=True),
 }
-"""Poolings by name."""
+"""Name of a pooling → pooling."""
 
 
 def pooling_named(name: str) -> Pooling:
-    """Return the pooling with a name.
+    """Return the pooling with a name from `POOLINGS`.
 
     Raises:
-        ValueError: for an unknown name; names the most similar one.
+        ValueError: for an unknown name; the message gives the most similar name.
     """
     if name not in POOLINGS:
         raise ValueError(unknown_name("pooling", name, POOLINGS))
@@ -115,7 +118,7 @@ def pooling_named(name: str) -> Pooling:
 
 
 def checked_pooling(name: str | None, backbone: nn.Module, *, causal: bool) -> str:
-    """Check that a pooling is possible for a backbone, and return its name.
+    """Check that a pooling is possible for a backbone, and return the name of the pooling.
 
     `name` None selects `last` for a causal backbone, and `mean` for a bidirectional backbone.
 
@@ -138,20 +141,21 @@ def checked_pooling(name: str | None, backbone: nn.Module, *, causal: bool) -> s
 
 
 class EmbeddingModel(nn.Module):
-    """Backbone and pooling: maps a micro-batch to rows in float32, an embedding per text. Training wraps this module.
+    """Backbone and pooling: maps a micro-batch of texts to a float32 row per text, its embedding.
 
-    A micro-batch has one of three layouts (see `micro_batches`). A causal backbone gets no mask for padded texts, because
-    its tokens do not attend to padding on the right, and attention without a mask can use a faster kernel.
+    The texts of a micro-batch are padded, or in one sequence (see `micro_batches`). A causal backbone gets no mask for
+    padded texts. Its tokens do not attend to padding on the right, and attention without a mask can use a faster kernel.
 
-    After `read_layers`, a row is several embeddings side by side.
+    After `read_layers`, a row contains several embeddings side by side.
 
     Attributes:
         dimensions: number of first dimensions of the pooled state in an embedding; None: all.
-        normalize: whether embeddings have length 1.
-        autocasts: whether matrix products are computed in bfloat16.
+        normalize: whether embeddings are scaled to length 1.
+        autocasts: whether the forward pass runs under autocast to bfloat16.
         cut_to: number of layers if the last layers were removed, else None.
-        attention_kernel: kernel for texts in one sequence (see `attention`); None: the default of the device.
-        inner_layers: layers after which a row also contains an embedding.
+        attention_kernel: attention kernel for texts in one sequence, `gathered` or `flex` (see `attention`); None: the
+            default of the device.
+        inner_layers: numbers of the layers, from 1, after which a row also contains an embedding.
     """
 
     def __init__(
@@ -176,12 +180,13 @@ class EmbeddingModel(nn.Module):
         return self.dimensions or state_sizes(self.backbone)[0]
 
     def read_layers(self, layers: Sequence[int]) -> None:
-        """Make each row contain `1 + len(layers)` embeddings side by side, and check that this is possible.
+        """Make the forward pass also return embeddings after the first m layers, for every number m in `layers`.
 
-        The first embedding is from all layers. The others are from the first m layers, for each number m in `layers`.
+        A row then contains `1 + len(layers)` embeddings side by side. The first embedding is computed by all layers.
 
         Raises:
-            ValueError: for numbers that are not of inner layers, or if the states after inner layers are not available.
+            ValueError: if a number is repeated or not in 1 .. number of layers - 1. Also if states between the layers of
+                the backbone are not available.
         """
         stack = None
         if layers:
@@ -201,9 +206,9 @@ class EmbeddingModel(nn.Module):
         self.inner_layers, self._stack = tuple(layers), stack
 
     def checkpoint_activations(self, enabled: bool) -> None:
-        """Enable or disable activation checkpointing: less memory in training, but a second forward pass of the layers.
+        """Enable or disable activation checkpointing, which saves memory in training but computes layers twice.
 
-        Layers save only their inputs. The gradient is the same.
+        Layers save only their inputs for the backward pass. Gradients are the same.
 
         Raises:
             ValueError: if the layers of the backbone cannot be checkpointed.
@@ -212,7 +217,10 @@ class EmbeddingModel(nn.Module):
 
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:
-        """Apply `read_layers` inside this context; autocast is disabled, and other threads wait."""
+        """Apply `read_layers(layers)` and disable autocast inside this context.
+
+        Forward passes in other threads wait until the context exits.
+        """
         with forward_lock(self.backbone):
             before = self.inner_layers, self._stack, self.autocasts
             self.read_layers(layers)
@@ -223,12 +231,13 @@ class EmbeddingModel(nn.Module):
                 self.inner_layers, self._stack, self.autocasts = before
 
     def truncated(self, dimensions: int | None, layers: int | None) -> EmbeddingModel:
-        """Return a model with the first dimensions and the first layers, which shares its weights with this model.
+        """Return a model that uses only the first `dimensions` and the first `layers`, and shares the weights.
 
-        None keeps all dimensions or layers.
+        None keeps all dimensions or all layers.
 
         Raises:
-            ValueError: if the model has fewer, or computes other states without the last layers.
+            ValueError: if the model has fewer dimensions or layers, or if the first layers compute other states without the
+                last layers.
         """
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise ValueError(f"dimensions: expected 1 .. {self.width}, the length of a vector; got {dimensions}.")
@@ -242,9 +251,9 @@ class EmbeddingModel(nn.Module):
         return short
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, sequence: TokenSequence | None = None) -> Tensor:
-        """Return the embeddings (B, D) of right-padded texts with `mask_BT`, or (R, D) of R texts in one `sequence`.
+        """Return an embedding per text: (B, D) for B right-padded texts with `mask_BT`, or (R, D) for R texts in `sequence`.
 
-        After `read_layers`, a row also contains the embeddings after fewer layers: (R, D · (1 + number of layers)).
+        After `read_layers`, a row also contains the embeddings after fewer layers: (R, D · (1 + len(inner_layers))).
         """
         with forward_lock(self.backbone):
             with self._half(ids_BT.device):
@@ -255,12 +264,12 @@ class EmbeddingModel(nn.Module):
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def _half(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return the context of the forward pass: autocast to bfloat16 with `autocasts`."""
+        """Return a context with autocast to bfloat16 if `autocasts` is set, else an empty context."""
         # With the cache, a forward pass without gradients would keep a copy of every weight.
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.autocasts else nullcontext()
 
     def _rows(self, ids_BT: Tensor, mask_BT: Tensor | None, sequence: TokenSequence | None) -> list[Tensor]:
-        """Return the pooled states after all layers, followed by those after each layer in `inner_layers`."""
+        """Return a list of pooled states (R, D): after all layers, then after every layer in `inner_layers`."""
         pooling = pooling_named(self.pooling).function
         if sequence is None:
             assert mask_BT is not None, "a micro-batch has a mask or a sequence"
@@ -279,9 +288,11 @@ class EmbeddingModel(nn.Module):
         )
 
     def _rows_at(self, end_R: Tensor, output: Callable[[], Any]) -> list[Tensor]:
-        """Return rows by last-token pooling, for text ends at the indices `end_R` of the flattened tokens.
+        """Return a list of pooled states (R, D) by last-token pooling: after all layers, then after `inner_layers`.
 
-        `output` runs the backbone.
+        Args:
+            end_R: index of the last token of each text, in the flattened tokens.
+            output: runs the backbone.
         """
 
         def at_end(states_BTD: Tensor) -> Tensor:
@@ -293,10 +304,11 @@ class EmbeddingModel(nn.Module):
         return [rows_RD, *(inner[layer] for layer in self.inner_layers)]
 
     def _pooled_rows(self, pool: Callable[[Tensor], Tensor], output: Callable[[bool], Any]) -> list[Tensor]:
-        """Return rows by any pooling.
+        """Return a list of pooled states (R, D) by any pooling: after all layers, then after `inner_layers`.
 
-        `pool` maps states (B, T, D) to rows (R, D). `output` runs the backbone; its argument is whether the states of all
-        layers are needed.
+        Args:
+            pool: maps states (B, T, D) to pooled states (R, D).
+            output: runs the backbone; its argument is whether the states of all layers are needed.
         """
         both = pooling_named(self.pooling).averages_first_layer
         with self._inner(lambda stack, states_BTD: pool(stack.finish(states_BTD))) as inner:
@@ -307,18 +319,19 @@ class EmbeddingModel(nn.Module):
         return [pool(states_BTD), *(inner[layer] for layer in self.inner_layers)]
 
     def _sequence_output(self, ids_1T: Tensor, sequence: TokenSequence, *, all_states: bool = False) -> Any:
-        """Return the output of the backbone for texts in one sequence."""
+        """Run the backbone on texts in one sequence of T tokens, and return its output."""
         return sequence_output(self.backbone, ids_1T, sequence, self.attention_kernel, all_states=all_states)
 
     def _output(self, ids_BT: Tensor, **options: Any) -> Any:
-        """Return the output of the backbone for padded texts."""
+        """Run the backbone on padded texts, and return its output; `options` are further arguments of the backbone."""
         return self.backbone(input_ids=ids_BT, **options, **({"use_cache": False} if self.causal else {}))
 
     @contextmanager
     def _inner(self, row: Callable[[LayerStack, Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
-        """Record rows of `inner_layers` during a forward pass inside this context, by layer number.
+        """Record pooled states after the layers `inner_layers` in a forward pass inside this context.
 
-        `row` maps the stack of layers and the output (B, T, D) of a layer to rows (R, D).
+        Yields a dictionary from layer number to pooled states (R, D). `row` computes them from the `LayerStack` of the
+        backbone and the output (B, T, D) of the layer.
         """
         stack = self._stack
         if stack is None:

@@ -1,4 +1,7 @@
-"""Convert texts to token ids with a prompt. Only the text is truncated; special tokens in it are plain characters."""
+"""Convert texts to token ids with a prompt.
+
+Only the text is truncated. Names of special tokens in a text, such as `</s>`, are plain characters.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,34 @@ from torch import nn
 from angle_llm.prompts import PromptTemplate, Side, SidePrompts
 
 Tokenizer = Any
-"""A `transformers` tokenizer; fast and slow ones have no useful common type."""
+"""Type of a `transformers` tokenizer. It is `Any`, because fast and slow tokenizers have no useful common type."""
 
 TEXT_ENDS = [
     *string.printable, "...", "?!", '."', ".'", ").", '""', "  ", "\n\n", "é", "。", "」", "”", "’", "…", "й", "ر", "😀",
     "\u0301",
 ]  # fmt: skip
-"""Representative last characters of a text, to find the part of the prompt's end whose tokens depend on the text."""
+"""Representative last characters of a text. They test which characters after a text can merge with its last token."""
 
 
 class SpecialTokens(NamedTuple):
-    """Ids of the special tokens around every text, such as BOS, or [CLS] and [SEP]."""
+    """Ids of the special tokens that a tokenizer adds before and after every text, such as [CLS] and [SEP]."""
 
     before: list[int]
     after: list[int]
 
 
 def load_tokenizer_file(folder: Path) -> Tokenizer:
-    """Load the `tokenizer.json` of a folder unchanged, whereas the tokenizer class of a model can modify it."""
+    """Load `tokenizer.json` of a folder unchanged. `AutoTokenizer` can load it into a class that changes its behavior."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 TEXTS_TOGETHER, CHARACTERS_TOGETHER = 1024, 2**20
-"""Maximum number of texts and of characters in a tokenizer call, which keeps offsets and strings of all tokens."""
+"""Maximum number of texts and maximum number of characters in a tokenizer call.
+
+The limits save memory, because a call keeps offsets and strings of all its tokens.
+"""
 
 
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
@@ -61,10 +67,12 @@ def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = Non
 
 
 def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """Return the special tokens that a tokenizer adds, from a text encoded with and without them.
+    """Return the special tokens that a tokenizer adds before and after a text.
+
+    A short text is encoded with and without special tokens, and the results are compared.
 
     Raises:
-        ValueError: if the tokenizer also changes the ids of the text.
+        ValueError: if the tokenizer also changes the ids of the text when it adds special tokens.
     """
     bare = plain_ids(tokenizer, ["a"])[0]
     # As in `plain_ids`, because the tokenizer stores the flag: another value would affect other threads.
@@ -79,7 +87,9 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
 
 
 def check_texts(texts: Sequence[str], first: int = 0) -> None:
-    """Check that texts are strings, not empty, and valid Unicode; error messages count positions from `first`.
+    """Check that texts are strings, not empty, and valid Unicode.
+
+    Error messages give the position of the text in `texts` plus `first`.
 
     Raises:
         TypeError: if a text is not a string.
@@ -102,16 +112,16 @@ def check_texts(texts: Sequence[str], first: int = 0) -> None:
 
 
 DEFAULT_MAX_LENGTH = 512
-"""Default of the maximum number of tokens in a text."""
+"""Default maximum number of tokens in a text, prompt and special tokens included."""
 
 
 def checked_length(max_length: int | None, backbone: nn.Module) -> int:
-    """Check the maximum number of tokens in a text, and return it.
+    """Check the maximum number of tokens in a text and return it; None selects the default.
 
-    None selects 512, or the number of positions of the backbone if it has fewer.
+    The default is 512, or the number of positions of the backbone if the backbone has fewer.
 
     Raises:
-        ValueError: if `max_length` is less than 1, or more than the positions of the backbone.
+        ValueError: if `max_length` is less than 1, or more than the number of positions of the backbone.
     """
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length: expected 1 or more, got {max_length}.")
@@ -122,7 +132,7 @@ def checked_length(max_length: int | None, backbone: nn.Module) -> int:
 
 
 def count_positions(backbone: nn.Module) -> int | None:
-    """Return the number of positions of a backbone, the maximum length of a text; None if its config has no limit."""
+    """Return the maximum number of tokens that a backbone has positions for; None if its config sets no limit."""
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     positions: int | None = getattr(config, "max_position_embeddings", None)
     for name, module in backbone.named_modules():
@@ -133,34 +143,35 @@ def count_positions(backbone: nn.Module) -> int | None:
 
 
 class TokenizedTemplate(NamedTuple):
-    """A tokenized prompt: the ids of a text are `before + ids(head + text + merge_span) + after`.
+    """A tokenized prompt: the token ids of a text with the prompt are `before + ids(head + text + merge_span) + after`.
 
-    Only the middle part is truncated. The merge span is the start of the prompt's tail, whose characters can be in the
-    same token as the end of the text, such as a closing quote.
+    Only `ids(…)` is truncated. `merge_span` is the start of the part of the prompt after the text. Its characters, such as
+    a closing quote, can be in the same token as the end of the text.
     """
 
     before: list[int]
-    """Token ids before the text."""
+    """Token ids of the part of the prompt that is tokenized separately, before the text."""
     head: str
-    """Part of the prompt that is tokenized together with the text, before it."""
+    """Part of the prompt before the text that is tokenized together with the text."""
     merge_span: str
-    """Part of the prompt that is tokenized together with the text, after it."""
+    """Part of the prompt after the text that is tokenized together with the text."""
     after: list[int]
-    """Token ids after the text and the merge span."""
+    """Token ids of the rest of the prompt, after the text and `merge_span`."""
 
 
 class SentenceTokenizer:
     """Converts texts with a prompt to at most `max_length` token ids per text, special tokens included.
 
-    A text that is too long loses its last tokens. Prompt and special tokens are never truncated, because last-token
-    pooling reads the last token. With tokenization `joined`, the merge span is truncated with the end of the text, so a
-    tail that is only a merge span, as in `"{text}"`, is lost; `segments` keeps it. Edits of the prompt apply before
-    truncation, so a full stop that they append can be truncated. The ids of a text do not depend on other texts.
+    A text that is too long loses its last tokens. Prompt and special tokens are kept, because last-token pooling reads the
+    last token. There is one exception. With tokenization `joined`, the first characters of the prompt after the text, such
+    as the closing quote of `"{text}"`, can be in the same token as the end of the text. They are truncated with the text;
+    tokenization `segments` keeps them. Edits of the prompt apply before truncation, so a full stop that an edit appends can
+    be truncated. The ids of a text do not depend on other texts.
 
     Raises:
-        ValueError: if `max_length` is too small for the prompt and a token of text; on a call, for texts that are empty,
-            not valid Unicode, or without a token.
-        TypeError: if a text is not a string.
+        ValueError: from the constructor, if `max_length` is too small for the prompt and a token of text. From a call, for
+            texts that are empty, not valid Unicode, or without a token.
+        TypeError: from a call, if a text is not a string.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: PromptTemplate, max_length: int) -> None:
@@ -183,7 +194,11 @@ class SentenceTokenizer:
         (self._textless_ids,) = self._apply([""])
 
     def _end_of_sequence(self) -> list[int]:
-        """Return the EOS id that the prompt appends, or an empty list if the tokenizer adds EOS itself."""
+        """Return a list with the EOS id that the prompt appends; an empty list if the tokenizer adds EOS itself.
+
+        Raises:
+            ValueError: if the tokenizer has no EOS token.
+        """
         eos: int | None = self.tokenizer.eos_token_id
         if eos is None:
             raise ValueError(
@@ -193,19 +208,23 @@ class SentenceTokenizer:
         return [] if eos in self.special_tokens.after else [eos]
 
     def __call__(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """Return the token ids of each text; error messages count positions from `first`."""
+        """Return the token ids of each text, with prompt and special tokens.
+
+        Error messages give the position of the text in `texts` plus `first`.
+        """
         check_texts(texts, first)
         found = self._apply([self.prompt.edit(text) for text in texts])
         for position, ids in enumerate(found):
             if ids == self._textless_ids:
                 raise ValueError(
-                    f"text {first + position}: {texts[position]!r:.80} has no token beside prompt {self.prompt.name!r}. Either "
-                    f"the tokenizer drops all its characters, or max_length {self.max_length} is too small for its first one."
+                    f"text {first + position}: {texts[position]!r:.80} adds no token to prompt {self.prompt.name!r}. Either "
+                    f"the tokenizer drops all characters of the text, or max_length {self.max_length} is too small for the "
+                    "first token."
                 )
         return [self.special_tokens.before + ids + self.special_tokens.after for ids in found]
 
     def _apply(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of edited texts with the prompt, truncated, without special tokens."""
+        """Return the truncated token ids of texts with the prompt, without special tokens; edits are already applied."""
         before, head, merge_span, after = self.template
         found = plain_ids(self.tokenizer, [head + text + merge_span for text in texts], self._text_tokens)
         return [before + ids + after for ids in found]
@@ -213,50 +232,54 @@ class SentenceTokenizer:
 
 @dataclass(frozen=True)
 class SideTokenizers:
-    """The tokenizers of queries and documents, equal if both sides have the same prompt, and the selected side."""
+    """The tokenizer of queries and the tokenizer of documents, which are the same object if the prompts are the same.
+
+    `side` selects a tokenizer for all texts.
+    """
 
     query: SentenceTokenizer
     document: SentenceTokenizer
     side: Side | None = None
-    """Side that is selected for all texts; None if no side is selected."""
+    """`query` or `document`: whether all texts are encoded as queries or as documents; None if this is not selected."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, prompts: SidePrompts, max_length: int) -> SideTokenizers:
-        """Return the tokenizers of the prompts of both sides. Raises the errors of `SentenceTokenizer`."""
+        """Create the tokenizers for the query prompt and the document prompt. Raises the errors of `SentenceTokenizer`."""
         query = SentenceTokenizer(tokenizer, prompts.query, max_length)
         return cls(query, SentenceTokenizer(tokenizer, prompts.document, max_length) if prompts.differ else query)
 
     @property
     def prompts(self) -> SidePrompts:
-        """The prompts of both sides."""
+        """The prompt of queries and the prompt of documents."""
         return SidePrompts(self.query.prompt, self.document.prompt)
 
     @property
     def distinct(self) -> list[SentenceTokenizer]:
-        """List of the different tokenizers: query and document tokenizer if the prompts differ, else only one."""
+        """List of the different tokenizers: query and document tokenizer if their prompts differ, else the common one."""
         return [self.query, self.document] if self.prompts.differ else [self.query]
 
     @property
-    def one(self) -> SentenceTokenizer:
-        """The tokenizer of the selected side, or the common tokenizer if both sides have the same prompt.
+    def selected(self) -> SentenceTokenizer:
+        """The tokenizer of the selected side (query or document), or the common tokenizer if the prompts are the same.
 
         Raises:
-            ValueError: if the prompts differ and no side is selected.
+            ValueError: if the prompts of queries and documents differ and no side is selected.
         """
         if self.side is None and self.prompts.differ:
             raise ValueError(
-                f"this encoder has {self.prompts}: expected the side of the texts. Use encode_query or encode_document, "
-                "or for_side('query') or for_side('document') in place of the encoder."
+                f"this encoder has {self.prompts}, so it must be given whether the texts are queries or documents. Use "
+                "encode_query or encode_document, or the encoder for_side('query') or for_side('document')."
             )
         return self.document if self.side == "document" else self.query
 
 
 def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
-    """Return the template for prompts whose head and tail are tokenized together with the text, as one string.
+    """Return the tokenized template of a prompt that is tokenized together with the text, as one string (`joined`).
 
-    The merge span is the shortest start of the tail after which the ids are equal for all texts that end with
-    `TEXT_ENDS`: often one character, at most the whole tail. It never ends inside a word, because the parts of a word can
-    merge in more ways than the tested texts cover.
+    The tail is the part of the prompt after the text. The merge span is the start of the tail that can be in the same token
+    as the end of a text. Test texts that end with `TEXT_ENDS` determine the merge span. It is the shortest start of the
+    tail after which the ids of the rest are equal for all test texts: often one character, at most the whole tail. It never
+    ends inside a word, because the parts of a word can merge in more ways than the test texts cover.
     """
     head, tail = prompt.head, prompt.tail
     probes = [*TEXT_ENDS, *(f"A man eats{end}" for end in TEXT_ENDS)]
@@ -272,7 +295,7 @@ def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
 
 
 def _segments(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
-    """Return the template for prompts whose head and tail are tokenized separately from the text."""
+    """Return the tokenized template of a prompt that is tokenized separately from the text (`segments`)."""
     head_ids, tail_ids = plain_ids(tokenizer, [prompt.head, prompt.tail])
     return TokenizedTemplate(head_ids, "", "", tail_ids)
 
@@ -281,4 +304,4 @@ _TEMPLATES: dict[str, Callable[[Tokenizer, PromptTemplate], TokenizedTemplate]] 
     "joined": _joined,
     "segments": _segments,
 }
-"""Functions that make the template of a prompt, by its `tokenization`."""
+"""Value of `PromptTemplate.tokenization` → function that makes the tokenized template of a prompt."""

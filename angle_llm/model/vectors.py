@@ -1,4 +1,4 @@
-"""Store vectors in a folder of shards, and read them again for search.
+"""Write embeddings to a folder of shards, and read them again for search.
 
     OUT/
         shard-000000.parquet         a block of rows with the columns row, id, text, scale and embedding, as requested
@@ -41,7 +41,7 @@ _STRICT = ConfigDict(strict=True)
 
 
 def unit_rows(rows_ND: Array) -> Array:
-    """Scale rows (N, D) to length 1, in float64. Zero rows stay zero; rows that are not finite become NaN."""
+    """Return rows (N, D) scaled to length 1, in float64. Zero rows stay zero; rows that are not finite become NaN."""
     rows = rows_ND.astype(np.float64)
     length_N1 = np.linalg.norm(rows, axis=1, keepdims=True)
     unit_ND: Array = rows / np.where(length_N1 == 0, 1, length_N1)
@@ -50,34 +50,35 @@ def unit_rows(rows_ND: Array) -> Array:
 
 @dataclass(frozen=True)
 class VectorForm:
-    """How vectors are stored: dimensions, length, and type of the values.
+    """How vectors are stored: number of dimensions, normalization, and type of the values (`precision`).
 
     * float32, float16: the values, rounded.
     * int8: value ≈ int8 · scale, where scale is the largest magnitude of the row / 127. A scale per row, instead of per
       dimension, keeps shards independent and does not change a cosine.
-    * binary: the signs, one bit per dimension, 1 for values above 0; eight per byte, the first dimension in the highest
-      bit, the last byte padded with 0 (as `numpy.packbits` does).
+    * binary: the signs, one bit per dimension, 1 for values above 0. A byte contains eight bits, the first dimension in
+      the highest bit; the last byte is padded with 0 (as `numpy.packbits` does).
     """
 
     dimensions: int
-    """Dimensions of the encoder, D."""
+    """Number of dimensions of the encoder's vectors, D."""
     dim: int | None = None
-    """Number of stored dimensions, K. None: all. Rows are cut before they are scaled to length 1."""
+    """Number of first dimensions that are stored, K. None: all. Vectors are truncated before they are normalized."""
     normalize: bool = False
-    """Whether rows are scaled to length 1."""
+    """Whether vectors are scaled to length 1."""
     precision: Precision = "float32"
     complex: bool = False
     """Whether the first half of a vector is stored as real parts, and the second half as imaginary parts."""
 
     @property
     def kept(self) -> int:
-        """Number of stored dimensions, K."""
+        """Number of dimensions that are stored, K."""
         return self.dim or self.dimensions
 
     def stored(self, rows_ND: Array) -> dict[str, Array]:
-        """Convert vectors (N, D) to the stored columns: `embedding` (N, K), or `real` and `imaginary` (N, K/2).
+        """Convert vectors (N, D) to the columns to store: `embedding` (N, K), or `real` and `imaginary` (N, K/2).
 
-        For int8 there is also the column `scale` (N,).
+        K is the number of stored dimensions. Binary has 8 dimensions per byte, (N, K/8), rounded up. int8 also has the
+        column `scale` (N,).
 
         Raises:
             SettingsError: if a value is too large for float16.
@@ -103,7 +104,7 @@ class VectorForm:
         return {"embedding": rows}
 
     def restored(self, columns: Mapping[str, Array]) -> Array:
-        """Convert the columns of `stored` back to vectors (N, K) in float32. Binary values become +1 and -1."""
+        """Convert stored columns, as returned by `stored`, to vectors (N, K) in float32. Binary values become +1 and -1."""
         if self.complex:
             return np.concatenate([columns["real"], columns["imaginary"]], axis=1).astype(np.float32)
         rows: Array = columns["embedding"]
@@ -116,17 +117,20 @@ class VectorForm:
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How embeddings are written to shards: file format, rows per shard, texts, and treatment of bad rows."""
+    """How embeddings are written to shards: file format, rows per shard, texts, and treatment of invalid rows."""
 
     format: Literal["parquet", "npy", "bare npy"]
-    """Files of a shard. parquet: vectors and other columns in a Parquet file. npy: vectors in a .npy file, other columns in a
-    Parquet file. bare npy: only the vectors, in a .npy file."""
+    """Files of a shard.
+
+    parquet: vectors and other columns in a Parquet file. npy: vectors in a .npy file, other columns in a Parquet file.
+    bare npy: only the vectors, in a .npy file.
+    """
     rows: int
-    """Rows of a block. A shard has fewer rows if some are skipped."""
+    """Number of input rows per shard; skipped rows are not in the shard."""
     store_text: bool = False
-    """Whether the texts are stored."""
+    """Whether the texts are stored with the vectors."""
     skip_bad: bool = False
-    """Whether bad rows are skipped, instead of raising an error."""
+    """Whether invalid input rows, such as empty texts, are skipped; otherwise they raise an error."""
 
 
 def write_shard(
@@ -137,10 +141,14 @@ def write_shard(
     sides: Mapping[str, Any],
     skipped: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write a shard of embeddings: the vectors with their row numbers, ids and texts, and the list of skipped rows.
+    """Write the files of a shard: vectors with row numbers, ids and texts, and a list of skipped rows.
 
-    `columns` are the vectors, from `VectorForm.stored`. `sides` are the columns row, id and text. `skipped` lists the
-    skipped rows.
+    Args:
+        folder: existing folder.
+        name: name of the files, without suffix.
+        columns: columns of the vectors, from `VectorForm.stored`.
+        sides: the columns `row`, `id` and `text`, as requested.
+        skipped: the skipped rows as JSON objects; written only if there are any.
     """
     import pyarrow
     from pyarrow import parquet
@@ -172,7 +180,7 @@ def write_shard(
 
 
 def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
-    """Return the properties of an encoder that change its vectors, such as weights and prompt, as JSON values."""
+    """Return the properties of an encoder that affect embeddings, such as weights and prompt, as JSON values."""
     return {
         "weights": fingerprint(encoder),
         "dtype": str(encoder.dtype).removeprefix("torch."),
@@ -186,7 +194,7 @@ def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
 
 
 def fingerprint(encoder: SentenceEncoder) -> str:
-    """Return a short hash of the weights of an encoder: base model, adapter with its scale, number of layers, tokenizer."""
+    """Return a short hash of an encoder: base weights, adapter weights and scaling, number of layers, tokenizer."""
     import torch
 
     from angle_llm.model.source.backbone import weights_fingerprint
@@ -217,11 +225,14 @@ def fingerprint(encoder: SentenceEncoder) -> str:
 
 @checked_dataclass(frozen=True, config=_STRICT)
 class StoredEncoder:
-    """The encoder that made the vectors: its name and weights, and how it reads texts."""
+    """Record of the encoder that made the stored vectors: path or hub id, hash of the weights, prompt and other settings."""
 
     name: str
+    """Path or hub id of the encoder."""
     weights: str
+    """Hash of the encoder (see `fingerprint`)."""
     prompt: dict[str, Any]
+    """Prompt that the texts were encoded with."""
     pooling: str
     max_length: int
     bits: int | None
@@ -229,41 +240,49 @@ class StoredEncoder:
     dtype: str = "auto"
     revision: str | None = None
     side: Side | None = None
-    """Whether the texts were queries or documents. None: queries and documents have the same prompt."""
+    """Whether the texts were encoded as queries or as documents. None: queries and documents have the same prompt."""
     prompts: dict[str, Any] | None = None
-    """Prompts of queries and documents, if they differ. `prompt` is the prompt that the texts were encoded with."""
+    """Prompts of queries and documents if they differ, else None."""
 
     @property
     def side_prompts(self) -> SidePrompts:
-        """Prompts of queries and documents. Raises `PromptError` if the index is damaged."""
+        """Prompt of queries and prompt of documents. Raises `PromptError` if the stored prompts are damaged."""
         return SidePrompts.from_dict(self.prompts or self.prompt, where=INDEX)
 
 
 @checked_dataclass(frozen=True, config=_STRICT)
 class StoredSource:
-    """The input that was embedded: path (None: standard input), columns, and size and modification time of its files."""
+    """Record of the input that was embedded: path, columns, and state of the files."""
 
     path: str | None
+    """Path of the input; None: standard input."""
     column: str | None
+    """Name of the column with the texts."""
     id_column: str | None
+    """Name of the column with the ids of the rows; None: no ids are stored."""
     stamps: list[tuple[int, int]]
+    """Size and modification time of each input file."""
     delimiter: str | None = None
+    """Setting of earlier versions, which this version does not write. If set, texts cannot be read from the input again."""
     encoding: str = "utf-8"
-    """Settings of earlier versions."""
+    """Setting of earlier versions, which this version does not write. If not utf-8, texts cannot be read again."""
 
 
 @checked_dataclass(frozen=True, config=_STRICT)
 class ShardRows:
-    """Rows of a shard: index of the first row in the corpus, number of vectors, number of skipped rows."""
+    """Number of the first input row of a shard, number of vectors, and number of skipped rows."""
 
     first: int
+    """Number of the first row in the input, from 0."""
     rows: int
+    """Number of vectors in the shard."""
     skipped: int
+    """Number of skipped rows."""
 
 
 @checked_dataclass(frozen=True, config=_STRICT)
 class Shard:
-    """A shard in the index: its rows, and its files with size and SHA-256."""
+    """Entry of a shard in `embeddings.json`: rows, and files with size and SHA-256."""
 
     name: str
     values: ShardRows
@@ -272,7 +291,7 @@ class Shard:
 
 @checked_dataclass(frozen=True, config=_STRICT)
 class VectorIndex:
-    """Content of `embeddings.json`, the index of a folder of vectors."""
+    """Contents of `embeddings.json`, the index of a folder of embeddings."""
 
     format_version: Literal[1]
     rows: int
@@ -283,19 +302,21 @@ class VectorIndex:
 
 
 class Piece(NamedTuple):
-    """Rows of a shard: numbers (N,) in the source, vectors (N, K) in float32, and ids and texts if they are stored."""
+    """N rows read from a shard: row numbers, vectors, and ids and texts if they are stored."""
 
     row: Array
+    """Numbers of the rows in the input, (N,)."""
     vectors: Array
+    """Vectors with K stored dimensions, (N, K), float32."""
     id: list[str] | None
     text: list[str] | None
 
 
 def read_index(folder: Path) -> VectorIndex:
-    """Read the index of a finished folder of vectors.
+    """Read `embeddings.json`, the index of a finished folder of embeddings.
 
     Raises:
-        FolderError: if the index is missing, damaged, or of another version.
+        FolderError: if the index is missing, damaged, or of another format version.
     """
     path, hint = folder / INDEX, "Name a folder that `angle-llm embed --output FOLDER` wrote."
     if not folder.is_dir():
@@ -316,10 +337,12 @@ def read_index(folder: Path) -> VectorIndex:
 
 
 def read_vectors(folder: Path, index: VectorIndex, shards: Sequence[Shard] | None = None) -> Iterator[Piece]:
-    """Yield the rows of a finished folder in order, a shard at a time. `shards` limits the rows to these shards.
+    """Yield the embeddings in a finished folder in order, a shard at a time, and check the files.
+
+    `index` is the result of `read_index`. `shards` are the shards to read; None: all.
 
     Raises:
-        FolderError: if a file is missing or has been changed, or a vector does not have K finite numbers.
+        FolderError: if a file is missing or has changed, or vectors have a wrong shape or are not finite.
     """
     for shard in index.parts if shards is None else shards:
         try:
@@ -335,7 +358,7 @@ def read_vectors(folder: Path, index: VectorIndex, shards: Sequence[Shard] | Non
 
 
 def _read_shard(folder: Path, shard: Shard, form: VectorForm) -> Piece:
-    """Read the rows of a shard without checking them."""
+    """Read the rows of a shard, without checks; `form` is the form in which the vectors are stored."""
     import pyarrow
     from pyarrow import parquet
 

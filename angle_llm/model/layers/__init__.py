@@ -1,6 +1,6 @@
-"""Layers of a backbone: LoRA, quantization, activation checkpointing, and the first layers only.
+"""LoRA, quantized layers, activation checkpointing, and truncation of a backbone to its first layers.
 
-The package replaces parts of libraries. Every replacement computes the values of the original, up to rounding:
+These modules replace parts of libraries. A replacement computes the values of the original, up to rounding:
 
 fused_lora                LoRA layers of peft, in every adapted model (`add_lora`, `apply_lora`). Fewer passes over memory,
                           also with dropout and on a quantized base. SmolLM2 on a CPU: 229 to 243 tokens/s in float32, 306
@@ -33,7 +33,10 @@ from angle_llm.model.layers.low_memory_layers import LowMemoryMlp, LowMemoryNorm
 
 
 def replace_layers(adapted: nn.Module) -> None:
-    """Replace the LoRA layers, frozen norms and MLPs of an adapted backbone for training, in place; see above."""
+    """Replace LoRA layers, frozen norms and MLPs of a backbone with an adapter by versions that need less memory.
+
+    The replacement is in place. Values are equal up to rounding.
+    """
     use_fused_lora(adapted)
     use_low_memory_layers(adapted)
 

@@ -1,7 +1,7 @@
-"""Activation checkpointing: layers save only their inputs, and run a second time in the backward pass.
+"""Activation checkpointing: layers save only their inputs, and are computed a second time in the backward pass.
 
-`EmbeddingModel` changes the attention of its backbone during the forward pass (`layout/attention`). The second run of a
-layer comes later, so `CheckpointedForward` sets the same attention again.
+`EmbeddingModel` changes the attention function of its backbone during the forward pass (`layout/attention`). A layer is
+computed again after this change has ended, so `CheckpointedForward` sets the same attention function again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _LOCKS_LOCK = threading.Lock()
 def forward_lock(backbone: nn.Module) -> threading.RLock:
     """Return the lock that a thread must hold while it runs a backbone or its layers.
 
-    A forward pass changes the attention and the layer outputs of the backbone, which other threads would also use.
+    A forward pass temporarily changes the attention function and the hooks of the backbone, which would affect a forward
+    pass in another thread.
     """
     with _LOCKS_LOCK:
         return _LOCKS.setdefault(without_adapter(backbone), threading.RLock())
@@ -33,7 +34,7 @@ def forward_lock(backbone: nn.Module) -> threading.RLock:
 
 @contextmanager
 def attention_set(backbone: Any, name: str) -> Iterator[None]:
-    """Set the attention implementation of a backbone inside this context; `name` is registered in `transformers`."""
+    """Set the attention function of a backbone inside this context; `name` is its name in `AttentionInterface`."""
     config = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
     usual = config._attn_implementation
     config._attn_implementation = name
@@ -44,10 +45,11 @@ def attention_set(backbone: Any, name: str) -> Iterator[None]:
 
 
 class CheckpointedForward:
-    """Forward pass of a layer through `torch.utils.checkpoint`, with equal attention and dropout masks in both runs.
+    """Forward method of a layer with activation checkpointing; replaces `layer.forward`.
 
-    It replaces `layer.forward`, so that hooks of the layer run once. `GradientCheckpointingLayer` of transformers before
-    5.21 also repeats the hooks, which would then keep states of the second run.
+    The second run, in the backward pass, has the same attention function and dropout masks as the first. Hooks of the
+    layer run once, because only `forward` is replaced. `GradientCheckpointingLayer` of transformers before 5.21 also
+    repeats the hooks, which would then keep states of the second run.
     """
 
     def __init__(self, backbone: nn.Module, layer: nn.Module) -> None:
@@ -57,20 +59,20 @@ class CheckpointedForward:
         return checkpoint(self._forward, *states, use_reentrant=False, context_fn=self._contexts, **named)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return the contexts of the first and the second run of the layer."""
+        """Return the contexts of the first and the second run of the layer, for `torch.utils.checkpoint`."""
         backbone: Any = without_adapter(self._backbone)
         return nullcontext(), self._recompute_context(backbone.config.get_text_config()._attn_implementation)
 
     @contextmanager
     def _recompute_context(self, attention: str) -> Iterator[None]:
-        """Set the attention of the forward pass while the backward pass recomputes the layer."""
+        """Set the attention function named `attention` while the backward pass computes the layer again."""
         # On a GPU, the backward pass runs in another thread than the forward pass.
         with forward_lock(self._backbone), attention_set(self._backbone, attention):
             yield
 
 
 def uses_other_checkpointing(backbone: nn.Module) -> bool:
-    """Return whether the activation checkpointing of transformers is enabled in the backbone."""
+    """Return whether the activation checkpointing of `transformers`, not of this package, is enabled in a backbone."""
     return any(getattr(module, "gradient_checkpointing", False) for module in backbone.modules())
 
 
@@ -90,7 +92,9 @@ def checkpointing_problem(backbone: nn.Module) -> str | None:
 
 
 def checkpoint_layers(backbone: nn.Module, *, enabled: bool) -> None:
-    """Enable or disable activation checkpointing for all layers but the last, where it would save no memory.
+    """Enable or disable activation checkpointing for all layers of a backbone but the last.
+
+    Checkpointing the last layer would save no memory, because the backward pass starts there.
 
     Raises:
         ValueError: if the layers of the backbone cannot be checkpointed.

@@ -1,8 +1,8 @@
-"""States after inner layers of a backbone, and backbones with only the first layers.
+"""Read states between the layers of a backbone, and truncate a backbone to its first layers.
 
-The *finished* state after m layers is the output of a backbone with only the first m layers. It is the output of layer m,
-passed through the modules after the last layer: the final norm of a LLaMA, none in a BERT. So one forward pass gives the
-finished states after any number of layers.
+The *finished* state after m layers is the output of a backbone that has only the first m layers. It is the output of
+layer m, passed through the modules after the last layer: the final norm of LLaMA, no module in BERT. So one forward pass
+gives the finished states after any number of layers.
 
 Legend: B texts, T tokens, D dimensions, R pooled positions, L layers.
 """
@@ -24,7 +24,7 @@ from angle_llm.model.source.checks import evaluating, relative_difference
 from angle_llm.model.source.quantization import ORIGINAL, without_outliers
 
 _AFTER = ("norm", "final_norm", "ln_f", "final_layer_norm", "final_layernorm", "project_out")
-"""Attribute names of the modules after the last layer, in the order of execution."""
+"""Attribute names of modules that `transformers` models apply after the last layer, in the order of execution."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,20 @@ class LayerStack:
     """The list of layers of a backbone, and the modules after the last layer."""
 
     owner: nn.Module
-    """Module that contains the list of layers."""
+    """Module that has the list of layers as an attribute."""
     name: str
-    """Name of the attribute of `owner` with the list of layers."""
+    """Attribute name of the list of layers in `owner`."""
     after: tuple[nn.Module, ...]
-    """Modules that a state passes after the last layer, such as the final norm."""
+    """Modules that are applied after the last layer, such as the final norm."""
 
     @classmethod
     def of(cls, backbone: nn.Module) -> LayerStack:
-        """Find the layers of a backbone: its only list with as many modules as the config has layers.
+        """Find the layers of a backbone, and the modules after the last layer.
+
+        The layers are the only `nn.ModuleList` with as many modules as the config has layers.
 
         Raises:
-            ValueError: if the backbone has no such list, or several.
+            ValueError: if the backbone has no such list, or more than one.
         """
         backbone = without_adapter(backbone)
         count: int = backbone.config.get_text_config().num_hidden_layers  # type: ignore[operator,union-attr]
@@ -64,22 +66,22 @@ class LayerStack:
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The list of all L layers."""
+        """All layers of the backbone, in order."""
         layers: nn.ModuleList = getattr(self.owner, self.name)
         return layers
 
     def finish(self, states: Tensor) -> Tensor:
-        """Apply the modules after the last layer to states (…, D)."""
+        """Apply the modules after the last layer, such as the final norm, to the output (…, D) of any layer."""
         for module in self.after:
             states = module(states)
         return states
 
     @contextmanager
     def states_after(self, numbers: Sequence[int], pick: Callable[[Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
-        """Record `pick(states)` after the layers `numbers` (from 1), in forward passes inside this context.
+        """Record values computed from the outputs of the layers `numbers` (from 1), in forward passes inside this context.
 
-        Yields a dictionary from layer number to the recorded value. The states (B, T, D) are the output of the layer,
-        before the final norm (see `finish`).
+        Yields a dictionary from layer number to `pick(output)`. The output (B, T, D) of a layer is before the final norm
+        (see `finish`).
         """
         found: dict[int, Tensor] = {}
 
@@ -97,10 +99,10 @@ class LayerStack:
                 handle.remove()
 
     def check(self, backbone: nn.Module) -> None:
-        """Check that the output of the backbone equals the finished output of its last layer.
+        """Check that the output of the backbone is the output of its last layer, passed through the modules `after`.
 
         Raises:
-            ValueError: if the backbone computes unknown steps after its last layer.
+            ValueError: if the outputs differ, because the backbone computes unknown steps after its last layer.
         """
         if not _are_equal(*self.probe(backbone, len(self.layers))):
             raise ValueError(
@@ -109,7 +111,10 @@ class LayerStack:
             )
 
     def probe(self, backbone: nn.Module, number: int) -> tuple[Tensor, Tensor]:
-        """Return finished states after `number` layers, and the output of the whole backbone, for 2 fixed texts."""
+        """Return states after the first `number` layers and after all layers, (2, 4, D), for two fixed token sequences.
+
+        The modules after the last layer, such as the final norm, are applied to both.
+        """
         with (
             evaluating(backbone) as device,
             without_outliers(backbone),
@@ -121,7 +126,7 @@ class LayerStack:
 
 
 def cut_layers(backbone: nn.Module, keep: int) -> None:
-    """Remove all layers but the first `keep` from a backbone and its config, in place; the backbone may be adapted.
+    """Remove all layers but the first `keep` from a backbone, with or without adapter, and from its config, in place.
 
     Raises:
         ValueError: if the backbone has fewer layers.
@@ -140,9 +145,9 @@ def cut_layers(backbone: nn.Module, keep: int) -> None:
 
 
 def first_layers(backbone: nn.Module, keep: int) -> nn.Module:
-    """Return a backbone with the first `keep` layers, which shares its weights with the given backbone.
+    """Return a backbone with only the first `keep` layers, which shares its weights with the given backbone.
 
-    It gets the fingerprint of the given backbone, because an adapter names the fingerprint of the whole base.
+    `weights_fingerprint` of both is the same, because a saved adapter records the fingerprint of the whole base.
 
     Raises:
         ValueError: if the backbone has fewer layers, or computes other states without the last layers.
@@ -165,5 +170,5 @@ def first_layers(backbone: nn.Module, keep: int) -> nn.Module:
 
 
 def _are_equal(one_BTD: Tensor, other_BTD: Tensor) -> bool:
-    """Return whether two tensors of states are equal up to rounding, with a tolerance of 1 % in half precision."""
+    """Return whether two tensors of states are equal up to rounding: 1 % in half precision, else 0.001 %."""
     return relative_difference(one_BTD, other_BTD) < (1e-2 if other_BTD.dtype.itemsize == 2 else 1e-5)

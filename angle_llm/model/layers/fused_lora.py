@@ -1,4 +1,4 @@
-"""LoRA layers that replace those of peft and need fewer passes over memory, for plain and quantized base layers.
+"""LoRA layers that replace the LoRA layers of peft and need fewer passes over memory; the base may be quantized.
 
     y = base(x) + s (drop(x) Aᵀ) Bᵀ        s: scaling; drop: dropout in training, including the factor 1/(1 - p)
 
@@ -22,7 +22,7 @@ from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight
 
 
 class _SwiGlu(torch.autograd.Function):
-    """silu(gate) · up that saves only `gate` and `up` for the backward pass."""
+    """Autograd function for silu(gate) · up that saves only `gate` and `up` for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -37,7 +37,10 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor, silu: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `gate` and `up` in silu(gate) · up; overwrites `silu`, which is silu(gate)."""
+    """Return the gradients of silu(gate) · up with respect to `gate` and `up`, for an upstream `gradient`.
+
+    `silu` is silu(gate) and is overwritten.
+    """
     gradient_up = silu.mul_(gradient)
     return torch.ops.aten.silu_backward(gradient * up, gate), gradient_up
 
@@ -49,7 +52,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class _LoraLinear(torch.autograd.Function):
-    """Autograd function of `lora_linear`."""
+    """Autograd function for a LoRA layer with a frozen base layer, base(x) + scaling · (drop(x) Aᵀ) Bᵀ (`lora_linear`)."""
 
     @staticmethod
     def forward(
@@ -95,7 +98,10 @@ class _LoraLinear(torch.autograd.Function):
 
 
 def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
-    """Return `x_TI` with zeros where the dropout mask is 0, not scaled: the factor applies to smaller products."""
+    """Return `x_TI` with zeros where the dropout mask is 0; None: `x_TI` itself.
+
+    The dropout factor 1/(1 - p) is not applied here. `_LoraLinear` multiplies the smaller product (T, R) by the factor.
+    """
     # torch.where(mask, x, 0) would copy the 0 from the CPU to a GPU, and wait.
     return x_TI if mask_TI is None else x_TI * mask_TI
 
@@ -109,19 +115,21 @@ def lora_linear(
     dropout: float = 0.0,
     up: Tensor | None = None,
 ) -> Tensor:
-    """Return base(x) + scaling · (drop(x) Aᵀ) Bᵀ for a frozen linear layer `base`.
+    """Return base(x) + scaling · (drop(x) Aᵀ) Bᵀ, a LoRA layer with a frozen linear layer `base`, with little memory.
 
-    The scaling applies to the (T, R) product, and the last product is added to the output in place; peft needs several
-    passes over (T, O). Values and gradients equal those of peft up to the order of additions. Everything is computed in
-    the dtype of `x`, and a wider adapter is rounded, as under autocast. peft instead computes the update of a
-    half-precision base in float32. Second derivatives are not available.
+    For T tokens and rank R, the scaling is applied to the (T, R) product. The last product is added to the output (T, O) in
+    place, where peft needs several passes. Values and gradients equal the results of peft up to the order of additions.
+    Everything is computed in the dtype of `x`, and a wider adapter is rounded, as under autocast. In contrast, peft
+    computes the update of a half-precision base in float32. Second derivatives are not available.
 
     Dropout draws the same random numbers as peft on a CPU. The mask takes a byte per element, and drop(x) is computed
-    again in the backward pass. For a quantized base, the gradient is the product with the dequantized weight, as in
+    again in the backward pass. For a quantized base, the gradient is computed with the dequantized weight, as in
     bitsandbytes.
 
     Args:
-        x: (…, I); lora_a: (R, I); lora_b: (O, R).
+        x: input (…, I).
+        lora_a: matrix A (R, I), where R is the rank.
+        lora_b: matrix B (O, R).
         up: (…, I); if given, the input is silu(x) · up, which is also computed again in the backward pass.
     """
     y: Tensor = _LoraLinear.apply(x, up, base, lora_a, lora_b, scaling, dropout)  # type: ignore[no-untyped-call]
@@ -131,7 +139,8 @@ def lora_linear(
 _PEFT_LAYERS = {
     "peft.tuners.lora.layer.Linear", "peft.tuners.lora.bnb.Linear4bit", "peft.tuners.lora.bnb.Linear8bitLt",
 }  # fmt: skip
-"""Names of the replaced classes; peft has no module `bnb` if bitsandbytes is not installed."""
+"""Class paths of the LoRA layers of peft that are replaced. They are strings, because peft has no module `bnb` without
+bitsandbytes."""
 
 
 def are_plain() -> bool:
@@ -140,7 +149,10 @@ def are_plain() -> bool:
 
 
 def use_fused_lora(adapted: nn.Module) -> None:
-    """Replace the class of all LoRA layers of peft by `FusedLora`, in place; weights and names are unchanged."""
+    """Make all LoRA layers of peft in a model compute by `FusedLora`, by changing their class in place.
+
+    Weights and names of layers are unchanged.
+    """
     if are_plain():
         return
     for layer in adapted.modules():
@@ -151,15 +163,15 @@ def use_fused_lora(adapted: nn.Module) -> None:
 
 @cache
 def _fused_lora_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a LoRA class of peft, with the same name, that computes by `FusedLora`."""
+    """Return a subclass of a LoRA layer class of peft, with the same name, whose forward method is `FusedLora.forward`."""
     return type(kind.__name__, (FusedLora, kind), {})
 
 
 class FusedLora(nn.Module):
-    """LoRA layer that computes by `lora_linear`, or by peft for all that is not plain LoRA (DoRA, merged weights, …)."""
+    """Mixin for LoRA layers of peft: computes plain LoRA by `lora_linear`, and all else (DoRA, merged weights) by peft."""
 
     def forward(self, x: Tensor, *args: Any, up: Tensor | None = None, **named: Any) -> Tensor:
-        """Return the output of the layer for the input x, or for silu(x) · up if `up` is given."""
+        """Return the output of the LoRA layer for the input `x`, or for silu(x) · up if `up` is given."""
         layer: Any = self
         active = [name for name in layer.active_adapters if name in layer.lora_A]
         if len(active) == 1 and not (args or named or layer.disable_adapters or layer.merged):
@@ -179,7 +191,10 @@ class FusedLora(nn.Module):
 
 
 def _is_frozen_linear(layer: Any, x: Tensor) -> bool:
-    """Return whether a base layer is a frozen linear layer, plain or quantized, that computes in the dtype of `x`."""
+    """Return whether `lora_linear` can compute a base layer: a frozen, unpatched linear layer in the dtype of `x`.
+
+    The layer may be quantized. ZeRO-3 and autocast must not be active.
+    """
     bits = bits_of_layer(layer)
     if bits is None:
         known = type(layer) is nn.Linear and x.dtype == layer.weight.dtype
@@ -197,7 +212,7 @@ def _is_frozen_linear(layer: Any, x: Tensor) -> bool:
 
 
 def _is_patched(layer: nn.Module) -> bool:
-    """Return whether another library has replaced the forward method of a layer or added hooks."""
+    """Return whether a layer has a replaced forward method or hooks, except the hook `set_scale` of this package."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     hooks: list[Mapping[int, Callable[..., Any]]] = [getattr(layer, name) for name in names]
     return "forward" in vars(layer) or any(hook is not set_scale for each in hooks for hook in each.values())

@@ -4,8 +4,8 @@
     DoRA    W' = m (W + s B A) / |W + s B A|        |·|: norm of the row of an output; m: learned, a number per output
 
 W' is computed in float32 for any dtype of W, and rounded once when it is stored, because half-precision arithmetic makes
-a merge inexact. Saved adapters with other parts (trained embeddings, biases, a rank per layer) are refused, because a
-merge without these parts would be another model.
+a merge inexact. Saved adapters with anything else (trained embeddings, biases, a rank per layer) raise an error, because
+a merge would ignore it.
 
 Legend: O outputs, I inputs, R rank.
 """
@@ -43,39 +43,45 @@ _SUPPORTED = {
     "peft_type", "peft_version", "qalora_group_size", "r", "revision", "runtime_config", "target_modules", "task_type",
     "use_dora", "use_rslora",
 }  # fmt: skip
-"""Keys of a peft configuration that this module reads, or that do not change W'."""
+"""Keys of `adapter_config.json` that this module reads, or that do not change the adapted weights."""
 _LARGEST_ALPHA = 1e6
-"""Largest accepted alpha: far above real values, far below the range of float32."""
+"""Upper limit of the alpha of a saved adapter: far above real values, far below the range of float32."""
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Return whether a model is wrapped by peft, so that it has an adapter."""
+    """Return whether a model has an adapter, that is, whether it is wrapped by a class of peft."""
     return hasattr(model, "get_base_model")  # older versions of peft leave `peft_config` on the unwrapped model
 
 
 def without_adapter(backbone: nn.Module) -> nn.Module:
-    """Return the backbone inside the wrapper of peft (its layers stay adapted), or a backbone without adapter itself."""
+    """Return the backbone inside the wrapper of peft, or the argument if it has no adapter.
+
+    The layers of the backbone still contain the adapter.
+    """
     inner: nn.Module = backbone.get_base_model() if is_adapted(backbone) else backbone  # type: ignore[operator]
     return inner
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Return whether a linear layer stores its weight as (I, O), like `Conv1D` in GPT-2."""
+    """Return whether a layer is a linear layer that stores its weight as (inputs, outputs): `Conv1D` of GPT-2."""
     return type(layer).__name__ == "Conv1D"
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Return the numbers of trainable parameters and of all parameters; 4-bit weights are counted before packing."""
+    """Return the number of trainable parameters and the number of all parameters.
+
+    4-bit weights are counted individually, although two weights are packed into a byte.
+    """
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     packed: list[Any] = [getattr(parameter, "quant_state", None) or parameter for parameter in model.parameters()]
     return trainable, sum(math.prod(weight.shape) for weight in packed)
 
 
 def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
-    """Add a new adapter to a backbone; only the adapter is trainable, in float32 for any dtype of the base.
+    """Return a backbone with a new LoRA adapter; only the adapter is trainable, in float32 for any dtype of the base.
 
     Raises:
-        ValueError: if no layer of the backbone has the name of a target.
+        ValueError: if a target in `settings` is not the name of a layer.
     """
     targets = list(settings.targets)
     adapted = _wrapped(
@@ -91,9 +97,12 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
 
 
 def _existing(backbone: nn.Module, targets: list[str]) -> list[str]:
-    """Check that every target is the name of a layer, or the end of its path; return the targets.
+    """Check that every LoRA target is the name of a layer, or the end of its path; return the targets.
 
-    peft ignores a misspelt target among correct ones.
+    The check is needed because peft ignores a misspelt target if another target is correct.
+
+    Raises:
+        ValueError: for a target without a layer.
     """
     paths = dict(backbone.named_modules())
     for target in targets:
@@ -108,7 +117,7 @@ def _existing(backbone: nn.Module, targets: list[str]) -> list[str]:
 
 
 def _wrapped(backbone: nn.Module, **options: Any) -> nn.Module:
-    """Add an adapter with options of `peft.LoraConfig` to a backbone; the adapter is in float32."""
+    """Return a backbone with a new LoRA adapter in float32; `options` are arguments of `peft.LoraConfig`."""
     from peft import LoraConfig, TaskType, get_peft_model
 
     transposed = any(is_transposed(layer) for layer in backbone.modules())
@@ -123,7 +132,10 @@ def _wrapped(backbone: nn.Module, **options: Any) -> nn.Module:
 
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
-    """Suppress warnings about a deprecated name in transformers 5.23 and about missing keys (`apply_lora` checks them)."""
+    """Suppress two warnings of peft inside this context: a deprecated name in transformers 5.23, and missing adapter keys.
+
+    `apply_lora` checks the keys itself.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
@@ -132,23 +144,26 @@ def _quiet_peft() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LoraUpdate:
-    """The LoRA or DoRA update of a linear layer."""
+    """The LoRA or DoRA update of the weight W of a linear layer: W' = W + scaling · B A, for LoRA."""
 
     a_RI: Tensor
+    """Matrix A (R, I): rank, inputs."""
     b_OR: Tensor
+    """Matrix B (O, R): outputs, rank."""
     scaling: float
+    """alpha / rank; alpha / sqrt(rank) for rsLoRA."""
     magnitude_O: Tensor | None
-    """Learned magnitude m of DoRA; None for LoRA."""
+    """Learned norm of every row of W' in DoRA, (O,); None for LoRA."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape (O, I) of the weight that is updated."""
+        """Shape (outputs, inputs) of the weight that the update applies to."""
         return self.b_OR.shape[0], self.a_RI.shape[1]
 
     def merged(self, weight: Tensor, *, transposed: bool = False) -> Tensor:
-        """Return the updated weight W' as a new float32 tensor, shaped as `weight`.
+        """Return the weight with the LoRA or DoRA update merged, as a new float32 tensor in the shape of `weight`.
 
-        `weight` is W with shape (O, I), or (I, O) if `transposed`, of any floating dtype.
+        `weight` has the shape (outputs, inputs), or (inputs, outputs) if `transposed`, and any floating dtype.
         """
         merged = weight.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         weight_OI = merged.T if transposed else merged
@@ -159,11 +174,12 @@ class LoraUpdate:
         return merged
 
     def exactly(self, weight: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the updated weight W' in float64, and a bound on the error of float32 arithmetic; shaped as `weight`.
+        """Return the updated weight in float64, and an upper bound on the float32 rounding error of `merged`.
 
-        The bound holds for any order of additions. A term of the sum is rounded at most R + 2 times: its product, R - 1
-        sums, the scaling, the sum with W. Every rounding has a relative error of at most u = 2^-24. The norm of DoRA has
-        I terms, whose errors partly cancel: about sqrt(I) u.
+        Both have the shape of `weight`, which is as in `merged`. The bound holds for any order of additions. For rank R, a
+        term of the sum is rounded at most R + 2 times: the product, R - 1 sums, the scaling, the sum with W. Every
+        rounding has a relative error of at most u = 2^-24. The norm of DoRA is a sum of I terms (inputs), whose errors
+        partly cancel: about sqrt(I) u.
         """
         weight_OI = (weight.T if transposed else weight).double()
         a_RI, b_OR = self.a_RI.double(), self.b_OR.double()
@@ -180,19 +196,19 @@ class LoraUpdate:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """The contents of a saved adapter: an update for each adapted layer."""
+    """The contents of a saved adapter: an update for every adapted layer, and the configuration."""
 
     updates: dict[str, LoraUpdate]
-    """Updates by the path of their layer."""
+    """Path of a layer in the backbone → update of its weight."""
     sha256: str
-    """SHA-256 of the file with the tensors."""
+    """SHA-256 of the file `adapter_model.safetensors`."""
     config: dict[str, Any]
     """Contents of `adapter_config.json`."""
 
     def check_fits(self, backbone: nn.Module, name: str = "the adapter", base: str = "the base") -> None:
-        """Check that the backbone has a linear layer of the right shape for every update.
+        """Check that a backbone has a linear layer of the right shape for every update of the adapter.
 
-        `name` and `base` name the adapter and the backbone in the error message.
+        `name` and `base` are the names of the adapter and the backbone in the error message.
 
         Raises:
             ArtifactError: if a layer is missing or has another shape.
@@ -217,9 +233,9 @@ class LoraAdapter:
 
 
 def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
-    """Add a saved adapter to its backbone, for inference; see `saved_lora.make_trainable` for training.
+    """Return a backbone with a saved adapter added, for inference; `saved_lora.make_trainable` prepares it for training.
 
-    `read_adapter` reads the adapter instead of peft, which would import modules named in the configuration.
+    `read_adapter` reads the files, because peft would import modules that the configuration names.
 
     Raises:
         ArtifactError: if peft does not change exactly the layers of the adapter.
@@ -245,7 +261,9 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
     needed = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     if {key: tensor.shape for key, tensor in needed.items()} != {key: tensor.shape for key, tensor in tensors.items()}:
         odd = min(needed.keys() ^ tensors.keys(), default="a tensor with another shape")
-        raise ArtifactError(f"peft would change other layers than the adapter's {len(adapter.updates)}: {odd}.")
+        raise ArtifactError(
+            f"the adapter has {len(adapter.updates)} layers, but peft would change other layers or shapes: {odd}."
+        )
     with _quiet_peft():
         set_peft_model_state_dict(adapted, tensors)
     use_fused_lora(adapted)
@@ -253,7 +271,10 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
 
 
 def _targets(backbone: nn.Module, adapter: LoraAdapter) -> list[str]:
-    """Return LoRA targets that select exactly the layers of an adapter: names in its configuration, else full paths."""
+    """Return the LoRA targets for peft that select exactly the layers of a saved adapter.
+
+    These are the names in the configuration of the adapter, or full paths if the names would select other layers.
+    """
     names = adapter.config.get("target_modules")
     if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
         ends = tuple(f".{name}" for name in names)
@@ -263,11 +284,11 @@ def _targets(backbone: nn.Module, adapter: LoraAdapter) -> list[str]:
 
 
 def read_adapter(folder: Path) -> LoraAdapter:
-    """Read and check the adapter in a saved folder.
+    """Read and check the LoRA adapter in a folder: `adapter_config.json` and `adapter_model.safetensors`.
 
     Raises:
-        FileNotFoundError: if the folder has no adapter.
-        ArtifactError: for damaged files, incomplete updates, or parts that are not supported.
+        FileNotFoundError: if the folder contains no adapter.
+        ArtifactError: for damaged files, incomplete updates, or anything but LoRA, rsLoRA and DoRA on linear layers.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -308,7 +329,13 @@ def read_adapter(folder: Path) -> LoraAdapter:
 
 
 def _scaling(config: dict[str, Any], path: Path) -> float:
-    """Return the factor s of the update; refuse configurations that the formulas of this module do not cover."""
+    """Return the scaling of LoRA updates for an adapter configuration: alpha / rank, or alpha / sqrt(rank) for rsLoRA.
+
+    `path` is the file of the configuration, for messages.
+
+    Raises:
+        ArtifactError: if the configuration is invalid, or describes anything but plain LoRA, rsLoRA or DoRA.
+    """
     rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
     initial = config.get("init_lora_weights", True)
     expected = {

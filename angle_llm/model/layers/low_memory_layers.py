@@ -1,11 +1,11 @@
-"""Norms and MLPs of LLaMA-like decoders with frozen weights that save fewer activations for the backward pass.
+"""RMSNorm and SwiGLU layers with frozen weights, as in LLaMA, that save fewer activations for the backward pass.
 
     RMSNorm   w · round(x / rms(x))       saves x and a number per row, instead of x in float32
     SwiGLU    down(silu(gate) · up)       saves gate and up; the backward pass computes silu(gate) and the product again
 
-Values are bitwise equal to those of the original layers; gradients are equal up to the order of sums. A layer is
-replaced if it has the parts of a known layer and gives equal values and gradients on a small input. Weights are not
-copied or renamed, so saved and merged models do not change.
+Outputs are bitwise equal to the outputs of the original layers; gradients are equal up to the order of sums. A layer is
+replaced if it has the parameters and submodules of a LLaMA layer, and gives equal values and gradients on a small input.
+Weights are not copied or renamed, so saved and merged models do not change.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.autograd.function import once_differentiable
 from angle_llm.model.layers.fused_lora import FusedLora, are_plain, swiglu
 
 _WIDTHS = 24, 40
-"""Hidden size and intermediate size of the small layers that are compared."""
+"""Hidden size and intermediate size of the small layers on which a replacement is compared with the original."""
 
 
 class _FrozenNorm(torch.autograd.Function):
-    """RMSNorm with a frozen weight that saves x and a number per row."""
+    """Autograd function for RMSNorm with a frozen weight that saves only x and a number per row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -44,15 +44,18 @@ class _FrozenNorm(torch.autograd.Function):
 
 
 def _fused_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return RMSNorm by the GPU kernel of torch, which also saves only x and a number per row.
+    """Return RMSNorm of `x`, computed by the GPU kernel of torch, which saves only `x` and a number per row.
 
-    The kernel gets no weight, so that the result is rounded before the product with the weight, as in LLaMA.
+    The weight is multiplied outside the kernel, so that the normalized value is rounded first, as in LLaMA.
     """
     return nn.functional.rms_norm(x, weight.shape, eps=epsilon) * weight
 
 
 class LowMemoryNorm(nn.Module):
-    """RMSNorm that saves less for the backward pass; uses the original if its weight is trainable or dtypes differ."""
+    """Mixin for RMSNorm layers that saves fewer activations for the backward pass.
+
+    The original forward method is used if the weight is trainable or partitioned by ZeRO-3, or if dtypes differ.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         layer: Any = self
@@ -68,7 +71,10 @@ class LowMemoryNorm(nn.Module):
 
 
 class LowMemoryMlp(nn.Module):
-    """SwiGLU MLP that saves less for the backward pass; a LoRA layer `down_proj` computes silu(gate) · up itself."""
+    """Mixin for SwiGLU MLPs that saves fewer activations for the backward pass.
+
+    If `down_proj` is a LoRA layer, silu(gate) · up is computed inside it, and again in its backward pass.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         layer: Any = self
@@ -79,7 +85,10 @@ class LowMemoryMlp(nn.Module):
 
 
 def use_low_memory_layers(adapted: nn.Module) -> None:
-    """Replace the class of RMSNorm and SwiGLU layers in a backbone, in place; layers of another form are unchanged."""
+    """Make the RMSNorm and SwiGLU layers of a backbone save fewer activations, by changing their class in place.
+
+    Layers whose outputs would change are not replaced.
+    """
     if are_plain():
         return
     weight = next(adapted.parameters())
@@ -95,12 +104,12 @@ def use_low_memory_layers(adapted: nn.Module) -> None:
 
 @cache
 def _low_memory_class(mixin: Any, original: Any) -> Any:
-    """Return a subclass of a layer class, with the same name, that computes by `mixin`."""
+    """Return a subclass of the layer class `original`, with the same name, whose forward method is that of `mixin`."""
     return type(original.__name__, (mixin, original), {})
 
 
 def _is_norm(layer: Any) -> bool:
-    """Return whether a layer has the parts of an RMSNorm of LLaMA, and no replaced forward method."""
+    """Return whether a layer has the name and parameters of an RMSNorm as in LLaMA, and no replaced forward method."""
     return (
         type(layer).__name__.endswith("RMSNorm")
         and not layer._modules
@@ -112,7 +121,7 @@ def _is_norm(layer: Any) -> bool:
 
 
 def _is_mlp(layer: nn.Module) -> bool:
-    """Return whether a layer has the parts of an MLP of LLaMA, and no replaced forward method."""
+    """Return whether a layer has the submodules of an MLP as in LLaMA, and no replaced forward method."""
     return (
         set(layer._modules) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
         and not layer._parameters
@@ -122,7 +131,10 @@ def _is_mlp(layer: nn.Module) -> bool:
 
 
 def _are_equal(layer: nn.Module, replacement: Any, device: torch.device) -> bool:
-    """Return whether class `replacement` computes the values and gradients of a layer, on a small random copy of it."""
+    """Return whether the class `replacement` gives the same values and gradients as the class of a layer.
+
+    Both classes are compared on a small copy of the layer with random weights, in float32 and bfloat16.
+    """
     try:
         for dtype in (torch.float32, torch.bfloat16):
             # A GPU adds in another order, which changes the last digit of values below 8.
@@ -135,7 +147,10 @@ def _are_equal(layer: nn.Module, replacement: Any, device: torch.device) -> bool
 
 
 def _difference(layer: nn.Module, replacement: Any, dtype: torch.dtype, device: torch.device) -> float:
-    """Return the largest difference of values and gradients between a layer and its replacement, in a dtype."""
+    """Return the largest absolute difference of values and input gradients between a layer and its replacement class.
+
+    Both classes are applied to a small copy of the layer with random weights in `dtype`.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Quantized layers of bitsandbytes: their bits, their weights, and changes that make their training correct."""
+"""Quantized layers of bitsandbytes: number of bits, dequantized weights, and changes that make training correct."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 _BITS_BY_CLASS = {"Linear4bit": 4, "LinearNF4": 4, "LinearFP4": 4, "Linear8bitLt": 8}
-"""Bits of the quantized layers, by name of their class in bitsandbytes, which need not be installed."""
+"""Class name of a quantized layer in bitsandbytes → number of bits. Names, because bitsandbytes may not be installed."""
 
 
 def bits_of_layer(layer: nn.Module) -> int | None:
@@ -19,13 +19,13 @@ def bits_of_layer(layer: nn.Module) -> int | None:
 
 
 def patch_bitsandbytes(model: nn.Module) -> None:
-    """Change the quantized layers of a model so that they train correctly; call before the first forward pass.
+    """Change the bitsandbytes layers of a model in place so that training is correct; call before the first forward pass.
 
-    4-bit layers do not repack their weights. bitsandbytes 0.50.2 on a CPU with AVX512-BF16 repacks them in an evaluation,
-    for a kernel without a backward pass. Later training steps would have wrong gradients without an error.
+    In 4-bit layers, repacking of the weights is disabled. On a CPU with AVX512-BF16, bitsandbytes 0.50.2 repacks weights
+    in evaluation, for a kernel without a backward pass. Later training steps would have wrong gradients without an error.
 
-    8-bit layers get their scales as a buffer. bitsandbytes keeps the scales in an object that does not move to another
-    device with the layer, and that is lost when the weight is set again, as peft does for DoRA on a CPU.
+    In 8-bit layers, the scales become a buffer. The library keeps the scales in an object that does not move to another
+    device with the layer. This object is also lost when the weight is set again, as peft does for DoRA on a CPU.
     """
     for layer in model.modules():
         held: Any = layer
@@ -39,13 +39,13 @@ def patch_bitsandbytes(model: nn.Module) -> None:
 
 
 def set_scale(layer: Any, _: object) -> None:
-    """Set the weight and the scales of an 8-bit layer from its buffers; a hook before its forward pass."""
+    """Forward pre-hook of an 8-bit bitsandbytes layer: restore weight and scales in the layer's state from its buffers."""
     layer.state.CB, layer.state.SCB = layer.weight.data, layer.scale_O.float()
     layer.weight.CB = layer.weight.SCB = None
 
 
 def frozen_weight(layer: Any, dtype: torch.dtype) -> Tensor:
-    """Return the weight (O, I) of a frozen linear layer; a quantized weight is dequantized to `dtype`."""
+    """Return the weight (outputs, inputs) of a frozen linear layer; a quantized weight is dequantized to `dtype`."""
     bits = bits_of_layer(layer)
     if bits is None:
         plain: Tensor = layer.weight

@@ -1,4 +1,6 @@
-"""Attention for texts in one sequence (`token_sequence`), in the interface of `transformers`, with two kernels.
+"""Attention function for `transformers` that restricts attention to the tokens of a text in one sequence; two kernels.
+
+The sequence is a prefix trie or packed texts (see `token_sequence`).
 
 gathered  Keys and values are gathered for texts of similar length, and scores are computed within texts. It runs on every
           device, in every dtype and with dropout, and is the fastest kernel on a CPU.
@@ -29,21 +31,27 @@ from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex, flex_c
 from angle_llm.model.layout.token_sequence import SequenceGroup, TokenSequence, gather_rows
 
 ATTENTION_NAME = "angle_llm_sequence"
-"""Name of `sequence_attention` in the registry of `transformers`."""
+"""Name under which `sequence_attention` is registered in `AttentionInterface` of `transformers`."""
 KERNELS = ("gathered", "flex")
 PLAIN_ATTENTION_TOKENS = 128
-"""Longest text, in tokens, for which a CPU uses attention without a fused kernel. For such texts the flash kernel of a
-CPU is slower (2x in bfloat16). From 256 tokens it is faster, and plain attention would save the scores of every layer."""
+"""Number of tokens of the longest text up to which a CPU uses attention without a fused kernel.
+
+For such texts the flash kernel on a CPU is slower (2x in bfloat16). From 256 tokens it is faster, and attention without a
+fused kernel would save the scores of every layer.
+"""
 
 _GPU_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Attention kernels of torch on a GPU. cuDNN is excluded: it caches a plan for every shape without limit, and
-micro-batches have many shapes."""
+"""Attention kernels of torch that are allowed on a GPU.
+
+cuDNN is excluded, because it caches a plan for every shape without limit, and micro-batches have many shapes.
+"""
 
 
 def attention_kernels(device: torch.device, longest_text: int | None = None) -> AbstractContextManager[None]:
-    """Return a context that selects the attention kernels of torch for a device.
+    """Return a context that selects the attention kernels of torch, with or without a fused kernel, for a device.
 
-    `longest_text`: tokens of the longest text in a training step; None in inference.
+    On a CPU, a training step whose longest text has at most `PLAIN_ATTENTION_TOKENS` tokens uses no fused kernel.
+    `longest_text` is the number of tokens of this text; None in inference.
     """
     if device.type != "cpu":
         return sdpa_kernel(_GPU_KERNELS)
@@ -52,11 +60,14 @@ def attention_kernels(device: torch.device, longest_text: int | None = None) -> 
 
 
 _UNUSED = {"sliding_window", "is_causal", "position_ids", "use_cache", "deterministic", "output_hidden_states"}
-"""Arguments of attention that have no effect here: windows are wider than the texts, and states contain positions."""
+"""Arguments of a `transformers` attention function that have no effect on texts in one sequence.
+
+Texts are shorter than sliding windows, and positions are already applied to queries and keys.
+"""
 
 
 class _SequenceContext:
-    """Attention of a forward pass over a sequence; masks and indices are computed once and shared by all layers."""
+    """Computes attention for texts in one sequence, in one forward pass; all layers share its masks and indices."""
 
     def __init__(self, sequence: TokenSequence, device: torch.device, kernel: str | None) -> None:
         if kernel is not None and kernel not in KERNELS:
@@ -73,26 +84,30 @@ class _SequenceContext:
     ) -> Tensor:
         """Return the attention output (1, T, H, S) for query (1, H, T, S), key and value (1, K, T, S).
 
-        `softcap`: scores are limited to ±softcap by tanh; None: no limit.
+        T: tokens of the sequence, H: heads, K: key-value heads, S: dimensions of a head. `softcap`: scores are limited to
+        ±softcap by tanh; None: no limit.
         """
         if self.kernel == "gathered" or dropout:
             return self._gathered(query, key, value, scaling, dropout, softcap)
         return self._flex(query, key, value, scaling, softcap)
 
     def _once(self, what: object, make: Callable[[], Any]) -> Any:
-        """Return `make()`; the first layer computes it, and later layers get it from the cache by the key `what`."""
+        """Return `make()` from a cache with the key `what`, so that only the first layer of a forward pass computes it."""
         if what not in self._cache:
             self._cache[what] = make()
         return self._cache[what]
 
     def _on_device(self, numbers: Any, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Return numbers as a tensor on the device of the sequence."""
+        """Convert numbers (a tensor, array or list) to a tensor on the device of the forward pass."""
         return on_device(torch.as_tensor(numbers, dtype=dtype), self.device)
 
     # gathered
 
     def _groups(self) -> tuple[list[tuple[SequenceGroup, bool]], Tensor]:
-        """Return pairs of a group and whether its scores need a mask, and the places of all nodes (see `groups`)."""
+        """Group the texts by length: return pairs (group, whether its scores need a mask), and an index of tokens.
+
+        The index (T,) is the place of each token in the concatenated queries of all groups (see `TokenSequence.groups`).
+        """
         groups, place_T = self.sequence.groups()
         place_T = nn.functional.pad(place_T, (0, self.tokens - len(place_T)))
         masked = [self.sequence.causal or int(group.length_U.min()) < group.key_UL.shape[1] for group in groups]
@@ -100,10 +115,11 @@ class _SequenceContext:
         return list(zip(groups_here, masked, strict=True)), self._on_device(place_T)
 
     def mask(self, group: SequenceGroup, repeats: int, dtype: torch.dtype) -> Tensor:
-        """Return the additive mask of the scores of a group: 0 where a query attends to a key, else -inf.
+        """Return the additive mask of attention scores for a group of U texts: 0 where a query attends to a key, else -inf.
 
-        The shape is (U, 1, repeats × Q, L) in a causal model, and (U, 1, 1, L) in a bidirectional model, where all queries
-        of a text attend to the same keys. `repeats` is the number of heads per key-value head.
+        For Q queries and L keys per text, the shape is (U, 1, repeats × Q, L) in a causal model. It is (U, 1, 1, L) in a
+        bidirectional model, where all queries of a text attend to the same keys. `repeats` is the number of heads per
+        key-value head.
         """
         added, length = group.query_UQ.shape[1], group.key_UL.shape[1]
         query_Q, key_L = (torch.arange(count, device=self.device) for count in (added, length))
@@ -117,7 +133,10 @@ class _SequenceContext:
     def _gathered(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float, softcap: float | None
     ) -> Tensor:
-        """Return the attention output (1, T, H, S) by the kernel `gathered`."""
+        """Return the attention output by the kernel `gathered`; arguments and shapes as in `attend`.
+
+        Keys and values are gathered, and attention is called once per group of texts of similar length.
+        """
         heads, kv_heads = query.shape[1], key.shape[1]
         repeats = heads // kv_heads
         query_TD, key_TD, value_TD = (states[0].transpose(0, 1).flatten(1) for states in (query, key, value))
@@ -152,7 +171,7 @@ class _SequenceContext:
     # flex
 
     def _flex(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float | None) -> Tensor:
-        """Return the attention output (1, T, H, S) by the kernel `flex`."""
+        """Return the attention output by FlexAttention (the kernel `flex`); arguments and shapes as in `attend`."""
         shared_heads = query.shape[1] != key.shape[1]
         if query.is_meta:  # to count memory (`step_memory`): a fused kernel without a mask saves the same tensors
             attended = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=shared_heads)
@@ -180,10 +199,10 @@ def sequence_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention output of texts in a sequence, and None in place of attention weights.
+    """Return the attention output for texts in one sequence, and None in place of attention weights.
 
-    This function has the interface of attention in `transformers`. Shapes as in `_SequenceContext.attend`; `module` and
-    `attention_mask` are ignored. `sequence_context` comes from `sequence_output`.
+    It is an attention function for `AttentionInterface` of `transformers`. Shapes as in `_SequenceContext.attend`;
+    `module` and `attention_mask` are ignored. `sequence_output` passes `sequence_context` through the backbone.
 
     Raises:
         ValueError: for arguments of an attention type that is not supported.
@@ -202,7 +221,10 @@ def _softcapped(
     scaling: float | None,
     softcap: float,
 ) -> Tensor:
-    """Return the attention output with scores limited to ±softcap by tanh (Gemma 2); no fused kernel computes this."""
+    """Return the attention output with scores limited to ±softcap by tanh, as in Gemma 2, without a fused kernel.
+
+    `mask` is added to the scores. `scaling` None is 1 / sqrt(dimensions of a head).
+    """
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = torch.tanh(scores / softcap) * softcap
@@ -213,9 +235,10 @@ def _softcapped(
 def sequence_output(
     backbone: nn.Module, ids_1T: Tensor, sequence: TokenSequence, kernel: str | None = None, *, all_states: bool = False
 ) -> Any:
-    """Return the output of a backbone for texts in one sequence, with states (1, T, D); padded to more T by `flex`.
+    """Run a backbone on texts in one sequence of T tokens, and return its output with hidden states (1, T, D).
 
-    Not thread-safe: the caller must hold `forward_lock`.
+    The kernel `flex` pads the sequence, so the output then has more than T states. Not thread-safe: the caller must hold
+    `forward_lock`.
 
     Args:
         ids_1T: token ids of the sequence.
@@ -223,12 +246,13 @@ def sequence_output(
         all_states: also return the states of every layer.
 
     Raises:
-        RuntimeError: if activation checkpointing of transformers is enabled. It would compute the layers again with their
-            usual attention.
+        RuntimeError: if the activation checkpointing of `transformers` is enabled in training. It would compute the layers
+            again with the usual attention function.
+        ValueError: for an unknown kernel.
     """
     if backbone.training and uses_other_checkpointing(backbone):
         raise RuntimeError(
-            "prefix sharing does not work with the activation checkpointing of transformers. Call "
+            "texts in one sequence cannot be computed with the activation checkpointing of transformers. Call "
             "activation_checkpointing_disable() on the backbone (gradient_checkpointing_disable() in older versions), and "
             "checkpoint_activations(True) on the EmbeddingModel (setting: activation_checkpointing)."
         )
@@ -251,7 +275,7 @@ def sequence_output(
 
 
 def _first_position(backbone: Any) -> int:
-    """Return the position of the first token in a backbone: 0, or `padding_idx + 1` in models like RoBERTa."""
+    """Return the position id of the first token of a text: 0, or `padding_idx + 1` in models like RoBERTa."""
     embeddings: Any = getattr(without_adapter(backbone), "embeddings", None)
     if hasattr(embeddings, "create_position_ids_from_input_ids"):
         return int(embeddings.padding_idx) + 1

@@ -1,4 +1,4 @@
-"""FlexAttention for texts in one sequence (the kernel `flex` of `attention`): block masks, and the compiled call.
+"""FlexAttention for texts in one sequence (the kernel `flex` of `attention`): block masks, and the compiled function.
 
 Legend: T tokens of a sequence, I query blocks and J key blocks of `BLOCK` tokens, H heads, S dimensions of a head.
 """
@@ -20,18 +20,19 @@ from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence,
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
 
 BLOCK = 128
-"""Number of tokens in a block; sequences are padded to a multiple of it."""
+"""Number of tokens in a block of FlexAttention; sequences are padded to a multiple of this number."""
 
 TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Largest relative difference from plain attention in float32: a few rounding errors of bfloat16, TF32 and float16."""
 
 
 def block_mask(sequence: TokenSequence, tokens: int, device: torch.device) -> BlockMask:
-    """Return the block mask of a sequence that is padded to `tokens`, a multiple of `BLOCK`.
+    """Return the FlexAttention mask of texts in one sequence, which is padded to `tokens`, a multiple of `BLOCK`.
 
-    A padding token attends only to itself. The CPU computes the blocks in O(T + blocks²), without a T × T mask. For a
-    query block after a key block, some queries attend to some keys if the longest subtree in the key block reaches the
-    first query. All queries attend to all keys if the shortest subtree covers the last query.
+    A padding token attends only to itself. The CPU computes the blocks in O(T + blocks²), without a T × T mask. For this,
+    `TokenSequence.subtree_ends` gives for each key the index after the last query that attends to the key. Suppose a query
+    block follows a key block. Some queries attend to some keys if the largest end is after the first query. All queries
+    attend to all keys if the smallest end is after the last query.
     """
     end_T = np.arange(1, tokens + 1)
     nodes = int(sequence.starts[-1])
@@ -77,12 +78,14 @@ def flex_call(
     scaling: float | None,
     shared_heads: bool,
 ) -> Any:
-    """Return attention (1, H, T, S) by FlexAttention, not compiled.
+    """Return the attention output (1, H, T, S) of FlexAttention, for H heads with S dimensions and T tokens.
+
+    `compiled_flex` compiles this function.
 
     Args:
-        softcap: scores are limited to ±softcap by tanh; None: no limit. It is a tensor because torch.compile would make a
+        softcap: scores are limited to ±softcap by tanh; None: no limit. It is a tensor, because torch.compile would make a
             number dynamic, which the kernel does not support.
-        shared_heads: whether several heads share keys and values.
+        shared_heads: whether several query heads share a key-value head.
     """
     torch._check(query.shape[2] % BLOCK == 0)  # type: ignore[no-untyped-call]  # kernels then need no masks at the end
 
@@ -97,11 +100,11 @@ def flex_call(
 
 @cache
 def compiled_flex(backend: Any = "inductor") -> Any:
-    """Return `flex_call` compiled for all lengths and masks.
+    """Return the function `flex_call`, compiled by torch.compile for all sequence lengths and masks.
 
-    torch compiles again only for other heads, scales or dtypes, and for calls with or without gradients. `fullgraph`
-    makes too many compilations, or a call that cannot be compiled, an error. Otherwise torch would compute scores of
-    T × T elements.
+    torch compiles again only for other heads, scales or dtypes, and for calls with or without gradients. Too many
+    compilations, or a call that cannot be compiled, raise an error, because of `fullgraph`. Otherwise torch would run
+    the call without compilation, and compute T × T scores.
     """
     compiled = torch.compile(flex_call, dynamic=True, fullgraph=True, backend=backend)
     return torch._dynamo.config.patch(recompile_limit=64)(compiled)  # torch.compile has no such option in torch 2.9

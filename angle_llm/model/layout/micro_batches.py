@@ -1,10 +1,10 @@
-"""Plan the micro-batches of a batch of texts, so that the model computes few tokens.
+"""Split a batch of texts into micro-batches (`plan_micro_batches`), so that the model computes few tokens.
 
-Three layouts give the same rows:
+Texts with equal token ids are computed once. Three layouts of a micro-batch give the same embeddings:
 
 trie     common prefixes of texts are computed once (see `token_sequence`); for causal models with last-token pooling.
-packed   unique texts follow one another in one sequence; for other models.
-padded   unique texts of similar length, padded on the right; for every model.
+packed   texts are concatenated into one sequence; for other models.
+padded   texts of similar length are padded on the right; for every model.
 
 `plan_micro_batches` chooses the layout with the lower cost.
 
@@ -28,22 +28,24 @@ from angle_llm.losses.relation import on_device
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, cut, shared_prefixes
 
 TOKEN_COST = {"trie": 1.1, "packed": 1.0}
-"""Time per computed token relative to the padded layout, measured on a CPU (docs/LOG.md). It is constant, because with a
-measurement at the start of a run, layouts could differ between runs."""
+"""Layout → time per computed token, relative to the layout `padded`, measured on a CPU (docs/LOG.md).
+
+The values are constants, because with a measurement at the start of a run, layouts could differ between runs.
+"""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Texts that the model computes in one forward pass: padded with a mask, or in one sequence."""
+    """Tensors of the texts that the model computes in one forward pass: padded with a mask, or in one sequence."""
 
     rows: list[int]
-    """Rows of the texts among the unique texts of the plan, in the order of the model output."""
+    """Indices of the texts among the unique texts of the batch, in the order of the model output."""
     ids_BT: Tensor
-    """Token ids, padded on the right; (1, T) for texts in one sequence."""
+    """Token ids: (B, T), padded on the right, or (1, T) for texts in one sequence."""
     mask_BT: Tensor | None = None
-    """1 at real tokens and 0 at padding; None for texts in one sequence."""
+    """Mask of padded texts, 1 at real tokens and 0 at padding; None for texts in one sequence."""
     sequence: TokenSequence | None = None
-    """Structure of the texts in one sequence; None for padded texts."""
+    """Positions of the texts in one sequence; None for padded texts."""
 
     @property
     def computed_tokens(self) -> int:
@@ -51,7 +53,7 @@ class MicroBatch:
         return self.ids_BT.numel()
 
     def inputs(self, device: torch.device) -> dict[str, Any]:
-        """Return the arguments of `EmbeddingModel.forward`, on a device."""
+        """Return the keyword arguments of `EmbeddingModel.forward` for this micro-batch, on a device."""
         given: dict[str, Any] = {"ids_BT": on_device(self.ids_BT, device)}
         if self.mask_BT is not None:
             given["mask_BT"] = on_device(self.mask_BT, device)
@@ -62,88 +64,97 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class LayoutSupport:
-    """The most compact layout that a model can compute, and its limits."""
+    """The layout of micro-batches with the fewest tokens that a model can compute, and its limits.
+
+    A layout is a prefix trie, packed (concatenated) texts or padded texts.
+    """
 
     layout: Literal["trie", "packed", "padded"]
-    """Most compact possible layout; `trie` is more compact than `packed`, and every model can compute `padded`."""
+    """Possible layout with the fewest tokens. A `trie` has fewer tokens than `packed`; every model can compute `padded`."""
     reason: str = ""
-    """Reason why the layout is not `trie`."""
+    """Reason why the layout is not `trie`; "" for `trie`."""
     max_tokens: int | None = None
-    """Length of the longest text in a sequence, such as the sliding window; longer texts are padded. None: no limit."""
+    """Maximum number of tokens of a text in layout `trie` or `packed`, such as the sliding window. None: no limit.
+
+    Longer texts are padded.
+    """
     causal: bool = True
-    """Whether the tokens of a packed text attend only to earlier tokens."""
+    """Whether the tokens of a packed text attend only to earlier tokens of the text."""
     token_cost: float | None = None
     """Time of a token in a sequence relative to a padded token, measured on a GPU; None: `TOKEN_COST`."""
 
 
 @dataclass(frozen=True)
 class TextGroup:
-    """A planned micro-batch, whose tensors are not made yet."""
+    """The texts of a planned micro-batch, whose tensors are created later by `make`."""
 
     rows: list[int]
-    """Rows of the texts among the unique texts of the plan."""
+    """Indices of the texts among the unique texts of the batch."""
     computed_tokens: int
-    """Number of tokens that the model computes, padding included."""
+    """Number of tokens that the model computes in this micro-batch, padding included."""
     longest_side: int
-    """Number of tokens in a row of the micro-batch; a prefix trie or packed texts are one row."""
+    """Number of tokens T in a row of `ids_BT`; a prefix trie or packed texts are a single row."""
     make: Callable[[], MicroBatch]
-    """Returns the micro-batch with its tensors."""
+    """Function that creates the tensors and returns the micro-batch."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The micro-batches of a batch of N texts, distributed over processes."""
+    """The split of a batch of N texts into micro-batches, and the distribution of the micro-batches over processes."""
 
     groups: list[TextGroup]
-    """All micro-batches, the longest first."""
+    """All planned micro-batches, without tensors; the micro-batch with the longest rows is first."""
     row_of: list[int]
-    """Row of each of the N texts among the unique texts; texts with equal token ids share a row."""
+    """Index among the unique texts, for each of the N texts; texts with equal token ids have the same index."""
     layout: str
     """Layout of the batch: `trie`, `packed` or `padded`; with `trie` and `packed`, texts that are too long are padded."""
     reason: str
-    """Reason for the layout."""
+    """Reason for the choice of the layout."""
     logical_tokens: int
-    """Number of tokens of the N texts, repeated texts included."""
+    """Number of tokens of the N texts, repeated texts included, padding excluded."""
     longest_text: int
     """Number of tokens of the longest text."""
     token_budget: int
-    """Maximum number of tokens in a micro-batch; a single longer text is allowed."""
+    """Maximum number of tokens in a micro-batch, padding included; a single longer text is allowed."""
     shares: list[list[int]]
-    """Positions in `groups` of the micro-batches of each process; processes have about equally many tokens."""
+    """Indices in `groups` of the micro-batches that each process computes; processes have about equally many tokens."""
 
     @property
     def micro_batches(self) -> Sequence[MicroBatch]:
-        """All micro-batches. Tensors are made on access, so that they are not all in memory."""
+        """All micro-batches of the batch. Tensors are created on access, so that they are not all in memory."""
         return _LazyMicroBatches(self.groups)
 
     @property
     def rounds(self) -> int:
-        """Number of micro-batches of every process; processes with fewer groups compute dummy micro-batches."""
+        """Number of micro-batches that every process computes; dummy micro-batches fill up the processes with fewer."""
         return max(map(len, self.shares))
 
     def share(self, process: int) -> Sequence[MicroBatch]:
-        """Return the micro-batches of a process: equally many for all processes, as collective operations need."""
+        """Return the micro-batches that a process computes, filled up with dummy micro-batches of one token.
+
+        All processes get the same number of micro-batches, because collective operations need this.
+        """
         groups = [self.groups[position] for position in self.shares[process]]
         return _LazyMicroBatches(groups + [_DUMMY] * (self.rounds - len(groups)))
 
     @property
     def unique(self) -> int:
-        """Number of unique texts."""
+        """Number of unique texts in the batch; texts with equal token ids count once."""
         return sum(len(group.rows) for group in self.groups)
 
     @property
     def computed_tokens(self) -> int:
-        """Number of tokens that the model computes, padding included."""
+        """Number of tokens that the model computes for the batch, over all processes, padding included."""
         return _tokens(self.groups)
 
     @property
     def largest_share(self) -> int:
-        """Maximum number of tokens that a process computes."""
+        """Number of tokens that the process with the most tokens computes for the batch."""
         return max(_tokens([self.groups[position] for position in share]) for share in self.shares)
 
 
 class _LazyMicroBatches(Sequence[MicroBatch]):
-    """Sequence of micro-batches whose tensors are made at every access."""
+    """Sequence of micro-batches that creates the tensors of a micro-batch at every access, and does not keep them."""
 
     def __init__(self, groups: list[TextGroup]) -> None:
         self._groups = groups
@@ -158,12 +169,12 @@ class _LazyMicroBatches(Sequence[MicroBatch]):
 
 _ONE = torch.ones(1, 1, dtype=torch.int64)
 _DUMMY = TextGroup([], 0, 0, lambda: MicroBatch([], _ONE, _ONE))
-"""Micro-batch of one token, whose row is not used."""
+"""Dummy micro-batch of one token, whose output is not used; it makes the numbers of micro-batches of processes equal."""
 
 
 @dataclass(frozen=True)
 class EncodeStats:
-    """Counts and duration of a call of `encode`."""
+    """Numbers of texts and tokens, layout, and duration of a call of `SentenceEncoder.encode`."""
 
     texts: int
     """Number of texts, repeated texts included."""
@@ -174,15 +185,15 @@ class EncodeStats:
     computed_tokens: int
     """Number of tokens that the model computed, padding included; shared prefixes and repeated texts count once."""
     layout: str
-    """Layout of the first plan: `trie`, `packed` or `padded`."""
+    """Layout of the first batch of texts: `trie`, `packed` or `padded`."""
     reason: str
-    """Reason for the layout of the first plan."""
+    """Reason for the layout of the first batch of texts."""
     seconds: float
-    """Duration of the call, tokenization and planning included."""
+    """Duration of the call in seconds, tokenization and planning included."""
 
     @classmethod
     def of(cls, plans: Sequence[Plan], seconds: float) -> EncodeStats:
-        """Return the sums over the plans of a call that took `seconds`."""
+        """Return the statistics of a call that encoded the batches `plans` in `seconds`; numbers are summed over batches."""
         return cls(
             sum(len(plan.row_of) for plan in plans),
             sum(plan.unique for plan in plans),
@@ -200,21 +211,25 @@ class EncodeStats:
 
     @property
     def computed_share(self) -> float:
-        """Ratio of computed tokens to logical tokens; below 1 if texts share more tokens than padding adds."""
+        """Number of tokens that the model computed, divided by the number of tokens of all texts.
+
+        It is below 1 if repeated texts and shared prefixes save more tokens than padding adds.
+        """
         return self.computed_tokens / max(self.logical_tokens, 1)
 
 
 def plan_micro_batches(
     ids: Sequence[Sequence[int]], token_budget: int, pad_id: int, layouts: LayoutSupport, processes: int = 1
 ) -> Plan:
-    """Plan the micro-batches of N texts, and choose their layout.
+    """Split a batch of N texts into micro-batches, choose their layout, and distribute them over processes.
 
-    Texts longer than `layouts.max_tokens` are padded, in micro-batches of their own. Several processes get equally many
-    micro-batches with about equally many tokens.
+    The layout is `layouts.layout` (prefix trie or packed, that is, concatenated texts) or padded texts: the layout with the
+    lower cost. Texts longer than `layouts.max_tokens` are always padded, in separate micro-batches. Processes get equally
+    many micro-batches with about equally many tokens.
 
     Args:
         ids: token ids of the N texts.
-        token_budget: maximum number of tokens in a micro-batch, padding included; a longer text is alone.
+        token_budget: maximum number of tokens in a micro-batch, padding included. A longer text is a micro-batch alone.
         pad_id: token id of the padding.
         layouts: the layouts that the model can compute.
         processes: number of processes.
@@ -251,12 +266,12 @@ def plan_micro_batches(
 
 
 def _tokens(groups: Sequence[TextGroup]) -> int:
-    """Return the number of computed tokens in groups."""
+    """Return the number of tokens that the model computes in planned micro-batches, padding included."""
     return sum(group.computed_tokens for group in groups)
 
 
 class _Tries:
-    """Forms groups for prefix tries: texts that are adjacent in sorted order."""
+    """Splits texts into micro-batches with the layout `trie`: texts that are adjacent in sorted order share prefixes."""
 
     def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         self._order = sorted(rows, key=lambda row: tuple(texts[row]))
@@ -268,6 +283,7 @@ class _Tries:
         return [self._group(first, last) for first, last in pairwise([*starts, len(self._order)])]
 
     def _group(self, first: int, last: int) -> TextGroup:
+        """Return the planned micro-batch of the sorted texts `first` .. `last` - 1."""
         # The first text of a group is computed in full, later texts without the tokens shared with the text before.
         nodes = len(self._ordered[first]) + sum(
             len(self._ordered[position]) - self._shared[position] for position in range(first + 1, last)
@@ -275,12 +291,13 @@ class _Tries:
         return TextGroup(self._order[first:last], nodes, nodes, partial(self._make, first, last))
 
     def _make(self, first: int, last: int) -> MicroBatch:
+        """Create the tensors of the prefix trie of the sorted texts `first` .. `last` - 1."""
         ids_1T, sequence = build_sequence(self._ordered[first:last], self._shared[first:last])
         return MicroBatch(self._order[first:last], ids_1T, sequence=sequence)
 
 
 class _Packed:
-    """Forms groups of packed texts, longest text first."""
+    """Splits texts into micro-batches with the layout `packed` (texts concatenated), longest text first."""
 
     def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int], causal: bool) -> None:
         self._texts, self._causal = texts, causal
@@ -298,21 +315,25 @@ class _Packed:
         return [self._group(rows) for rows in groups]
 
     def _group(self, rows: list[int]) -> TextGroup:
+        """Return the planned micro-batch of the packed texts with the indices `rows`."""
         tokens = sum(len(self._texts[row]) for row in rows)
         return TextGroup(rows, tokens, tokens, partial(self._make, rows))
 
     def _make(self, rows: list[int]) -> MicroBatch:
+        """Create the tensors of the packed texts with the indices `rows`."""
         ids_1T, sequence = build_sequence([self._texts[row] for row in rows], causal=self._causal)
         return MicroBatch(rows, ids_1T, sequence=sequence)
 
 
 SPLIT_SHARE, SPLIT_TOKENS = 1 / 32, 128
-"""Maximum padding of a micro-batch: the larger of a fraction of the budget and a number of tokens. This is about the cost
-of another micro-batch."""
+"""Maximum padding in a micro-batch: the larger of a fraction of the token budget and a number of tokens.
+
+This is about the cost of another micro-batch.
+"""
 
 
 class _Padded:
-    """Forms groups of texts of similar length for padding, longest text first."""
+    """Splits texts into micro-batches with the layout `padded`: texts of similar length, longest text first."""
 
     def __init__(self, texts: Sequence[Sequence[int]], pad_id: int) -> None:
         self._texts = texts
@@ -331,10 +352,12 @@ class _Padded:
         return [self._group(group) for group in groups]
 
     def _group(self, rows: list[int]) -> TextGroup:
+        """Return the planned micro-batch of the padded texts with the indices `rows`."""
         longest = len(self._texts[rows[0]])
         return TextGroup(rows, len(rows) * longest, longest, partial(self._make, rows))
 
     def _make(self, rows: list[int]) -> MicroBatch:
+        """Create the tensors of the padded texts with the indices `rows`."""
         ids_BT = np.full((len(rows), len(self._texts[rows[0]])), self._pad_id, dtype=np.int64)
         mask_BT = np.zeros_like(ids_BT)
         for position, row in enumerate(rows):
@@ -344,10 +367,10 @@ class _Padded:
 
 
 def _balanced(grouped: Callable[[int], list[TextGroup]], token_budget: int, processes: int) -> list[TextGroup]:
-    """Return groups of at most `token_budget` tokens, of about equal size if there are several processes.
+    """Return planned micro-batches of at most `token_budget` tokens, of about equal size for several processes.
 
-    For this, several processes use the smallest budget that does not increase the number of micro-batches per process.
-    `grouped` returns the groups for a budget.
+    For equal sizes, the smallest budget is used that does not increase the number of micro-batches per process.
+    `grouped` returns the micro-batches for a token budget.
     """
     groups = grouped(token_budget)
     if processes == 1 or not groups:
@@ -366,9 +389,10 @@ def _balanced(grouped: Callable[[int], list[TextGroup]], token_budget: int, proc
 
 
 def _assign(groups: Sequence[TextGroup], processes: int) -> list[list[int]]:
-    """Return the positions of the groups of each process.
+    """Distribute planned micro-batches over processes: return a list of indices in `groups` for each process.
 
-    Every group, the largest first, goes to the process with the fewest tokens that can take another micro-batch.
+    Every micro-batch, the largest first, goes to the process with the fewest tokens among the processes that have fewer
+    than ceil(number of micro-batches / processes).
     """
     rounds = math.ceil(len(groups) / processes)
     shares: list[list[int]] = [[] for _ in range(processes)]

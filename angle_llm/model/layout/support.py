@@ -1,4 +1,7 @@
-"""Find the layouts that a backbone can compute, from its config and from a comparison of states."""
+"""Find the layouts of a micro-batch (prefix trie, packed, padded) that a backbone can compute.
+
+The config is checked, and hidden states of test texts are compared.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,21 @@ from angle_llm.model.layout.token_sequence import build_sequence, shared_prefixe
 from angle_llm.model.source.checks import evaluating, relative_difference
 
 MOST_TOKENS = 1024
-"""Longest text, in tokens, that is put in a sequence with other texts. Attention with gathered keys needs a mask of
-queries × keys for every text, but a padded text needs none."""
+"""Maximum number of tokens of a text that is put in one sequence with other texts; longer texts are padded.
+
+Attention with gathered keys needs a mask of queries × keys for every text, but a padded text needs none.
+"""
 _ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
-"""Config keys of the attention dropout."""
+"""Config keys of `transformers` models that set the attention dropout."""
 
 _FLEX_WIDTH = 16
-"""Minimum number of dimensions of a head in FlexAttention."""
+"""Minimum number of dimensions of an attention head that FlexAttention supports."""
 
 _NO_WINDOW = {"max_window_layers"}
 """Config keys that contain `window` but are no window size: in Qwen, the first layer with a window."""
 
 _DYNAMIC_ROPE = {"longrope", "dynamic"}
-"""Types of rotary embeddings whose frequencies depend on the longest text in the batch, beyond the original positions."""
+"""RoPE types whose frequencies depend on the longest text in the batch, if it exceeds the original maximum position."""
 
 
 def probe_layouts(
@@ -40,9 +45,10 @@ def probe_layouts(
     device: torch.device | None = None,
     autocasts: bool = False,
 ) -> LayoutSupport:
-    """Return the most compact layout that a backbone can compute.
+    """Return the layout of micro-batches with the fewest tokens that a backbone can compute.
 
-    The config is checked, and states of texts in one sequence are compared with states of single texts.
+    It is a prefix trie, packed (concatenated) texts or padded texts. The config is checked, and hidden states of texts in
+    one sequence are compared with hidden states of single texts.
 
     Args:
         pooling: name of the pooling.
@@ -91,7 +97,7 @@ def probe_layouts(
 
 
 def _has_attention_dropout(config: Any) -> bool:
-    """Return whether the config of a backbone sets attention dropout."""
+    """Return whether the config of a backbone sets a dropout rate for attention above 0."""
     return any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT)
 
 
@@ -124,7 +130,10 @@ def _flex_problem(backbone: nn.Module, causal: bool, device: torch.device, autoc
 
 
 def _steady_positions(config: Any, most: int) -> int:
-    """Return the length up to which the rotary embedding of a text does not depend on other texts, at most `most`."""
+    """Return the number of tokens up to which the RoPE of a text does not depend on other texts, at most `most`.
+
+    For some RoPE types, frequencies depend on the longest text in the batch if it exceeds the original positions.
+    """
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     rope = rope if isinstance(rope, dict) else {}
     steady = most
@@ -137,9 +146,9 @@ def _steady_positions(config: Any, most: int) -> int:
 
 
 def _probe_texts(backbone: nn.Module) -> list[list[int]]:
-    """Return token ids of all prefixes of eight texts with common prefixes of 2 and 4 tokens, sorted.
+    """Return the token ids of test texts: all prefixes of eight texts that have common prefixes, sorted.
 
-    Ids are spread over the vocabulary.
+    The eight texts have 5 tokens and share the first 2 or 4 tokens. Ids are spread over the vocabulary of the backbone.
     """
     vocabulary: int = backbone.config.get_text_config().vocab_size  # type: ignore[operator,union-attr]
 
@@ -154,10 +163,12 @@ def _probe_texts(backbone: nn.Module) -> list[list[int]]:
 
 
 def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
-    """Compare states of texts in one sequence with states of single texts; return the reason if they differ, else None.
+    """Test whether a backbone can compute texts in one sequence; return None if it can, else the reason.
+
+    The hidden states of test texts in one sequence are compared with the hidden states of single texts.
 
     Args:
-        shares: whether the texts are a prefix trie; otherwise they are packed.
+        shares: whether the sequence is a prefix trie; otherwise texts are packed (concatenated).
     """
     texts = _probe_texts(backbone)
     full = [text for text in texts if len(text) == max(map(len, texts))]

@@ -1,14 +1,14 @@
-"""Texts in one sequence without padding: as a prefix trie or packed.
+"""Put texts in one sequence without padding, as a prefix trie or packed (concatenated).
 
 Prefix trie: in a causal model, the state of a token depends only on the tokens before it. So texts share the states of a
 common prefix, such as the start of the prompt, or the whole text if it is repeated. Each *node* of the trie is a token in
 its context. The model computes the nodes as one sequence, depth first, with the depth of a node as its position.
 
-Packed: in a bidirectional model, or with a pooling that reads more than the last token, texts share nothing and follow
-one another.
+Packed: in a bidirectional model, or with a pooling that reads more than the last token, texts share no tokens and are
+concatenated.
 
 Linear layers need no change; attention is restricted to the nodes of a text (`attention`). Values and gradients equal
-those of separate texts, up to the order of additions.
+the values and gradients of separate texts, up to the order of additions.
 
 Legend: T nodes (tokens) of a sequence, R texts, D dimensions, I gathered rows; in a group of texts of similar length:
 U texts, Q nodes that a text adds, L nodes of a whole text.
@@ -33,77 +33,86 @@ from torch.autograd.function import once_differentiable
 from angle_llm.losses.relation import on_device
 
 KEYS_A_NODE = 8
-"""Maximum number of gathered keys per node of the token budget. A key and its value take about 6 % of the memory that a
-node keeps for the backward pass (LLaMA without grouped queries). So a long prompt before many short texts increases the
-memory by at most a half."""
+"""Maximum number of keys that attention gathers in a prefix trie, per token of the token budget.
+
+Keys of a common prefix are gathered once per text. A key with its value takes about 6 % of the memory that a token keeps
+for the backward pass (LLaMA without grouped queries). So a long prompt before many short texts increases the memory by at
+most a half.
+"""
 
 LENGTH_STEP = 8
-"""Key lengths are rounded up to a multiple of this number, because memory-efficient attention needs aligned masks."""
+"""Numbers of gathered keys are rounded up to a multiple of this, because memory-efficient attention needs aligned masks."""
 
 GATHERED_ROWS = 8192
-"""Maximum number of rows that the backward pass of `gather_rows` converts to float32 at a time."""
+"""Maximum number of rows that the backward pass of `gather_rows` converts to float32 at a time, to save memory."""
 
 Indices = NDArray[np.int64]
-"""Array of node indices or lengths on the CPU."""
+"""NumPy array of token indices or lengths."""
 
 
 class SequenceGroup(NamedTuple):
-    """Queries and keys of texts of similar length in a sequence, as positions (nodes), for one call of attention.
+    """Token indices of the queries and keys of U texts of similar length in one sequence, for one attention call.
 
-    Index arrays are padded with node 0.
+    Texts in a prefix trie share the tokens of common prefixes. Index arrays are padded with 0.
     """
 
     query_UQ: Tensor
-    """Nodes that each text adds to the nodes of earlier texts."""
+    """Indices of the tokens that each text adds after the prefix that it shares with the text before it."""
     key_UL: Tensor
-    """Nodes of each whole text, from its first token."""
+    """Indices of all tokens of each text, with the shared prefix."""
     shared_U: Tensor
-    """Number of tokens that each text shares with the text before it. In a causal model, query q attends to the keys
-    0 .. shared + q."""
+    """Number of tokens that each text shares with the text before it.
+
+    In a causal model, query q of a text attends to the keys 0 .. shared + q.
+    """
     length_U: Tensor
-    """Number of tokens of each text."""
+    """Number of tokens of each text, with the shared prefix."""
 
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """A sequence of texts without padding, as a prefix trie or packed: the positions (nodes) of every text, without ids.
+    """Where the tokens of R texts are in one sequence of T tokens without padding; token ids are separate.
 
-    In a prefix trie, texts share the nodes of common prefixes. Packed texts follow one another.
+    In a prefix trie, texts share the tokens of common prefixes. Packed texts are concatenated. An index of the sequence is
+    called a node.
     """
 
     depth_1T: Tensor
-    """Position of each node in its texts, from 0."""
+    """Position of each token of the sequence in its text, from 0."""
     end_R: Tensor
-    """Last node of each text."""
+    """Index in the sequence of the last token of each text."""
     lengths_R: Indices
-    """Number of tokens of each text, on the CPU."""
+    """Number of tokens of each text, with the shared prefix, on the CPU."""
     shared_R: Indices
-    """Number of tokens that each text shares with the text before it, on the CPU; all 0 if packed."""
+    """Number of first tokens that each text shares with the text before it, on the CPU; all 0 if texts are packed."""
     causal: bool
-    """Whether a node attends only to earlier nodes of its text. Otherwise it attends to all nodes of its text, and the
-    sequence is packed."""
+    """Whether a token attends only to itself and earlier tokens of its text; otherwise to all tokens of its text.
+
+    A sequence that is not causal is packed.
+    """
 
     def to(self, device: torch.device) -> TokenSequence:
-        """Return the sequence with its tensors on a device."""
+        """Return a copy with the tensors that the model uses on a device; NumPy arrays stay on the CPU."""
         return replace(self, depth_1T=on_device(self.depth_1T, device), end_R=on_device(self.end_R, device))
 
     @cached_property
     def starts(self) -> Indices:
-        """First node that each text adds, followed by the number of nodes, (R + 1,)."""
+        """Index in the sequence of the first token that each text adds after its shared prefix, then T, (R + 1,)."""
         return np.concatenate(([0], np.cumsum(self.lengths_R - self.shared_R)))
 
     def paths(self) -> Iterator[Indices]:
-        """Yield the node indices of each text, from its first to its last token."""
+        """Yield, for each text, the indices in the sequence of its tokens, from the first to the last token."""
         path = np.empty(0, dtype=np.int64)
         for shared, first, after in zip(self.shared_R, self.starts[:-1], self.starts[1:], strict=True):
             path = np.concatenate((path[:shared], np.arange(first, after)))
             yield path
 
     def subtree_ends(self) -> Indices:
-        """Return the end of the subtree of each node, (T,): the first later node that does not contain node k as prefix.
+        """Return for each token k of the sequence the end of its subtree in the prefix trie, (T,).
 
-        Nodes k .. end[k] - 1 are the subtree of k, or the rest of its text if packed. In a causal model, query q attends
-        to key k if k <= q < end[k]. In a bidirectional model, it does if k < end[q] and q < end[k].
+        The tokens k .. end[k] - 1 are all tokens whose text contains token k, from k on. In packed texts, they are the rest
+        of the text. In a causal model, query q attends to key k if k <= q < end[k]. In a bidirectional model, query q
+        attends to key k if k < end[q] and q < end[k].
         """
         end_T = np.full(self.starts[-1], self.starts[-1])
         path = np.empty(0, dtype=np.int64)
@@ -113,12 +122,12 @@ class TokenSequence:
         return end_T
 
     def groups(self) -> tuple[tuple[SequenceGroup, ...], Tensor]:
-        """Return the groups of texts for attention with gathered keys, and the place of each node among their queries.
+        """Group texts of similar length for attention with gathered keys; return the groups, and an index (T,) of tokens.
 
-        The place (T,) is the index of the node in the flattened queries of all groups. In a prefix trie, the lengths of
-        the texts in a group are between the same powers of two, and so are their numbers of added nodes. So at most four
-        times the necessary scores are computed. If packed, lengths are in the same interval of `LENGTH_STEP`. Texts that
-        add no node are in no group.
+        The index is the place of each token in the flattened queries of all groups. In a prefix trie, the texts of a group
+        have lengths between the same powers of two. The same holds for the numbers of tokens after the shared prefix. So at
+        most four times the necessary scores are computed. Packed texts in a group have lengths in the same interval of
+        `LENGTH_STEP`. A text that equals the text before it adds no token and is in no group.
         """
         paths, added_R, shares = list(self.paths()), self.lengths_R - self.shared_R, bool(self.shared_R.any())
         adding: dict[tuple[int, int], list[int]] = {}
@@ -143,9 +152,10 @@ class TokenSequence:
         return tuple(groups), torch.from_numpy(place_T)
 
     def padded_states(self, states_TD: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield padded states (B, L, D) and masks (B, L) of consecutive packed texts, for pooling.
+        """Split the states of packed texts into padded batches for pooling: yield states (B, L, D) and masks (B, L).
 
-        B varies: a batch ends before a text whose length differs too much, so that at most 25 % is padding.
+        A batch contains B consecutive texts of at most L tokens. It ends before a text whose length differs too much, so
+        that at most 25 % of a batch is padding.
         """
         lengths, last_R = self.lengths_R.tolist(), self.starts[1:] - 1
         first = 0
@@ -163,7 +173,7 @@ class TokenSequence:
 
 
 def shared_prefixes(texts: Sequence[Sequence[int]]) -> list[int]:
-    """Return the number of first tokens that each text has in common with the text before it; 0 for the first text."""
+    """Return, for each text, the number of first tokens that are equal in the text before it; 0 for the first text."""
     shared = [0] * len(texts)
     for number in range(1, len(texts)):
         before, text = texts[number - 1], texts[number]
@@ -174,12 +184,12 @@ def shared_prefixes(texts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple[list[int], int]:
-    """Cut sorted texts into prefix tries so that the total number of nodes is minimal.
+    """Split sorted texts into prefix tries so that the total number of nodes, the computed tokens, is minimal.
 
     Returns the index of the first text of each trie, and the total number of nodes. A trie has at most `most_nodes` nodes
-    and `KEYS_A_NODE` times as many gathered keys; a longer text is a trie of its own. Tokens that two texts share are
-    computed twice if they are in different tries. Complexity for N texts is O(N log N), by dynamic programming over the
-    first texts of tries: a first text that no longer fits never fits again.
+    and `KEYS_A_NODE` times as many gathered keys; a longer text is a trie by itself. A common prefix of two texts is
+    computed twice if the texts are in different tries. Complexity for N texts is O(N log N), by dynamic programming over
+    the first texts of tries: if a trie is too large, it is also too large with later texts.
 
     Args:
         lengths: number of tokens of each text.
@@ -212,7 +222,7 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple
 def build_sequence(
     texts: Sequence[Sequence[int]], shared: Sequence[int] | None = None, *, causal: bool = True
 ) -> tuple[Tensor, TokenSequence]:
-    """Return the token ids (1, T) of texts in one sequence, and the positions of the texts as a `TokenSequence`.
+    """Put texts in one sequence without padding: return the token ids (1, T) and the positions of the texts.
 
     Args:
         texts: token ids of each text; sorted for a prefix trie.
@@ -231,7 +241,7 @@ def build_sequence(
 
 
 class _GatherRows(torch.autograd.Function):
-    """Autograd function of `gather_rows`."""
+    """Autograd function for `states_TD[index_I]` with a deterministic gradient, summed in float32 (`gather_rows`)."""
 
     @staticmethod
     def forward(ctx: Any, states_TD: Tensor, index_I: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Models that are built from a configuration, without loading weights.
+"""Build models from a configuration, without loading weights.
 
-The **tiny copy** is a small model of the same architecture with random weights on the CPU. Probes run on it, for example
-whether the model is causal. The **meta model** has the shapes, dtypes and adapters of the model on torch's `meta` device,
-where tensors take no memory. A training step of the meta model allocates the same tensors as a real step, so the memory
-of the step can be forecast.
+The **tiny copy** is a small model of the same architecture with random weights on the CPU. Tests of the architecture run
+on the tiny copy, for example whether the model is causal. The **meta model** has the shapes, dtypes and adapters of the
+model on torch's `meta` device, where tensors take no memory. A training step of the meta model allocates the same tensors
+as a real step, so the memory of the step can be forecast.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from angle_llm.prompts import load_prompts
 from angle_llm.settings.train import LoraSettings, ModelSettings
 
 _BLOCK = 64
-"""Number of weights per scale in NF4."""
+"""Number of weights that share a scale in NF4 quantization."""
 _SCALES = 256
-"""Number of scales per second-level scale, in NF4 with double quantization."""
+"""Number of scales that share a second-level scale, in NF4 with double quantization."""
 
 _SHALLOW = {"vocab_size": 128, "num_hidden_layers": 2}
-"""Sizes of a tiny copy whose architecture does not allow the sizes in `_SMALL`."""
+"""Config values of a tiny copy (small model of the same architecture) that does not work with the values in `_SMALL`."""
 _SMALL = _SHALLOW | {
     "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 32, "intermediate_size": 48,
     "ffn_dim": 48, "word_embed_proj_dim": 32,
 }  # fmt: skip
-"""Sizes of a tiny copy."""
+"""Config values of a tiny copy (small model of the same architecture)."""
 
 
 def tiny_encoder_copy(source: ModelSource, settings: ModelSettings) -> tuple[SentenceEncoder, Any]:
-    """Return an encoder with the tiny copy of a model, and the configuration of the full model.
+    """Return an encoder with a small random backbone of a model's architecture, and the configuration of the full model.
 
-    Prompt, pooling, maximum length, tokenizer and plans equal those of `SentenceEncoder.from_pretrained`; embeddings are
-    meaningless.
+    Prompt, pooling, maximum length, tokenizer and micro-batches are equal to the encoder that
+    `SentenceEncoder.from_pretrained` loads; embeddings are meaningless.
 
     Raises:
         ArtifactError: for a damaged folder.
-        ValueError: for an encoder-decoder, or an architecture of which no tiny copy can be made.
+        ValueError: for an encoder-decoder, or an architecture that cannot be built small.
         FileNotFoundError, PromptError: as in `SentenceEncoder.from_pretrained`.
     """
     prompt = None if settings.prompt is None else load_prompts(settings.prompt)
@@ -70,12 +70,12 @@ def tiny_encoder_copy(source: ModelSource, settings: ModelSettings) -> tuple[Sen
 
 
 def tiny_copy(config: Any) -> nn.Module:
-    """Return a small backbone of the architecture of `config`, with random weights on the CPU.
+    """Return a small backbone with the architecture of `config`, with random weights on the CPU.
 
-    The sizes `_SMALL` are tried first, then `_SHALLOW`.
+    The sizes in `_SMALL` are tried first, then the sizes in `_SHALLOW`.
 
     Raises:
-        ValueError: if the architecture works with neither.
+        ValueError: if the architecture works with neither of them.
     """
     for sizes in (_SMALL, _SHALLOW):
         try:
@@ -97,7 +97,10 @@ def tiny_copy(config: Any) -> nn.Module:
 
 
 def _resized(config: Any, sizes: dict[str, int]) -> Any:
-    """Return a copy of a configuration with at most the given sizes, and valid ids of special tokens."""
+    """Return a copy of a model configuration with the sizes limited to `sizes`, such as {"hidden_size": 32}.
+
+    Ids of special tokens that are not in the small vocabulary become None.
+    """
     small = copy.deepcopy(config)
     for name, value in sizes.items():
         if isinstance(present := getattr(small, name, None), int):
@@ -113,7 +116,7 @@ def _resized(config: Any, sizes: dict[str, int]) -> Any:
 
 
 def stored_dtype(config: Any, name: str) -> torch.dtype:
-    """Return the dtype in which `load_backbone` loads weights for a dtype setting; `auto` is the dtype of the config."""
+    """Return the torch dtype of a dtype setting; `auto` is the dtype in the model configuration, or float32 without it."""
     stored = getattr(config, "dtype", None) or "float32" if name == "auto" else name
     return stored if isinstance(stored, torch.dtype) else torch_dtype(stored.removeprefix("torch."))
 
@@ -126,16 +129,17 @@ def meta_backbone(
     bits: int | None = None,
     divided: bool = False,
 ) -> Any:
-    """Return a backbone for training on the meta device, with an adapter in float32 if `lora` is given.
+    """Return a backbone on the meta device in training mode, with a float32 LoRA adapter if `lora` is given.
 
     Args:
+        config: model configuration of `transformers`.
         dtype: dtype of the base weights that are not quantized.
-        bits: 4 or 8 to quantize the linear layers.
+        bits: 4 or 8 to use the shapes and dtypes of quantized linear layers.
         divided: whether ZeRO-3 partitions the weights, so that layers must gather them.
 
     Raises:
-        ValueError: if no layer has the name of a LoRA target.
-        QuantizationError: as in `quantize`.
+        ValueError: if a LoRA target is not the name of a layer.
+        QuantizationError: if the backbone cannot be quantized (see `quantize`).
     """
     config = copy.deepcopy(config)
     with torch.device("meta"):
@@ -152,7 +156,10 @@ def meta_backbone(
 
 
 def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
-    """Return a meta model: a copy of `model` with a backbone on the meta device, which reads the last layer only."""
+    """Return a copy of an embedding model in training mode with another backbone, which is on the meta device.
+
+    The copy does not use autocast, and returns embeddings after the last layer only.
+    """
     meta = copy.copy(model)
     meta._modules = {}  # copy.copy shares the dictionary
     meta.backbone = backbone
@@ -162,7 +169,10 @@ def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
 
 
 def _nf4(layer: nn.Linear) -> Any:
-    """Return an empty NF4 layer: half a byte per weight, a byte per 64 weights, and 4 bytes per 256 * 64 weights."""
+    """Return an NF4 layer of bitsandbytes with uninitialized weights, in the shape of a linear layer.
+
+    It has half a byte per weight, a byte per 64 weights (scale), and 4 bytes per 256 * 64 weights (second-level scale).
+    """
     bnb: Any = importlib.import_module("bitsandbytes")
     held = empty_layer(layer, 4)
     blocks = -(-layer.weight.numel() // _BLOCK)
@@ -187,7 +197,10 @@ def _nf4(layer: nn.Linear) -> Any:
 
 
 def _int8(layer: nn.Linear) -> Any:
-    """Return an empty 8-bit layer: a byte per weight, and 4 bytes per row."""
+    """Return an 8-bit layer of bitsandbytes with uninitialized weights, in the shape of a linear layer.
+
+    It has a byte per weight, and a scale of 4 bytes per output.
+    """
     bnb: Any = importlib.import_module("bitsandbytes")
     held = empty_layer(layer, 8)
     rounded = torch.empty(layer.weight.shape, dtype=torch.int8)
@@ -197,7 +210,10 @@ def _int8(layer: nn.Linear) -> Any:
 
 
 def held_bytes(backbone: nn.Module) -> int:
-    """Return the bytes of the parameters and buffers of a model, with the scales of 4-bit weights; shared ones once."""
+    """Return the number of bytes of the parameters and buffers of a model, with the scales of 4-bit weights.
+
+    Tensors that share memory count once.
+    """
     tensors: list[torch.Tensor] = [*backbone.parameters(), *backbone.buffers()]
     for parameter in backbone.parameters():
         if (state := getattr(parameter, "quant_state", None)) is not None:

@@ -18,7 +18,10 @@ _MESSAGES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAIL
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that an allocation failed. On a CPU, only the message shows this."""
+    """Return whether an error means that a memory allocation failed.
+
+    torch raises a plain RuntimeError on a CPU, so the message is compared.
+    """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _MESSAGES)
 
 
@@ -29,20 +32,22 @@ def encode_planned(
     columns: int,
     progress: Callable[[int], object],
 ) -> tuple[Plan, Tensor]:
-    """Encode texts, with half the tokens per micro-batch after each out-of-memory error.
+    """Encode texts in micro-batches; after every out-of-memory error, encode again with half the token budget.
 
     With weights partitioned by ZeRO-3 the error is raised, because the other ranks wait in the failed forward pass.
 
     Args:
-        make_plan: returns the plan of the texts for a token budget.
-        columns: number of columns of the model's rows, C.
-        progress: called with the number of texts of each micro-batch, negative before texts are encoded again.
+        make_plan: splits the texts into micro-batches for a token budget (maximum number of tokens in a micro-batch).
+        columns: number of columns of the model's output, C.
+        progress: called with the number of texts of each micro-batch; with a negative number before texts are encoded
+            again.
 
     Returns:
-        The plan, and the rows of the unique texts, (U, C) float32 on the CPU; read from a GPU once.
+        The split that was used, and the embeddings of the U unique texts, (U, C) float32 on the CPU. They are copied from
+        a GPU once, at the end.
 
     Raises:
-        RuntimeError: if there is not enough memory for a single text.
+        RuntimeError: if the memory is too small for a single text.
     """
     device = next(model.parameters()).device
     partitioned = not all(parameter.numel() for parameter in model.parameters())

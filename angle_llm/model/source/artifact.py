@@ -1,9 +1,9 @@
-"""The saved folder of an encoder: weights or adapter, tokenizer, and a card with prompt, pooling and base.
+"""Load and save the folder of an encoder.
 
-adapter_model.safetensors + adapter_config.json     an adapter, on the base that the card names
+adapter_model.safetensors + adapter_config.json     an adapter, for the base that the card names
 model.safetensors + config.json                     or a whole backbone
 tokenizer.json …                                    the tokenizer
-angle_llm.json                                      the card
+angle_llm.json                                      the card: prompt, pooling, maximum length, base, …
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ logging.getLogger("DeepSpeed").addFilter(
 
 
 class Parts(NamedTuple):
-    """The loaded parts of an encoder."""
+    """Backbone, tokenizer, adapter and settings (`EncoderCard`) of an encoder, loaded from files."""
 
     folder: str | Path
-    """Path for error messages: the saved folder, the adapter or the backbone."""
+    """Path of the saved encoder, the adapter or the backbone, for error messages."""
     backbone: nn.Module
     tokenizer: Tokenizer
     base: str
     base_revision: str | None
     base_fingerprint: str | None = None
     card: EncoderCard | None = None
-    """None for a bare backbone; for a folder of sentence-transformers, made from its files."""
+    """Prompt, pooling and lengths, from `angle_llm.json` or a sentence-transformers folder; None for a bare backbone."""
     adapter: LoraAdapter | None = None
-    """An adapter that fits the backbone and is not applied yet."""
+    """An adapter that fits the backbone and is not applied yet; None without an adapter."""
 
 
 def load_parts(
@@ -74,7 +74,10 @@ def load_parts(
     device: torch.device,
     bits: int | Literal["auto"] | None,
 ) -> Parts:
-    """Load a saved encoder or a backbone. Arguments and errors as in `SentenceEncoder.from_pretrained`."""
+    """Load backbone, tokenizer, adapter and settings (`EncoderCard`) of a model.
+
+    Arguments and errors as in `SentenceEncoder.from_pretrained`.
+    """
     if source.card is not None:
         if adapter is not None:
             raise no_backbone(source.path)
@@ -102,7 +105,7 @@ def card_of(
     """Return pooling, prompts, maximum length and normalization of a sentence-transformers folder as an `EncoderCard`.
 
     Raises:
-        ArtifactError: if sentence-transformers would compute other token ids.
+        ArtifactError: if this package would tokenize texts differently from sentence-transformers.
     """
     length = library.length_for(tokenizer, count_positions(backbone))
     return EncoderCard(library.prompt, library.pooling, length, dtype, None, normalize=library.normalize)
@@ -111,6 +114,11 @@ def card_of(
 def _load_saved(
     source: ModelSource, card: EncoderCard, dtype: str, bits: int | Literal["auto"] | None, device: torch.device
 ) -> Parts:
+    """Load a saved encoder and check that its adapter fits the base. With "auto", `dtype` and `bits` are as in training.
+
+    Raises:
+        ArtifactError: for damaged files, or another base than in the training of the adapter.
+    """
     folder = Path(source.location.name)
     dtype = card.dtype if dtype == "auto" else dtype
     bits = card.bits if bits == "auto" else bits
@@ -142,7 +150,11 @@ def save_parts(
     card: EncoderCard,
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a saved folder, whole or not at all: an adapted backbone as its adapter, any other with all its weights."""
+    """Save an encoder in a folder: only the adapter if the backbone has an adapter, else all weights.
+
+    The folder is written completely or not at all. `check` is called with the new folder before the new folder replaces
+    `folder`, and can raise an error to prevent this.
+    """
     if not is_adapted(backbone):
         card = replace(card, base=None, base_revision=None, base_fingerprint=None, layers=None)
 
@@ -171,15 +183,15 @@ _EARLIER_THETAS = {
     "gpt_neox": {"": "rotary_emb_base"},
     "gpt_neox_japanese": {"": "rotary_emb_base"},
 }
-"""Model type → layer type → key of `rope_theta` in transformers 4; "" if all layers share it."""
+"""Model type → layer type → name of the key `rope_theta` in transformers 4; layer type "" if all layers share the key."""
 
 
 def write_earlier_names(folder: Path) -> None:
-    """Add the keys of transformers 4 to `config.json`, which transformers 5 moved or renamed.
+    """Add to `config.json` the keys that transformers 5 moved or renamed, under their names in transformers 4.
 
-    transformers 4 and other programs use defaults for keys that they do not find, without a message. The keys were found
-    by comparing the configuration classes of transformers 4.48, 4.57 and 5.23 for 20 model types. The file stays as it is
-    if this version would then read other values.
+    Without the old keys, transformers 4 and other programs silently use defaults. The list of keys comes from a comparison
+    of the configuration classes of transformers 4.48, 4.57 and 5.23 for 20 model types. The file is unchanged if the
+    installed version of transformers would read other values with the added keys.
     """
     from transformers import AutoConfig
 
@@ -198,6 +210,7 @@ def write_earlier_names(folder: Path) -> None:
 
 
 def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys, with values, that transformers 4 reads and that transformers 5 moved or renamed in `config`."""
     rope, types = config.get("rope_parameters") or {}, config.get("layer_types") or []
     names: dict[str, Any] = {"torch_dtype": config["dtype"]} if config.get("dtype") else {}
     nested = "full_attention" in rope
@@ -226,9 +239,10 @@ _LIBRARY_PROBES = ("A man eats 3 apples.", "Straße, Привет 你好!", "x [
 
 
 def write_library_form(folder: Path, backbone: nn.Module, tokenizer: Tokenizer, card: EncoderCard) -> None:
-    """Add the files of sentence-transformers to the folder of a whole model, or a `modules.json` that it refuses.
+    """Add the configuration files of sentence-transformers to a saved model, if it can compute the same embeddings.
 
-    It becomes one if the library computes the token ids of this encoder: the prompt is text before `{text}`.
+    This needs a prompt that is only text before `{text}`, equal token ids for test texts, a pooling that the library has,
+    and all dimensions. Otherwise a `modules.json` is added that stops the library from loading the model.
     """
     path = folder / "tokenizer_config.json"
     original = path.read_bytes() if path.is_file() else b""
@@ -241,7 +255,7 @@ def write_library_form(folder: Path, backbone: nn.Module, tokenizer: Tokenizer, 
             texts = [card.prompt.of(side).head + text for text in _LIBRARY_PROBES]
             ids = [saved(text, truncation=True)["input_ids"] for text in texts]
             if ids != expected or card.dimensions is not None:
-                raise ArtifactError(f"{folder} has other token ids or dimensions in sentence-transformers.")
+                raise ArtifactError(f"{folder} would have other token ids or dimensions in sentence-transformers.")
         write_library_files(
             folder, backbone, card.pooling, card.max_length, normalize=card.normalize, prompts=prompts, default=default
         )
@@ -252,19 +266,19 @@ def write_library_form(folder: Path, backbone: nn.Module, tokenizer: Tokenizer, 
 
 
 def check_savable(folder: str | Path, backbone: nn.Module, base: str | None) -> None:
-    """Raise the errors that saving would raise, before the work.
+    """Check that an encoder can be saved in a folder. Called before training or other work, so that errors come early.
 
     Raises:
-        ValueError: if the base of an adapter has no name.
-        QuantizationError: for a quantized base without an adapter.
-        ArtifactError: as `check_writable`.
+        ValueError: if the backbone has an adapter and `base`, the name of its base model, is None.
+        QuantizationError: for a quantized backbone without an adapter.
+        ArtifactError: if `folder` must not be replaced (see `check_writable`).
     """
     target = Path(folder).expanduser()
     if not is_adapted(backbone):
         if (bits := bits_of(backbone)) is not None:
             raise QuantizationError(
-                f"this encoder is a base in {bits} bits without an adapter, so it has nothing to save. Add an adapter, or save "
-                "the base itself, loaded with bits=None."
+                f"this encoder is a base in {bits} bits without an adapter, so it has nothing to save. Add an adapter; or load "
+                "the base with bits=None, and save that."
             )
         check_writable(target)
     elif base is None:
@@ -274,23 +288,27 @@ def check_savable(folder: str | Path, backbone: nn.Module, base: str | None) -> 
 
 
 def check_writable(target: Path, **read: str | Path) -> None:
-    """Refuse an output folder that must not be replaced; call it before the work.
+    """Check that an output folder can be replaced: it is missing, empty, or a saved encoder that is not an input.
 
     Args:
-        read: folders and files that are read, by what they are ("base", "adapter").
+        read: paths of the input files and folders; the keyword, such as `base` or `adapter`, is the name in the message.
 
     Raises:
-        ArtifactError: if `target` has content and is not a saved encoder, or if replacing it would delete what is read.
+        ArtifactError: if `target` has content and is not a saved encoder, or if replacing it would delete an input.
     """
     if target.exists() and not (target.is_dir() and (is_saved_encoder(target) or not any(target.iterdir()))):
-        raise ArtifactError(f"{target} exists and is not a saved encoder, so it is left alone. Choose another folder.")
+        raise ArtifactError(
+            f"{target} exists and is not a saved encoder, so it is not overwritten. Choose another folder."
+        )
     for what, path in read.items():
         if path and Path(path).exists() and Path(path).resolve().is_relative_to(target.resolve()):
-            raise ArtifactError(f"{target} would overwrite the {what}, {path}. Choose another folder.")
+            raise ArtifactError(f"writing {target} would overwrite the {what}, {path}. Choose another folder.")
 
 
 def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
-    """Write a folder whole or not at all; see `io.write_folder`. Only a saved encoder or an empty folder is replaced.
+    """Write a folder with the function `fill`, complete or not at all (see `io.write_folder`).
+
+    An existing `target` is replaced only if it is empty or a saved encoder.
 
     Raises:
         ArtifactError: if `target` has other content.

@@ -1,4 +1,4 @@
-"""The language model: where its weights are, how they are loaded, and what kind it is."""
+"""Locate and load the backbone, a `transformers` model without a head; find whether it is causal."""
 
 from __future__ import annotations
 
@@ -23,53 +23,57 @@ from angle_llm.model.source.quantization import ORIGINAL, bits_of, check_bits, q
 from angle_llm.settings.parsing import unknown_name
 
 _PACKED = 16
-"""Most weights that a stored number can hold: 4 bits in 32 are 8."""
+"""Upper bound on the weights packed into a stored number; 4-bit weights in an int32 are 8."""
 _SMALL = 50_000_000
-"""Weights that fit into any memory."""
+"""Number of weights that fit into the memory of any machine."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class BackboneLocation:
-    """A backbone as `transformers` names it: a folder or hub id, and the GGUF file in the folder, if any."""
+    """Where `transformers` finds a model: a folder or hub id, and the name of the GGUF file in the folder, if any."""
 
     name: str
     gguf_file: str | None = None
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine, not on the hub."""
+        """Whether the backbone is a folder on this machine, not a hub id."""
         return Path(self.name).is_dir()
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Keyword arguments for `from_pretrained`."""
+        """Keyword arguments for `from_pretrained` of `transformers`: `gguf_file` for a GGUF file, else none."""
         return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
 
     @property
     def path(self) -> Path:
-        """The folder or GGUF file of a local one."""
+        """Path of the folder or GGUF file of a backbone on this machine."""
         return Path(self.name) / (self.gguf_file or "")
 
 
 def absolute_name(path_or_id: str) -> str:
-    """Make a local path absolute; return hub ids and other names unchanged."""
+    """Return an existing local path as an absolute path; return a hub id or any other name unchanged."""
     path = Path(path_or_id).expanduser()
     return str(path.absolute()) if path.exists() else path_or_id
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of a setting; an unknown name is a `ValueError` with the nearest one."""
+    """Return the torch dtype with a name: float32, bfloat16 or float16.
+
+    Raises:
+        ValueError: for an unknown name; the message gives the most similar name.
+    """
     if name not in DTYPES:
         raise ValueError(unknown_name("dtype", name, [*DTYPES, "auto"]))
     return DTYPES[name]
 
 
 def torch_device(name: str | torch.device | None) -> torch.device:
-    """Return the torch device of a name; for None, the GPU if there is one, else the CPU.
+    """Return the torch device with a name; for None, the GPU if there is a GPU, else the CPU.
 
     Raises:
-        ValueError: for an unknown device, or one that this machine does not have.
+        ValueError: for an unknown device, or a device that this machine does not have.
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -88,7 +92,7 @@ def torch_device(name: str | torch.device | None) -> torch.device:
 
 
 def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> Any:
-    """Load the tokenizer beside the weights."""
+    """Load the tokenizer from the folder, GGUF file or hub repository of a model."""
     from transformers import AutoTokenizer
 
     with as_artifact_error(f"the tokenizer in {location.name}") if location.is_local else nullcontext():
@@ -98,12 +102,12 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
 
 
 def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> Any:
-    """Load a model with a class such as AutoModel; all its weights must be in the files.
+    """Load a model with the `transformers` class named `kind`, such as AutoModel; check that no weights are missing.
 
-    `dtype` "auto" keeps the stored dtype; a GGUF file is dequantized to float32. Code of a model never runs.
+    `dtype` "auto" keeps the stored dtype; a GGUF file is then dequantized to float32. Code of a model never runs.
 
     Raises:
-        ArtifactError: for a folder that cannot be opened, or lacks weights; they would be random.
+        ArtifactError: for a folder that cannot be opened or lacks weights, which `transformers` would set at random.
     """
     import transformers
 
@@ -122,8 +126,8 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
             described = sum(parameter.numel() for parameter in empty_backbone(load_config(location)).parameters())
         if described > _PACKED * stored + _SMALL:
             raise ArtifactError(
-                f"{location.name}/config.json describes a model of {described} weights, but the files hold {stored}. One of "
-                "the two is damaged; fetch or save them again."
+                f"{location.name}/config.json describes a model of {described} weights, but the files contain {stored}. The "
+                "config or the files are damaged; fetch or save them again."
             )
     with as_artifact_error(location.name) if location.is_local else _explained(location.name), _without_load_report():
         model, report = getattr(transformers, kind).from_pretrained(
@@ -145,9 +149,9 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
 
 @contextmanager
 def _without_load_report() -> Iterator[None]:
-    """Suppress the report of transformers on unused or missing weights; show it if loading fails.
+    """Suppress the report of `transformers` on unused and missing weights inside this context; show it after an error.
 
-    Missing weights are refused by `open_pretrained`; those of a pooler, which is dropped, are not needed.
+    `open_pretrained` checks for missing weights itself. Weights of a pooler are not needed, because the pooler is removed.
     """
     logger = logging.getLogger("transformers.modeling_utils")
     reports: list[logging.LogRecord] = []
@@ -170,6 +174,7 @@ def _without_load_report() -> Iterator[None]:
 
 @contextmanager
 def _explained(repo: str) -> Iterator[None]:
+    """Convert the error of a hub repository without safetensors to an `ArtifactError` with the reason."""
     try:
         yield
     except OSError as error:
@@ -182,20 +187,26 @@ def _explained(repo: str) -> Iterator[None]:
 
 
 def without_head(model: Any) -> Any:
-    """Remove the pooler of a BERT: only the head uses it, which is not loaded, so it would get no gradient."""
+    """Remove the pooler of a model such as BERT, in place, and return the model.
+
+    Only the head uses the pooler. The head is not loaded, so the pooler would get no gradient.
+    """
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return model
 
 
 def use_capped_attention(backbone: Any) -> None:
-    """Select eager attention for a model with capped scores (Gemma-2): transformers 5.6 ignores the cap in its default."""
+    """Select eager attention, in place, for a model with capped attention scores, such as Gemma-2.
+
+    The default attention of transformers 5.6 ignores the cap.
+    """
     if getattr(backbone.config.get_text_config(), "attn_logit_softcapping", None):
         backbone.set_attn_implementation("eager")
 
 
 def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
-    """Load the configuration of a backbone, for a GGUF file from its header."""
+    """Load the configuration of a backbone from config.json, or from the header of a GGUF file."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(location.name, revision=revision, trust_remote_code=False, **location.arguments)
@@ -205,7 +216,10 @@ def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
 
 
 def empty_backbone(config: Any, dtype: torch.dtype | None = None) -> Any:
-    """Return the layers of `load_backbone` with new weights; inside `torch.device("meta")`, without memory for them."""
+    """Build a backbone from its configuration with newly initialized weights, and without a pooler.
+
+    Inside `torch.device("meta")`, the weights take no memory.
+    """
     from transformers import AutoModel
 
     if getattr(config, "quantization_config", None) is not None:
@@ -218,7 +232,7 @@ def empty_backbone(config: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def check_decoder_or_encoder(config: Any, name: str) -> None:
-    """Raise `ValueError` for an encoder-decoder."""
+    """Check that a configuration is not of an encoder-decoder; raise `ValueError` if it is. `name` is for the message."""
     if config.is_encoder_decoder:
         raise ValueError(
             f"{name} is an encoder-decoder ({config.model_type}). Use a decoder (LLaMA, Mistral, Qwen, …) or an encoder "
@@ -234,14 +248,16 @@ def load_backbone(
     bits: int | None = None,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """Load the layers without a language-model head or pooler, in evaluation mode, on `device`.
+    """Load a backbone, without language-model head and pooler, in evaluation mode, on `device`.
 
-    `dtype` as in `open_pretrained`. With `bits`, the linear layers are then quantized one by one (see `quantization`)
-    and compute in that dtype; a folder that is stored in bits stays as it is.
+    Args:
+        dtype: dtype of the weights. "auto": the stored dtype, or float32 for a GGUF file.
+        bits: 4 or 8 to quantize the linear layers after loading, one by one (see `quantization`). They then compute in
+            `dtype`. A model that is stored quantized to `bits` is unchanged.
 
     Raises:
-        ArtifactError: if the folder lacks weights of the backbone.
-        QuantizationError: if it cannot be quantized.
+        ArtifactError: if the folder cannot be opened or lacks weights of the backbone.
+        QuantizationError: if the backbone cannot be quantized.
         ValueError: for an encoder-decoder.
     """
     if bits is not None:
@@ -257,10 +273,12 @@ def load_backbone(
 
 
 def is_causal(backbone: nn.Module) -> bool:
-    """Return whether the state of a token depends on the tokens before it only, from the states of two sequences.
+    """Return whether the hidden state of a token does not depend on later tokens.
+
+    The states of two sequences are compared that differ in their last token only.
 
     Raises:
-        ArtifactError: if its states are not finite.
+        ArtifactError: if the states are not finite.
     """
     states = check_states(backbone)
     # Equal inputs in equal shapes give equal bits; the tolerance is for kernels that split work by row.
@@ -268,7 +286,10 @@ def is_causal(backbone: nn.Module) -> bool:
 
 
 def state_sizes(backbone: nn.Module) -> tuple[int, int]:
-    """Return the width of states after the last layer and between layers, which differ in OPT-350m only."""
+    """Return the number of dimensions of hidden states after the last layer, and between layers.
+
+    The two numbers differ in OPT-350m only.
+    """
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     between: int = config.hidden_size
     return getattr(config, "word_embed_proj_dim", None) or between, between
@@ -286,7 +307,10 @@ def weights_fingerprint(backbone: nn.Module) -> str:
 
 
 def fingerprint_of(names: Iterable[str], read: Callable[[str], Tensor]) -> str:
-    """Return the fingerprint of named tensors, which are read one at a time."""
+    """Return a short hash of named tensors: names, shapes, and a sample of the values of each tensor.
+
+    `read` returns the tensor with a name; it is called for one tensor at a time, to save memory.
+    """
     digest = hashlib.sha256()
     for name in sorted(names):
         tensor = read(name).detach()

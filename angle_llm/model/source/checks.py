@@ -1,7 +1,8 @@
-"""Checks of model folders: links, pickles and damage before a library opens them; tokenizer and states after.
+"""Check model folders before a library opens them, and the loaded model afterwards.
 
-Files are untrusted. Weights must be safetensors inside the folder, and a configuration must not describe more than
-they hold. Then every token must have an embedding, texts must have known tokens, and states must be finite.
+Files are untrusted. Weights must be safetensors files inside the folder, not pickle files or links. A configuration must
+not describe a larger model than the weights. After loading, every token must have an embedding, test texts must have
+known tokens, and states must be finite.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from torch import nn
 
 CARD_NAME = "angle_llm.json"
 EXPORT_NAME = "angle_llm_export.json"
-"""Marks a folder exported for another library; its tokenizer applies the prompt."""
+"""Name of the file that marks a folder exported for another library, whose tokenizer can apply the prompt itself."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
     "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
 
 _LARGEST_JSON = 1 << 28
-"""Bytes; the largest real files, tokenizers, take a tenth of it."""
+"""Largest accepted JSON file, in bytes; the largest real files, of tokenizers, have a tenth of this size."""
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
 _MODULE_COUNTS = re.compile(r"layers?$|^n_layer|blocks?$|experts?$|depth|branches|groups|stages|codebooks")
 _FEWEST_MODULES = 256
-"""Up to this count, creating the modules takes negligible time, whatever the weights are."""
+"""Number of modules that a configuration may always describe, because creating them takes negligible time."""
 _PROBE_TEXTS = ("A man is eating 3 apples.", "Привет", "你好，世界", "مرحبا", "नमस्ते", "안녕", "ACGT", "こんにちは")
 
 
 class ArtifactError(ValueError):
-    """A model folder cannot be used; the message gives the reason."""
+    """Raised if a model folder cannot be used; the message gives the reason."""
 
 
 def is_saved_encoder(path: str | Path) -> bool:
-    """Return whether a path is a folder of `SentenceEncoder.save_pretrained` (it has a card)."""
+    """Return whether a path is a folder that `SentenceEncoder.save_pretrained` wrote: it contains `angle_llm.json`."""
     return (Path(path).expanduser() / CARD_NAME).is_file()
 
 
 def read_json(path: Path, kind: type[dict[Any, Any] | list[Any]] = dict) -> Any:
-    """Return the object (with `kind=list`, the array) in an untrusted JSON file.
+    """Return the JSON object in an untrusted file; with `kind=list`, the JSON array.
 
     Raises:
-        FileNotFoundError: if there is no file.
-        ArtifactError: for anything but that in UTF-8 of a usual size and depth.
+        FileNotFoundError: if the file does not exist.
+        ArtifactError: if the file is not valid JSON in UTF-8, contains another type, or is too large or too deeply nested.
     """
     try:
         if path.exists() and not path.is_file():
@@ -67,12 +68,12 @@ def read_json(path: Path, kind: type[dict[Any, Any] | list[Any]] = dict) -> Any:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse a folder with a symbolic link to a file outside.
+    """Check that no symbolic link in a folder points outside the folder.
 
-    The folder itself can be a link; in the cache of the hub, files link to the blobs beside the snapshots.
+    The folder itself can be a link. In the cache of the hub, files can be links to the folder `blobs` of the repository.
 
     Raises:
-        ArtifactError: naming the link.
+        ArtifactError: if a link points outside; the message names the link.
     """
     real = Path(os.path.realpath(folder))
     allowed = [real, real.parent.parent / "blobs"] if real.parent.name == "snapshots" else [real]
@@ -84,10 +85,10 @@ def check_links(folder: Path) -> None:
 
 @contextmanager
 def as_artifact_error(place: object) -> Iterator[None]:
-    """Convert errors of a library on the files of a folder to an `ArtifactError` with the folder and the reason.
+    """Convert errors that a library raises inside this context to an `ArtifactError` with the folder and the reason.
 
-    Libraries raise anything for a damaged file: a KeyError, a TypeError, a Rust panic. Errors of this package pass
-    unchanged, and so do errors of the machine: memory, permissions, the GPU.
+    Libraries raise errors of any type for a damaged file, such as KeyError, TypeError or a Rust panic. Errors of this
+    package, and errors about memory, permissions or the GPU, are not converted. `place` names the folder or file.
     """
     try:
         yield
@@ -106,13 +107,14 @@ def as_artifact_error(place: object) -> Iterator[None]:
 
 
 def _is_of_the_machine(error: BaseException) -> bool:
+    """Return whether an error is about memory, permissions or the GPU, not about a file."""
     # For memory and the GPU, torch raises plain RuntimeErrors.
     by_message = isinstance(error, RuntimeError) and any(text in str(error) for text in ("allocate memory", "CUDA"))
     return by_message or isinstance(error, MemoryError | PermissionError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _is_of_this_package(error: BaseException) -> bool:
-    """Return whether this package, not a library, raised an error."""
+    """Return whether an error was raised by code of angle_llm, not by a library."""
     if type(error).__module__.startswith("angle_llm."):
         return True
     place = error.__traceback__
@@ -123,11 +125,11 @@ def _is_of_this_package(error: BaseException) -> bool:
 
 
 def check_model_files(folder: Path) -> int:
-    """Check a model folder before a library opens it; return the number of stored weights.
+    """Check the files of a model folder before a library opens them; return the number of stored weights.
 
     Raises:
-        ArtifactError: for anything but safetensors in the folder, for an adapter beside the model, or a configuration
-            that names other weight files or more modules than tensors.
+        ArtifactError: if weights are not in safetensors files, or the folder also contains an adapter. Also if the
+            configuration names other weight files or describes more modules than there are tensors.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -151,14 +153,18 @@ def check_model_files(folder: Path) -> int:
     for key, value in _numbers(config):
         if _MODULE_COUNTS.search(key) and value > max(tensors, _FEWEST_MODULES):
             raise ArtifactError(
-                f"{folder / 'config.json'}: `{key}` is {value}, but the weights are {tensors} tensors. One of the two is "
-                "damaged; fetch or save them again."
+                f"{folder / 'config.json'}: `{key}` is {value}, but the weights are {tensors} tensors. The config or the "
+                "weights are damaged; fetch or save them again."
             )
     return stored
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder, as `transformers` chooses them."""
+    """Return the safetensors files of a folder that `transformers` reads: model.safetensors, or the files in its index.
+
+    Raises:
+        ArtifactError: if the folder has neither file, or the index names a missing file or a file outside the folder.
+    """
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"
@@ -178,7 +184,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _numbers(values: object, key: str = "") -> Iterator[tuple[str, float]]:
-    """Yield every number in a JSON value, with its nearest key."""
+    """Yield (nearest key, number) for every number in a JSON value, at any depth; `key` is the key of the whole value."""
     if isinstance(values, dict):
         for name, value in values.items():
             yield from _numbers(value, name)
@@ -191,7 +197,7 @@ def _numbers(values: object, key: str = "") -> Iterator[tuple[str, float]]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """Use evaluation mode without gradients inside this context, and yield the device of the model."""
+    """Set a model to evaluation mode and disable gradients inside this context; yield the device of the model."""
     was_training = model.training
     model.eval()
     try:
@@ -202,7 +208,10 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
 
 
 def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the largest relative difference of two states (…, D); infinite for different shapes."""
+    """Return the largest relative difference |one - other| / |other| over the rows of two tensors (…, D).
+
+    The result is infinite if the shapes differ.
+    """
     if one.shape != other.shape:
         return math.inf
     one, other = one.cpu().double(), other.cpu().double()  # MPS has no float64
@@ -210,10 +219,12 @@ def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def check_states(backbone: nn.Module) -> torch.Tensor:
-    """Return states (2, 4, D) of two sequences that differ in their last token, float32.
+    """Return the hidden states (2, 4, D) of two test sequences, in float32, and check that they are finite.
+
+    The sequences have 4 tokens and differ in the last token only.
 
     Raises:
-        ArtifactError: if they are not finite.
+        ArtifactError: if a state is not finite.
     """
     with evaluating(backbone) as device:
         ids = torch.tensor([[7, 5, 3, 1], [7, 5, 3, 2]], device=device)
@@ -228,12 +239,13 @@ def check_states(backbone: nn.Module) -> torch.Tensor:
 
 
 def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None:
-    """Refuse a tokenizer that does not fit the model, and weights that are not finite.
+    """Check that a loaded tokenizer fits its model and that all weights are finite; `place` is the folder.
 
-    A special token without an embedding is allowed: in a text its name is plain characters.
+    A special token without an embedding is allowed, because its name in a text is plain characters.
 
     Raises:
-        ArtifactError: naming the folder, and the first token without an embedding, the missing files, or the weight.
+        ArtifactError: if a token has no embedding, the tokenizer has no token for any test text, or a weight is not
+            finite. The message names the folder and the token, missing files or weight.
     """
     embeddings: Any = backbone.get_input_embeddings()  # type: ignore[operator]
     rows = int(embeddings.num_embeddings)
@@ -244,7 +256,7 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
     if beyond:
         raise ArtifactError(
             f"the tokenizer in {place} has {len(beyond)} tokens, {beyond[0]!r:.80} first, beyond the model's {rows} "
-            "embeddings. It belongs to another model or is damaged; fetch or save it again."
+            "embeddings. The tokenizer belongs to another model or is damaged; fetch or save it again."
         )
     ids = tokenizer(list(_PROBE_TEXTS), add_special_tokens=False, return_attention_mask=False, verbose=False)[
         "input_ids"
@@ -255,7 +267,7 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
         )
         hint = f" Not in the folder: {', '.join(missing)}; the model needs some of them." if missing else ""
         raise ArtifactError(
-            f"the tokenizer in {place} knows no token of any text: {_PROBE_TEXTS[0]!r} has the ids {ids[0]}.{hint} Copy the "
+            f"the tokenizer in {place} has no token for any text: {_PROBE_TEXTS[0]!r} has the ids {ids[0]}.{hint} Copy the "
             "tokenizer files of this model into the folder (tokenizer.json is enough for most models)."
         )
     for name, weight in backbone.named_parameters():  # a probe can miss them: fused attention skips some values

@@ -1,4 +1,4 @@
-"""The card of a saved encoder, `angle_llm.json`: prompt, pooling, length, and the base of an adapter."""
+"""The file `angle_llm.json` of a saved encoder (its card): prompt, pooling, maximum length, base of the adapter."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class EncoderCard:
-    """The values with which a saved encoder must be used."""
+    """Contents of `angle_llm.json`: the settings that a saved encoder must be used with."""
 
     prompt: SidePrompts
-    """In JSON: one prompt for both sides, or {"query": …, "document": …}."""
+    """Prompts of queries and documents. In JSON: one prompt for both, or {"query": …, "document": …}."""
     pooling: str
     max_length: int
-    """Tokens of a text, prompt and special tokens included."""
+    """Maximum number of tokens of a text, prompt and special tokens included."""
     dtype: str
     """Dtype of the base weights in training."""
     base: str | None
-    """The backbone of an adapter, as `locate` reads it; None if the folder holds the whole backbone."""
+    """Base model of an adapter: path, hub id or `package:NAME/path`; None if the folder contains the whole model."""
     base_revision: str | None = None
-    """Revision of the base, for a hub id."""
+    """Revision of the base, if `base` is a hub id."""
     base_fingerprint: str | None = None
-    """`weights_fingerprint` of the base before it was quantized: an adapter on other weights is refused."""
+    """Hash of the base weights before quantization (`weights_fingerprint`). Loading fails if the base has another hash."""
     bits: Literal[4, 8] | None = None
-    """Bits of the base in training: 4 (NF4), 8 (int8), None if it was not quantized."""
+    """Bits of the base weights in training: 4 (NF4), 8 (int8), None if they were not quantized."""
     dimensions: Annotated[int, Ge(1)] | None = None
-    """Number of leading dimensions that are kept; None: all."""
+    """Number of first dimensions that a vector keeps; None: all."""
     layers: Annotated[int, Ge(1)] | None = None
-    """Number of leading layers of the base that the adapter uses; None: all."""
+    """Number of first layers of the base that the adapter uses; None: all."""
     normalize: bool = False
-    """Whether vectors have length 1."""
+    """Whether vectors are scaled to length 1."""
 
     def write(self, folder: Path) -> None:
-        """Write the card into a folder."""
+        """Write the card as `angle_llm.json` into a folder."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"prompt": self.prompt.to_dict()}
         if not self.normalize:  # earlier versions refuse the key
             del values["normalize"]
@@ -53,11 +53,11 @@ class EncoderCard:
 
     @classmethod
     def read(cls, folder: Path) -> EncoderCard:
-        """Read the card of a folder.
+        """Read `angle_llm.json` in a folder.
 
         Raises:
-            ArtifactError: for a missing or malformed card, or another format version.
-            PromptError: for an invalid prompt in it.
+            ArtifactError: if the file is missing or malformed, or has another format version.
+            PromptError: if a prompt in the file is invalid.
         """
         path = folder / CARD_NAME
         try:
@@ -78,6 +78,7 @@ class EncoderCard:
 
 
 def _explain(kind: type[EncoderCard], problem: Any) -> str:
+    """Return the error message for a validation error of pydantic; `kind` is the class that was validated."""
     key = str(problem["loc"][0])
     if problem["type"] == "unexpected_keyword_argument":
         return unknown_name("key", key, [item.name for item in fields(kind)])

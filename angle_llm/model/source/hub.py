@@ -1,8 +1,8 @@
-"""Saved encoders on the hub: recognised by their card, fetched into the local cache, and opened from there.
+"""Fetch files of models on the hub into the local cache.
 
-A repository with `angle_llm.json` is a saved encoder, adapter or whole; any other is a backbone, which `transformers`
-fetches. Of a saved encoder, only card, safetensors and tokenizer are fetched, all from one commit. Of a repository of
-sentence-transformers, the files that describe its use are fetched too.
+A repository with `angle_llm.json`, the card, is a saved encoder: an adapter or a whole model. Only card, safetensors
+files and tokenizer are fetched, all from one commit. From a sentence-transformers repository, the files are fetched that
+give prompts, pooling and maximum length. Any other repository is a backbone; `transformers` fetches the backbone later.
 Without an answer from the hub, or with HF_HUB_OFFLINE=1, only the cache is read.
 """
 
@@ -32,20 +32,26 @@ _NOT_A_BACKBONE = {
 
 
 class HubFiles(NamedTuple):
-    """Files of a repository in the local cache."""
+    """Files of a hub repository in the local cache."""
 
     folder: Path | None
-    """The folder of a saved encoder or of a sentence-transformers model, without weights; None for a bare backbone."""
+    """Folder in the cache of a saved encoder (weights included) or of a sentence-transformers model (without weights).
+
+    None for a bare backbone, whose files `transformers` fetches.
+    """
     commit: str | None
-    """The commit of the files; None if the repository has no config.json."""
+    """Commit of the files; None for a bare backbone without config.json."""
 
 
 def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
-    """Fetch the files of a saved encoder, or the files that describe a sentence-transformers model.
+    """Fetch the files of a model on the hub into the cache, except the weights of a backbone.
+
+    These are all files of a saved encoder, or the files of a sentence-transformers model that give prompts, pooling and
+    maximum length. `revision` is a commit, branch or tag.
 
     Raises:
-        FileNotFoundError: if the hub does not answer and the cache has no file.
-        ArtifactError: for a repository that is neither encoder nor backbone, or a damaged card.
+        FileNotFoundError: if the hub does not answer and the cache has no file of the repository.
+        ArtifactError: for a repository that is neither an encoder nor a backbone, or a damaged `angle_llm.json`.
         OSError: if the hub refuses the request.
     """
     offline = _offline_reason(repo, revision)
@@ -68,7 +74,11 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
 
 
 def _snapshot(repo: str, file: Path, patterns: list[str], cache_only: bool) -> HubFiles:
-    """Fetch the files that match `patterns`, from the commit of an already fetched file."""
+    """Fetch the files of a hub repository that match `patterns`, from the commit of the cached file `file`.
+
+    Raises:
+        ArtifactError: if a fetched file is a link out of the cache.
+    """
     from huggingface_hub import snapshot_download
 
     commit = file.parent.name
@@ -78,7 +88,13 @@ def _snapshot(repo: str, file: Path, patterns: list[str], cache_only: bool) -> H
 
 
 def _offline_reason(repo: str, revision: str | None) -> str:
-    """Return the reason why the hub does not answer, "" if it does. One request: otherwise each file would time out."""
+    """Return the reason why the hub does not answer, or "" if the hub answers.
+
+    One request decides, because otherwise the request of every file would time out.
+
+    Raises:
+        OSError: if the hub refuses the request.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -93,9 +109,13 @@ def _offline_reason(repo: str, revision: str | None) -> str:
 
 
 def _fetch(repo: str, name: str, revision: str | None, *, cache_only: bool) -> Path | None:
-    """Return a small file of a repository, in the cache; None if it does not exist.
+    """Fetch a small file of a hub repository and return its path in the cache; None if the file does not exist.
 
-    Warns if the cache has the repository, but not whether it has a card.
+    `name` can be a file that marks a saved encoder or a sentence-transformers model. With `cache_only`, a warning is issued
+    if the cache contains the repository, but no record of whether this file exists.
+
+    Raises:
+        OSError: if the hub refuses the request.
     """
     from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
@@ -108,8 +128,8 @@ def _fetch(repo: str, name: str, revision: str | None, *, cache_only: bool) -> P
         kinds = {CARD_NAME: "a saved encoder", MODULES_NAME: "a sentence-transformers model"}
         if name in kinds and in_cache and not known:
             warnings.warn(
-                f"without the hub, it is unknown whether {repo} is {kinds[name]}: it is read as a bare backbone. Load it "
-                "once with a connection.",
+                f"without the hub, it is unknown whether {repo} is {kinds[name]}, so it is loaded as a bare backbone. Load "
+                "it once with a connection.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -121,10 +141,12 @@ def _fetch(repo: str, name: str, revision: str | None, *, cache_only: bool) -> P
 
 
 def _reason(error: Exception) -> str:
+    """Return the message of an error on one line, or its class name if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _refused(repo: str, revision: str | None, error: Exception) -> OSError:
+    """Return the error for a repository that the hub refuses, because of a wrong name or missing access rights."""
     return OSError(
         f"the hub refuses {_name(repo, revision)}: {_reason(error)} Check the name; log in for a private or gated "
         "repository (`hf auth login`)."
@@ -132,4 +154,5 @@ def _refused(repo: str, revision: str | None, error: Exception) -> OSError:
 
 
 def _name(repo: str, revision: str | None) -> str:
+    """Return a hub id with its revision, for error messages."""
     return repo if revision is None else f"{repo} at revision {revision}"

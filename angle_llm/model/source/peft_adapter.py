@@ -1,13 +1,15 @@
-"""LoRA adapters of other libraries: the folders that peft and angle-emb write, without a card.
+"""Read LoRA adapters that peft or angle-emb saved.
 
-    adapter_config.json  adapter_model.safetensors     prompt, pooling and length are arguments
+    adapter_config.json  adapter_model.safetensors     prompt, pooling and maximum length are arguments
 
-The names of their tensors contain the path of a layer in the model they were trained on: with a language-model head
-(`CAUSAL_LM`: base_model.model.**model.**layers.0…) or without (`FEATURE_EXTRACTION`: base_model.model.layers.0…).
+Such a folder has no `angle_llm.json`, in contrast to an adapter of this package. The tensor names contain the path of a
+layer in the trained model: with a language-model head (`CAUSAL_LM`: base_model.model.**model.**layers.0…) or without
+(`FEATURE_EXTRACTION`: base_model.model.layers.0…).
 
-An adapter that is applied in part gives other vectors without an error. So every tensor must have its layer, of its
-shape; the rank is that of the configuration; parts other than LoRA, rsLoRA or DoRA on linear layers are refused (see
-`lora`); and the base is the one that the adapter names. Only safetensors is read; no code of the folder runs.
+If only a part of an adapter were applied, embeddings would be wrong without an error. So every tensor must match a layer
+and its shape, and the rank must equal the rank in the configuration. Only LoRA, rsLoRA and DoRA on linear layers are
+accepted (see `lora`). The base model must have the name in the configuration. Only safetensors files are read; no code
+from the folder runs.
 """
 
 from __future__ import annotations
@@ -25,29 +27,32 @@ _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 
 def no_backbone(base: str) -> ValueError:
-    """Return the error for `adapter=` together with a saved encoder."""
+    """Return the error for an `adapter` argument whose base model `base` is a saved encoder instead of a backbone."""
     return ValueError(
-        f"adapter: expected a backbone as its base, but {base} is a saved encoder. Name the base instead."
+        f"adapter: expected a backbone as its base, but {base} is a saved encoder. Give the path or hub id of the backbone."
     )
 
 
 def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
-    """Read a folder of peft or angle-emb, which has no card, before the base is loaded.
+    """Read and check an adapter that peft or angle-emb saved, before its base model is loaded.
 
-    The base can be named by a hub id or a local copy of it (`org/Name`, `/models/Name`): the last parts are compared.
+    `base` and the base name in the adapter configuration match if they are the same path or hub id, or have the same last
+    part. So `/models/Name`, a local copy, matches `org/Name`.
 
     Raises:
-        FileNotFoundError: if there is no adapter.
-        ArtifactError: for pickles, a damaged or unsupported adapter, or a base of another name.
-        ValueError: if the folder or the base is a saved encoder, or without a prompt.
+        FileNotFoundError: if the folder contains no adapter.
+        ArtifactError: for pickle files, a damaged or unsupported adapter, or a base with another name.
+        ValueError: if `folder` or `base` is a saved encoder of this package, or `prompt` is None.
     """
     if is_saved_encoder(base):
         raise no_backbone(base)
     if not folder.is_dir():
-        raise FileNotFoundError(f"adapter: expected a folder with {CONFIG_NAME} and {WEIGHTS_NAME}; {folder} is none.")
+        raise FileNotFoundError(
+            f"adapter: expected a folder with {CONFIG_NAME} and {WEIGHTS_NAME}, but {folder} is not a folder."
+        )
     if is_saved_encoder(folder):
         raise ValueError(
-            f"{folder} is a saved encoder, which has its base on its card. Open it without a base: "
+            f"{folder} is a saved encoder, and its {CARD_NAME} names its base. Open it without a base: "
             f"from_pretrained({str(folder)!r})."
         )
     if prompt is None:
@@ -67,17 +72,19 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
     names = [] if trained is None else [absolute_name(trained), PurePath(trained).name.lower()]
     if names and absolute_name(base) != names[0] and PurePath(base).name.lower() != names[1]:
         raise ArtifactError(
-            f"{_describe(adapter, folder)} does not belong to {base}. Name its own base; if that is the same model under "
-            f"another name, write this name as base_model_name_or_path in {folder / CONFIG_NAME}."
+            f"{_describe(adapter, folder)} does not belong to {base}. Give the base of the adapter. If {base} is the same "
+            f"model under another name, write this name as base_model_name_or_path in {folder / CONFIG_NAME}."
         )
     return adapter
 
 
 def fitted(adapter: LoraAdapter, folder: Path, backbone: nn.Module, base: str) -> LoraAdapter:
-    """Rename the layers of an adapter to those of the backbone; adapters of models with a head have a prefix.
+    """Return an adapter whose layer paths are paths of the backbone, and check that all layers fit.
+
+    An adapter that was trained on a model with a head has a prefix before every path, which is removed.
 
     Raises:
-        ArtifactError: naming adapter and base, and the first layer that does not fit.
+        ArtifactError: if a layer is missing or has another shape; the message names adapter, base and layer.
     """
     root = f"{backbone.base_model_prefix}."
     # For all layers or none: a model with a head has its whole backbone under the prefix.
@@ -89,9 +96,11 @@ def fitted(adapter: LoraAdapter, folder: Path, backbone: nn.Module, base: str) -
 
 
 def _trained_on(adapter: LoraAdapter) -> str | None:
+    """Return the name of the base model in the configuration of an adapter; None if it is missing."""
     name = adapter.config.get("base_model_name_or_path")
     return name if isinstance(name, str) and name else None
 
 
 def _describe(adapter: LoraAdapter, folder: Path) -> str:
+    """Return the folder and the base model of an adapter, for error messages."""
     return f"the adapter {folder} (trained on {_trained_on(adapter) or 'an unnamed base'})"

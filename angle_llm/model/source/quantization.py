@@ -1,9 +1,9 @@
-"""A base in 4 or 8 bits through bitsandbytes, on which LoRA trains.
+"""Quantize a backbone to 4 or 8 bits with bitsandbytes, as the base of a LoRA adapter.
 
-4 bits are NF4 with double quantization (QLoRA, arXiv 2305.14314), 8 bits LLM.int8() (arXiv 2208.07339). All linear
-layers of the backbone are quantized, on any device; embeddings, norms and biases stay. The layers are replaced one by
-one after loading. So GGUF files and folders work alike, the full weights are never all on a GPU, and their fingerprint
-is known.
+4 bits are NF4 with double quantization (QLoRA, arXiv 2305.14314), 8 bits are LLM.int8() (arXiv 2208.07339). All linear
+layers of the backbone are quantized, on any device; embeddings, norms and biases are not. The layers are replaced one by
+one after loading. So this works for GGUF files as for folders, a GPU never holds all full weights, and the fingerprint of
+the original weights is known.
 
 bitsandbytes is optional; it is imported for a quantized base only.
 """
@@ -25,21 +25,21 @@ from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight
 
 BITS = (4, 8)
 OUTLIER = 6.0
-"""LLM.int8(): dimensions with an activation beyond this are multiplied in 16 bits (value of the paper)."""
+"""Outlier threshold of LLM.int8(), from the paper: dimensions with a larger activation are multiplied in 16 bits."""
 
 ORIGINAL = "fingerprint_before_quantization"
-"""Attribute of a quantized backbone: the fingerprint of its original weights."""
+"""Name of the attribute of a quantized or truncated backbone that holds the fingerprint of its original weights."""
 
 
 class QuantizationError(ValueError):
-    """Weights that cannot be quantized or dequantized."""
+    """Raised if weights cannot be quantized, dequantized, or saved in quantized form."""
 
 
 def check_bits(bits: int) -> None:
-    """Refuse an impossible quantization before a model is loaded.
+    """Check that weights can be quantized to `bits`, before a model is loaded.
 
     Raises:
-        QuantizationError: for a number other than 4 or 8, or without bitsandbytes.
+        QuantizationError: for a number other than 4 or 8, or if bitsandbytes cannot be imported.
     """
     if bits not in BITS:
         raise QuantizationError(f"bits: expected 4 (NF4), 8 (int8) or None (not quantized), got {bits!r}.")
@@ -47,18 +47,23 @@ def check_bits(bits: int) -> None:
 
 
 def bits_of(backbone: nn.Module) -> int | None:
-    """Return the bits of the linear layers of a backbone, adapted or not; None if they are not quantized."""
+    """Return the number of bits of a backbone's quantized linear layers; None if no layer is quantized.
+
+    The backbone can have an adapter.
+    """
     return max((bits for layer in backbone.modules() if (bits := bits_of_layer(layer))), default=None)
 
 
 def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu") -> None:
-    """Quantize every linear layer to 4 or 8 bits, in place. New layers are on `device`; other layers do not move.
+    """Quantize every linear layer of a backbone to 4 or 8 bits, in place; the new layers are frozen.
 
-    Products are computed in the present dtype of the weights; for 8 bits on a GPU, or in evaluation, in int8 with
-    activations rounded to float16 and quantized per token. The layers no longer train.
+    The new layers are on `device`; other layers do not move. Matrix products are computed in the original dtype of the
+    weights. With 8 bits on a GPU, or in evaluation, they are computed in int8; activations are then rounded to float16
+    and quantized per token.
 
     Raises:
-        QuantizationError: as `check_bits`, or if the backbone has no `torch.nn.Linear` layer or is already quantized.
+        QuantizationError: if `bits` is not 4 or 8, bitsandbytes cannot be imported, or the backbone has no
+            `torch.nn.Linear` layer or is already quantized.
     """
     check_bits(bits)
     if held := bits_of(backbone):
@@ -67,7 +72,13 @@ def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu")
 
 
 def replace_linear(backbone: nn.Module, bits: int, quantized: Any) -> None:
-    """Replace every linear layer by `quantized(layer)`, one by one, and mark the backbone as peft expects it."""
+    """Replace every linear layer of a backbone by `quantized(layer)`, in place, and set the mark that peft needs.
+
+    `bits` is the number of bits of the new layers. The mark is the attribute `is_loaded_in_4bit` or `is_loaded_in_8bit`.
+
+    Raises:
+        QuantizationError: if the backbone has no `torch.nn.Linear` layer.
+    """
     names = [name for name, layer in backbone.named_modules() if type(layer) is nn.Linear]
     if not names:
         raise QuantizationError(
@@ -84,7 +95,7 @@ def replace_linear(backbone: nn.Module, bits: int, quantized: Any) -> None:
 
 
 def empty_layer(layer: nn.Linear, bits: int) -> Any:
-    """Return a quantized layer with the shape of a linear layer, on the meta device, without a weight."""
+    """Return a bitsandbytes layer with the shape of a linear layer, on the meta device, so without weight values."""
     bnb = _bitsandbytes()
     sizes = (layer.in_features, layer.out_features, layer.bias is not None)
     if bits == 4:
@@ -93,6 +104,7 @@ def empty_layer(layer: nn.Linear, bits: int) -> Any:
 
 
 def _quantized(layer: nn.Linear, bits: int, device: torch.device) -> Any:
+    """Return a bitsandbytes layer on `device` with the weight of a linear layer, quantized, and without its bias."""
     bnb = _bitsandbytes()
     held = empty_layer(layer, bits)
     if bits == 4:
@@ -105,10 +117,10 @@ def _quantized(layer: nn.Linear, bits: int, device: torch.device) -> Any:
 
 @contextmanager
 def without_outliers(backbone: nn.Module) -> Iterator[None]:
-    """Make 8-bit products independent of the other tokens inside this context, for probes of an architecture.
+    """Disable the outlier dimensions of 8-bit layers inside this context, so that tokens do not affect other tokens.
 
-    LLM.int8() chooses outlier dimensions over all tokens of a micro-batch: states of equal tokens differ by some
-    percent between micro-batches.
+    LLM.int8() chooses outlier dimensions over all tokens of a micro-batch. So states of equal tokens differ by a few
+    percent between micro-batches, and tests of an architecture could not compare them.
     """
     layers: list[Any] = [layer for layer in backbone.modules() if bits_of_layer(layer) == 8]
     before = [(layer.state, layer.state.threshold) for layer in layers]
@@ -123,14 +135,18 @@ def without_outliers(backbone: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def dequantize(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Replace every quantized layer by a plain layer with the same values, in place.
+    """Replace every quantized layer of a backbone by a `torch.nn.Linear` with the dequantized weights, in place.
 
-    These are not the original weights: an adapter trained on a quantized base belongs to these, and is merged into
-    these. `dtype` None keeps the dtype of the products; to merge, use float32. A weight is first rounded to the dtype
-    of the products, as in use. Layers that were not quantized keep their dtype.
+    Dequantized weights differ from the original weights. An adapter that was trained on a quantized base must be merged
+    into the dequantized weights.
+
+    Args:
+        dtype: dtype of the new weights; to merge an adapter, use float32. None: the dtype of the matrix products. Weights
+            are always rounded to the dtype of the matrix products first, as in the forward pass. Other layers keep their
+            dtype.
 
     Raises:
-        QuantizationError: if nothing is quantized, or bitsandbytes has repacked a layer (see `patch_bitsandbytes`).
+        QuantizationError: if no layer is quantized, or bitsandbytes has repacked a layer (see `patch_bitsandbytes`).
     """
     bits = bits_of(backbone)
     if bits is None:
@@ -152,7 +168,10 @@ def dequantize(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
 
 
 def _use_plain_lora(adapted: nn.Module) -> None:
-    """Convert LoRA layers of quantized base layers to LoRA layers of plain layers, which can be merged."""
+    """Change the class of LoRA layers for quantized layers to LoRA layers for `torch.nn.Linear`, in place.
+
+    Called after the base layers are dequantized, so that peft can merge them.
+    """
     from peft.tuners.lora.layer import Linear, LoraLayer
 
     for layer in adapted.modules():
@@ -163,7 +182,14 @@ def _use_plain_lora(adapted: nn.Module) -> None:
 
 
 def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
-    """Return the dequantized weight (out, in) of a layer."""
+    """Return the dequantized weight (out, in) of a quantized layer.
+
+    `name` is the path of the layer, for the error message. `computed` is the dtype of 8-bit weights; 4-bit layers have
+    their own.
+
+    Raises:
+        QuantizationError: if bitsandbytes has repacked the weight.
+    """
     state: Any = getattr(layer.weight, "quant_state", None)
     if getattr(state, "packing_format_for_cpu", False):
         raise QuantizationError(
@@ -176,6 +202,7 @@ def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
 
 
 def _bitsandbytes() -> Any:
+    """Import and return the module bitsandbytes; raise `QuantizationError` if it cannot be imported."""
     try:
         return importlib.import_module("bitsandbytes")
     except ImportError as error:
@@ -186,8 +213,11 @@ def _bitsandbytes() -> Any:
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """Return whether to show a message: not of a missing kernel that is unused (`patch_bitsandbytes`), nor of int8
-    casts."""
+    """Return whether to show a log message of bitsandbytes.
+
+    Hidden are messages on a missing CPU kernel that this package does not use (see `patch_bitsandbytes`), and on int8
+    casts.
+    """
     return not record.getMessage().startswith(
         ("Failed to load CPU gemm_4bit_forward", "MatMul8bitLt: inputs will be cast")
     )

@@ -1,4 +1,4 @@
-"""`resolve_model`: what a model path refers to, decided once."""
+"""Find what kind of model a path or hub id refers to, and where its files are (`resolve_model`)."""
 
 from __future__ import annotations
 
@@ -24,55 +24,60 @@ _FILE_ENDINGS = {".gguf", ".safetensors", ".bin", ".pt", ".json", ".yaml"}
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A saved encoder, a model of sentence-transformers, or a bare backbone: a folder, a GGUF file or a hub id."""
+    """What a model path refers to: a saved encoder, a sentence-transformers model or a bare backbone, and its files."""
 
     path: str
-    """The path or hub id as given."""
+    """Path or hub id as the user gave it, without `@REVISION`."""
     location: BackboneLocation
-    """Tokenizer and configuration; the weights too, unless the source is an adapter."""
+    """Location of tokenizer and configuration. The weights are in the same place, except the base weights of an adapter."""
     revision: str | None = None
-    """Commit on the hub, or the requested revision."""
+    """Commit of the fetched files on the hub, else the requested revision; None if neither is known."""
     card: EncoderCard | None = None
-    """Card of a saved encoder; None for other models."""
+    """Contents of `angle_llm.json` in a saved encoder; None for other models."""
     library: Path | None = None
-    """Folder with the files that describe a sentence-transformers model; None for other models."""
+    """Folder with the configuration files of a sentence-transformers model; None for other models."""
 
     @property
     def adapter(self) -> Path | None:
-        """Folder of a saved adapter; None for other models."""
+        """Folder of the model if it is a saved adapter; None for other models."""
         return Path(self.location.name) if self.card is not None and self.card.base is not None else None
 
     @property
     def backbone(self) -> BackboneLocation:
-        """Location of the weights of the backbone. Raises `FileNotFoundError` if the base of an adapter is missing."""
+        """Location of the backbone weights. Raises `FileNotFoundError` if the base of a saved adapter is missing."""
         if self.card is None or self.card.base is None:
             return self.location
         try:
             return locate(self.card.base)
         except FileNotFoundError as error:
             card = Path(self.location.name) / CARD_NAME
-            raise FileNotFoundError(f"{error} It is the `base` in {card}; if it moved, change it there.") from error
+            raise FileNotFoundError(f"{error} It is the `base` in {card}. If it moved, change `base` there.") from error
 
     @property
     def backbone_revision(self) -> str | None:
-        """Revision of the backbone on the hub."""
+        """Revision (commit, branch or tag) of the backbone on the hub; None for a local or unspecified revision."""
         return self.revision if self.card is None else self.card.base_revision
 
     def read_library(self, prompt: SidePrompts | None) -> SentenceTransformersFolder | None:
-        """Read the description of a sentence-transformers model; None for other models. Raises `ArtifactError`."""
+        """Read prompts, pooling and lengths of a sentence-transformers model; return None for other models.
+
+        `prompt` replaces the prompts of the model. Raises the errors of `SentenceTransformersFolder.read`.
+        """
         return None if self.library is None else SentenceTransformersFolder.read(self.library, prompt)
 
 
 def resolve_model(path_or_id: str, revision: str | None = None) -> ModelSource:
-    """Return the source of a model; fetch the files of an encoder on the hub that are not in the cache.
+    """Find the kind and the files of the model at a path or hub id.
 
-    `ID@REVISION` is a commit, branch or tag of a model on the hub.
+    For a hub id, the files of a saved encoder that are not in the cache are fetched. `ID@REVISION` selects a commit,
+    branch or tag on the hub.
 
     Raises:
         FileNotFoundError: if the path is neither on this machine nor a hub id, or the hub does not answer.
-        ArtifactError: for a folder or repository that is neither encoder nor backbone, or a damaged card.
+        ArtifactError: for a folder or repository that is neither an encoder nor a backbone, or a damaged
+            `angle_llm.json`.
         OSError: if the hub refuses the request.
-        ValueError: for two different revisions.
+        ValueError: if `ID@REVISION` and `revision` are two different revisions.
     """
     if is_saved_encoder(path_or_id):
         folder = Path(path_or_id).expanduser()
@@ -96,7 +101,7 @@ def resolve_model(path_or_id: str, revision: str | None = None) -> ModelSource:
 
 
 def split_revision(path_or_id: str) -> tuple[str, str | None]:
-    """Split `ID@REVISION` of a hub id into id and revision; the revision of any other path is None."""
+    """Split `ID@REVISION` into hub id and revision; return any other path unchanged, with revision None."""
     name, _, pinned = path_or_id.partition("@")
     if pinned and _HUB_ID.fullmatch(name) and not Path(path_or_id).exists():
         return name, pinned
@@ -104,10 +109,12 @@ def split_revision(path_or_id: str) -> tuple[str, str | None]:
 
 
 def locate(path_or_id: str) -> BackboneLocation:
-    """Find a backbone: a folder, a `.gguf` file, a hub id, or `package:NAME/path/inside` of a Python package.
+    """Return the location of the model at a path or hub id, for `transformers`; a hub id is not looked up.
+
+    A path is a folder, a `.gguf` file, or `package:NAME/path/inside` for a file in the Python package NAME.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if the path is neither a model on this machine nor a valid hub id.
         ArtifactError: for a folder that was exported for another library.
     """
     path = _inside_package(path_or_id) if path_or_id.startswith(PACKAGE_SCHEME) else Path(path_or_id).expanduser()
@@ -137,6 +144,11 @@ def locate(path_or_id: str) -> BackboneLocation:
 
 
 def _inside_package(reference: str) -> Path:
+    """Return the path of `package:NAME/path/inside`, inside the installed Python package NAME.
+
+    Raises:
+        FileNotFoundError: if the package is not installed.
+    """
     package, _, inside = reference.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:

@@ -1,4 +1,4 @@
-"""Training that continues from a saved adapter, with its rank, alpha, dropout and targets."""
+"""Continue training from a saved adapter, with the rank, alpha, dropout and targets of the adapter."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from angle_llm.settings.train import LoraSettings, ModelSettings
 
 
 def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) -> LoraSettings:
-    """Return the adapter settings of a run: from the saved adapter in `source`, or `given` for a new adapter.
+    """Return the LoRA settings of a training run: of the saved adapter that the run starts from, or `given` without one.
 
     Raises:
-        SettingsError: if a given setting is neither the default nor that of the saved adapter, or the base has other bits
-            than in its training.
-        ArtifactError: for a damaged folder.
+        SettingsError: if a setting in `given` is neither the default nor the value of the saved adapter. Also if
+            `model.bits` differs from the bits in the training of the saved adapter.
+        ArtifactError: if the adapter folder is damaged.
     """
     if source.card is None or source.adapter is None:
         return given
@@ -46,14 +46,14 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
             )
     if (bits := source.card.bits) != model.bits:
         raise SettingsError(
-            f"--model.bits is {model.bits}, but the adapter in {model.path} was trained with {bits}: it fits these weights only. "
+            f"--model.bits is {model.bits}, but the adapter in {model.path} was trained with {bits} and fits these weights only. "
             f"Set --model.bits {bits}, or merge the adapter (angle-llm merge)."
         )
     return own
 
 
 def make_trainable(adapted: nn.Module) -> None:
-    """Make a loaded adapter trainable, like a new adapter of `add_lora`."""
+    """Prepare a backbone with a loaded adapter for training, in place: only the adapter weights become trainable."""
     config: Any = adapted.peft_config
     for one in config.values():
         one.inference_mode = False

@@ -1,12 +1,13 @@
-"""A folder of sentence-transformers: how its encoder is used, as version 6.2 of the library reads it.
+"""Read and write the configuration files of a sentence-transformers model, as version 6.2 of the library reads them.
 
-    modules.json                         Transformer, Pooling and perhaps Normalize, with names of both generations
+    modules.json                         Transformer, Pooling and perhaps Normalize, with old or new class paths
     sentence_bert_config.json            maximum length (or another name in `_TRANSFORMER_FILES`)
     1_Pooling/config.json                pooling
     config_sentence_transformers.json    prompts, default prompt, similarity
 
-Weights, configuration and tokenizer are those of `transformers`. What would give other vectors without an error (another
-module, several poolings, a chat template) is refused by name. Only JSON is read; no code of the folder runs.
+Weights, configuration and tokenizer are files of `transformers`. Settings that this package does not support (another
+module, several poolings, a chat template) raise an error, because embeddings would differ. Only JSON is read; no code
+of the folder runs.
 """
 
 from __future__ import annotations
@@ -27,70 +28,72 @@ from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer
 from angle_llm.prompts import PLACEHOLDER, SIDES, PromptTemplate, SidePrompts, load_prompt
 
 MODULES_NAME = "modules.json"
-"""File in every folder of the library."""
+"""Name of a file that every sentence-transformers folder contains."""
 USAGE_FILES = (MODULES_NAME, "config_sentence_transformers.json", "sentence_*_config.json", "*/config.json")
-"""Patterns of the files that are read here."""
+"""Patterns of the files that give prompts, pooling and lengths of a sentence-transformers model."""
 
 _TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _MODULE = "sentence_transformers.models.{}"
-"""Type of a module, with the name that all versions of the library read."""
+"""Class path of a module in `modules.json`, in the form that all versions of sentence-transformers read."""
 _REFUSAL = "a folder of angle_llm (use `angle-llm export` for sentence-transformers)"
-"""A full stop would cut the message."""
+"""Invalid class path, which sentence-transformers shows in an error. A full stop in the text would cut the message."""
 LIBRARY_POOLINGS = {
     "lasttoken": "last", "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max",
     "mean_sqrt_len_tokens": "mean_sqrt_len", "weightedmean_tokens": "weightedmean",
 }  # fmt: skip
-"""Poolings of the library, with the names that all its versions read (`pooling_mode_…`) → ours."""
+"""Name of a pooling in sentence-transformers, after `pooling_mode_`, that all its versions read → name in `POOLINGS`."""
 _DOCUMENT_NAMES = ("document", "passage", "corpus")
 _WITHOUT_EFFECT = {
     "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", "unpad_inputs",
     "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs",
 }  # fmt: skip
-"""Keys of the Transformer module that are read here, or change no vector."""
+"""Keys of the Transformer module's config that `_read_options` checks, or that do not change embeddings."""
 _OUR_POOLINGS = {ours: theirs for theirs, ours in LIBRARY_POOLINGS.items()} | {
     "last-avg": "mean_tokens",
     "last-max": "max_tokens",
 }
-"""Our poolings → names of the library."""
+"""Name of a pooling in `POOLINGS` → name in sentence-transformers."""
 _NO_LIMIT = 2**31 - 1
 _PROBES = ("A man is eating 3 apples.", "Straße, Привет 你好!", "x")
 
 
 def find_sentence_transformers(folder: str | Path) -> Path | None:
-    """Return the folder if sentence-transformers wrote it (it has a modules.json), else None."""
+    """Return the folder as a `Path` if sentence-transformers wrote it (it contains `modules.json`), else None."""
     path = Path(folder)
     return path if (path / MODULES_NAME).is_file() else None
 
 
 def opens_in_library(folder: Path) -> bool:
-    """Return whether the library opens the folder, which a file of `write_library_refusal` prevents."""
+    """Return whether a folder has a `modules.json` that sentence-transformers can load (see `write_library_refusal`)."""
     path = folder / MODULES_NAME
     return path.is_file() and _REFUSAL not in path.read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class SentenceTransformersFolder:
-    """Prompts, pooling and lengths in a folder of sentence-transformers. A `max_length` of None: the tokenizer's."""
+    """Prompts, pooling, normalization and maximum length from the files of a sentence-transformers model."""
 
     folder: Path
     prompt: SidePrompts
     prompt_is_own: bool
-    """Whether the prompt comes from the folder, not from the caller."""
+    """Whether the prompt comes from the files of the model, not from the caller."""
     pooling: str
     normalize: bool
     max_length: int | None
+    """Maximum number of tokens of a text; None: the limit of the tokenizer."""
     lower_case: bool
+    """Whether sentence-transformers converts texts to lower case before tokenization."""
 
     @classmethod
     def read(cls, folder: Path, prompt: SidePrompts | None = None) -> SentenceTransformersFolder:
-        """Read the folder; `prompt` is used in place of its prompts.
+        """Read the configuration files of a sentence-transformers model; `prompt` replaces the prompts of the model.
 
         Raises:
-            ArtifactError: for a damaged file, or anything that this package does not compute; naming file and value.
-            PromptError: for a prompt that contains `{text}`.
+            ArtifactError: for a damaged file, or a setting that this package does not support; names file and value.
+            PromptError: for a prompt of the model that contains `{text}`.
         """
         try:
             return cls._read(folder, prompt)
@@ -101,6 +104,7 @@ class SentenceTransformersFolder:
 
     @classmethod
     def _read(cls, folder: Path, prompt: SidePrompts | None) -> SentenceTransformersFolder:
+        """Read the configuration files as `read` does, but JSON values of a wrong type raise TypeError or AttributeError."""
         paths, normalize = _read_modules(folder)
         options = _read_options(folder)
         config, place = _read_config(folder, "config_sentence_transformers.json")
@@ -111,8 +115,8 @@ class SentenceTransformersFolder:
         similarity = config.get("similarity_fn_name")
         if similarity not in (None, "cosine") and not (normalize and similarity in ("dot", "euclidean")):
             warnings.warn(
-                f"{place}: similarity_fn_name is {similarity!r:.40}. Vectors are those of the folder, but this package "
-                "compares them by cosine.",
+                f"{place}: similarity_fn_name is {similarity!r:.40}, but this package compares vectors by cosine. The "
+                "vectors are unchanged.",
                 UserWarning,
                 stacklevel=3,
             )
@@ -122,14 +126,14 @@ class SentenceTransformersFolder:
         return cls(folder, prompt, own, pooling, normalize, length, bool(options.get("do_lower_case")))
 
     def length_for(self, tokenizer: Tokenizer, positions: int | None) -> int:
-        """Return the maximum number of tokens of a text that sentence-transformers uses.
+        """Return the maximum number of tokens per text that sentence-transformers uses, and check the token ids.
 
-        `positions` is the limit of the model; None: no limit.
+        `positions` is the number of positions of the model; None: no limit.
 
         Raises:
-            ArtifactError: if sentence-transformers and this package tokenize a text to different token ids.
+            ArtifactError: if sentence-transformers and this package tokenize a test text to different token ids.
         """
-        # The library would change the tokenizer, and a saved tokenizer would not have the change.
+        # sentence-transformers would modify the tokenizer to lower-case, but a saved tokenizer has no such change.
         if self.lower_case and any(
             tokenizer(text)["input_ids"] != tokenizer(text.lower())["input_ids"] for text in _PROBES
         ):
@@ -146,15 +150,19 @@ class SentenceTransformersFolder:
                 theirs = tokenizer(prompt.format(text), truncation=True, max_length=length)["input_ids"]
                 if theirs != (ours := sentences([text])[0]):
                     raise ArtifactError(
-                        f"{self.folder}: sentence-transformers gives {text!r} with prompt {prompt.template!r} the ids "
-                        f"{theirs[:30]}, and this package {ours[:30]}: names of special tokens in a prompt are plain text "
-                        "here. Pass prompt=…"
+                        f"{self.folder}: sentence-transformers tokenizes {text!r} with prompt {prompt.template!r} to "
+                        f"{theirs[:30]}, but this package to {ours[:30]}, because it reads names of special tokens in a "
+                        "prompt as plain text. Pass another prompt=…"
                     )
         return length
 
 
 def library_pooling(pooling: str, place: object) -> str:
-    """Return the name of a pooling in sentence-transformers. Raises `ArtifactError`."""
+    """Return the name in sentence-transformers of a pooling of this package; `place` is for the error message.
+
+    Raises:
+        ArtifactError: if sentence-transformers does not have the pooling.
+    """
     if pooling not in _OUR_POOLINGS:
         raise ArtifactError(
             f"{place} has pooling {pooling!r}; sentence-transformers supports {', '.join(_OUR_POOLINGS)}."
@@ -163,10 +171,14 @@ def library_pooling(pooling: str, place: object) -> str:
 
 
 def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str], str | None]:
-    """Return prompts by name, as strings that the library puts before a text, and the name of the default prompt.
+    """Convert prompts for sentence-transformers: return a dictionary from name to prefix, and the name of the default.
+
+    The default is None if queries and documents have different prompts, or if the prefix is empty. `place` is for the
+    error message.
 
     Raises:
-        ArtifactError: for a prompt that is more than a text before `{text}`, joined and without edits.
+        ArtifactError: if a prompt is more than a prefix: text after `{text}`, edits, tokenization `segments`, or another
+            `append` on the query than on the document.
     """
     for side in SIDES:
         prompt = prompts.of(side)
@@ -185,9 +197,9 @@ def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str]
 
 
 def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
-    """Return a `tokenizer_config.json` with which transformers 4 and 5 read `tokenizer.json` unchanged.
+    """Return the contents of a `tokenizer_config.json` with which transformers 4 and 5 read `tokenizer.json` unchanged.
 
-    Names of special tokens in a text are plain characters, as in `tokenizer.plain_ids`.
+    It also makes names of special tokens in a text plain characters, as in `tokenizer.plain_ids`.
 
     Raises:
         ArtifactError: if no token can be used for padding.
@@ -206,7 +218,7 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
             "token works."
         )
     return {
-        # This class reads tokenizer.json unchanged; the class of a model may rebuild parts of it.
+        # This class reads tokenizer.json unchanged; the tokenizer class of a model may rebuild parts of the tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
         **named,
         "pad_token": padding,
@@ -220,9 +232,9 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
 
 
 def write_library_refusal(folder: Path) -> None:
-    """Write a `modules.json` that sentence-transformers cannot open, with an error that names `angle-llm export`.
+    """Write a `modules.json` that stops sentence-transformers with an error, which names `angle-llm export`.
 
-    Without the file, the library would open the folder with mean pooling and without the prompt.
+    Without this file, sentence-transformers would load the folder with mean pooling and without the prompt.
     """
     write_json(folder / MODULES_NAME, [{"idx": 0, "name": "0", "path": "", "type": _REFUSAL}])
 
@@ -237,12 +249,15 @@ def write_library_files(
     prompts: Mapping[str, str],
     default: str | None = None,
 ) -> None:
-    """Write the files of the library beside weights and tokenizer, with names and keys that versions 2 to 6 read.
+    """Write the configuration files of sentence-transformers into a model folder, in a form that versions 2 to 6 read.
 
-    `prompts`: texts that the library adds before a text, by name; `default` names the prompt of its `encode`.
+    Args:
+        pooling: name of the pooling in this package.
+        prompts: name → text that sentence-transformers adds before a text.
+        default: name of the prompt that `encode` of sentence-transformers uses; None: no prompt.
 
     Raises:
-        ArtifactError: for a pooling that the library does not have.
+        ArtifactError: for a pooling that sentence-transformers does not have.
     """
     flags = {"pooling_mode_mean_tokens": False, f"pooling_mode_{library_pooling(pooling, folder)}": True}
     names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
@@ -270,6 +285,10 @@ def write_library_files(
 
 
 def _refuse(place: Path, key: str, value: object, hint: str = "") -> NoReturn:
+    """Raise `ArtifactError` for a setting of a sentence-transformers file that this package does not support.
+
+    `hint` states what to do; "": open the folder with sentence-transformers.
+    """
     raise ArtifactError(
         f"{place}: `{key}` is {value!r:.120}, which this package does not support, so it would give other vectors. "
         + (hint or "Open the folder with sentence-transformers.")
@@ -277,12 +296,13 @@ def _refuse(place: Path, key: str, value: object, hint: str = "") -> NoReturn:
 
 
 def _read_config(folder: Path, name: str) -> tuple[dict[str, Any], Path]:
+    """Return the contents of a JSON file, or {} if it does not exist; and the path of the file."""
     place = folder / name
     return (read_json(place) if place.is_file() else {}), place
 
 
 def _read_modules(folder: Path) -> tuple[dict[str, str], bool]:
-    """Return the folder of each module by its class name, and whether the last module normalises."""
+    """Read and check `modules.json`: return class name → folder of each module, and whether embeddings are normalized."""
     place = folder / MODULES_NAME
     modules = read_json(place, list)
     paths: dict[str, str] = {}
@@ -315,7 +335,7 @@ def _read_modules(folder: Path) -> tuple[dict[str, str], bool]:
 
 
 def _read_options(folder: Path) -> dict[str, Any]:
-    """Return the checked options of the Transformer module."""
+    """Read the options of the Transformer module, such as the maximum length, and check that they are supported."""
     name = next((name for name in _TRANSFORMER_FILES if (folder / name).is_file()), _TRANSFORMER_FILES[0])
     options, place = _read_config(folder, name)
     if (task := options.get("transformer_task", "feature-extraction")) != "feature-extraction":
@@ -350,6 +370,7 @@ def _read_options(folder: Path) -> dict[str, Any]:
 
 
 def _read_pooling(folder: Path, path: str, prompt: SidePrompts) -> str:
+    """Read the config of the Pooling module in folder / path, and return the name of the pooling in this package."""
     config, place = _read_config(folder, f"{path}/config.json")
     if not config:
         raise ArtifactError(f"{place} is missing or empty. Fetch or save the folder again.")
@@ -369,10 +390,13 @@ def _read_pooling(folder: Path, path: str, prompt: SidePrompts) -> str:
 
 
 def _read_prompts(config: dict[str, Any], place: Path) -> SidePrompts:
-    """Return the prompts of queries and documents if the folder names them, else its default prompt."""
+    """Return the prompts in a sentence-transformers config.
+
+    These are the prompts named after queries and documents; if both are missing, the default prompt is used for both.
+    """
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
-        raise ArtifactError(f"{place}: expected `prompts` with texts, got {prompts!r:.120}.")
+        raise ArtifactError(f"{place}: expected `prompts` to map names to texts, got {prompts!r:.120}.")
     if default is not None and default not in prompts:
         raise ArtifactError(f"{place}: `default_prompt_name` is {default!r:.80}, which is not in `prompts`.")
     by_side = {
@@ -385,7 +409,10 @@ def _read_prompts(config: dict[str, Any], place: Path) -> SidePrompts:
 
 
 def _template(name: str | None, prompts: dict[str, str | None]) -> PromptTemplate:
-    """Return the template of a prefix prompt."""
+    """Return the prompt template that puts the prefix `prompts[name]` before a text.
+
+    It is the prompt `plain` if the name is None or the prefix is empty.
+    """
     text = prompts.get(name) if name is not None else None
     if name is None or not text:
         return load_prompt("plain")

@@ -1,8 +1,8 @@
-"""The weights of a backbone, one tensor at a time to save memory; and operations per token.
+"""Read the weights of a backbone one tensor at a time, to save memory; count floating-point operations per token.
 
-A folder or hub id in safetensors is read in place: the backbone is built without memory for its weights, and each
-tensor is read from its file. Other sources (a GGUF file, tensors that `transformers` renames or packs while loading, a
-class that keeps some layers in float32) are loaded as a whole, with the same result.
+For safetensors files, the backbone is built without memory for its weights, and each tensor is read from its file.
+Other models are loaded completely, with the same result: GGUF files, models whose tensors `transformers` renames or packs
+while loading, and classes that keep some layers in float32.
 """
 
 from __future__ import annotations
@@ -28,26 +28,33 @@ from angle_llm.model.source.backbone import (
 from angle_llm.model.source.quantization import bits_of, check_bits, dequantize, quantize
 
 _PLAIN = {"F32", "BF16", "F16", "I64", "I32", "BOOL"}
-"""Stored types that need no unpacking."""
+"""Names of safetensors dtypes whose values need no unpacking."""
 
 
 @dataclass(frozen=True)
 class BaseWeights:
-    """The tensors of a backbone by parameter name."""
+    """Read access to the tensors of a backbone by name, without loading all tensors if possible."""
 
     skeleton: nn.Module
-    """The backbone: config, kinds and shapes of layers. If `streamed`, its tensors have no values."""
+    """The backbone, with config, layer types and shapes. If `streamed`, its tensors are on the meta device (no values)."""
     read: Callable[[str], Tensor]
-    """A tensor of `skeleton.state_dict()` before quantization, on the CPU; read-only."""
+    """Function that returns the tensor with a name in `skeleton.state_dict()`, not quantized, on the CPU; read-only."""
     dtype: torch.dtype
     bits: int | None
-    """Bits of the linear layers in use, None if they are not quantized, or if `read` returns dequantized values."""
+    """Bits of the linear layers in the forward pass, 4 or 8.
+
+    None if the layers are not quantized, or if `read` already returns dequantized values.
+    """
     streamed: bool
-    """Whether each tensor is read from its file on demand."""
+    """Whether a tensor is read from its file on demand; otherwise all tensors are in memory."""
     known_fingerprint: str | None = None
+    """Result of `weights_fingerprint`, if it is already computed."""
 
     def values(self, name: str) -> Tensor:
-        """Return the read-only weight `name` as the forward pass uses it; 4 and 8 bits are dequantized to float32."""
+        """Return the weight with a name as the forward pass uses it, read-only.
+
+        With `bits`, the weight of a linear layer is quantized, and then dequantized to float32.
+        """
         path, _, kind = name.rpartition(".")
         layer: Any = self.skeleton.get_submodule(path) if self.bits is not None and kind == "weight" else None
         if self.bits is None or type(layer) is not nn.Linear:
@@ -62,19 +69,19 @@ class BaseWeights:
         return weight
 
     def fingerprint(self) -> str:
-        """Return the `weights_fingerprint` of the backbone."""
+        """Return the hash of the original weights that `weights_fingerprint` computes for the backbone."""
         return self.known_fingerprint or fingerprint_of(self.skeleton.state_dict(), self.read)
 
 
 def open_base(
     location: BackboneLocation, *, dtype: str, revision: str | None = None, bits: int | None = None
 ) -> BaseWeights:
-    """Open the weights of a backbone for reading tensor by tensor, with the values that `load_backbone` would load.
+    """Open the weights of a backbone to read single tensors; the values equal the weights that `load_backbone` loads.
 
     Tensors are read from the files on demand where possible; otherwise the backbone is loaded.
 
     Raises:
-        ArtifactError, QuantizationError, ValueError: as `load_backbone`.
+        ArtifactError, QuantizationError, ValueError: the errors of `load_backbone`.
     """
     if bits is not None:
         check_bits(bits)
@@ -83,7 +90,7 @@ def open_base(
         return streamed
     backbone = load_backbone(location, dtype=dtype, revision=revision)
     fingerprint = weights_fingerprint(backbone)
-    if bits_of(backbone) is not None:  # stored in bits
+    if bits_of(backbone) is not None:  # the files are quantized
         dequantize(backbone, torch.float32)
         bits = None
     read = backbone.state_dict().__getitem__
@@ -93,7 +100,10 @@ def open_base(
 def _streamed(
     location: BackboneLocation, dtype: torch.dtype, revision: str | None, bits: int | None
 ) -> BaseWeights | None:
-    """Return weights that are read from the files on demand; None if the files lack a tensor or have another shape."""
+    """Return the weights of a backbone, to be read from safetensors files on demand; None if this is not possible.
+
+    It is not possible if the files lack a tensor or have another shape, or if `transformers` changes tensors while loading.
+    """
     from safetensors import safe_open
 
     files = _safetensors_files(location.name, revision)
@@ -127,7 +137,7 @@ def _streamed(
 
 
 def _safetensors_files(name: str, revision: str | None) -> list[Path]:
-    """Return the safetensors files of a folder or hub id, as `transformers` finds them."""
+    """Return the paths of the safetensors files that `transformers` reads for a folder or hub id."""
     from transformers.utils import hub
 
     def found(file: str) -> str | None:
@@ -147,19 +157,19 @@ def _safetensors_files(name: str, revision: str | None) -> list[Path]:
 
 @dataclass(frozen=True)
 class FlopsPerToken:
-    """Operations of the linear layers per token.
+    """Floating-point operations of the linear layers per token.
 
-    Attention between tokens is not counted (2 % at 7B and 50 tokens).
+    Attention scores are not counted (2 % at 7B and 50 tokens).
     """
 
     forward: int
-    """Two per weight."""
+    """Operations of the forward pass: two per weight."""
     backward: int
-    """Two per weight that gradients pass through, and two per weight with a gradient."""
+    """Operations of the backward pass: two per weight for the gradient of the input, two more per trainable weight."""
 
     @classmethod
     def of(cls, backbone: nn.Module) -> FlopsPerToken:
-        """Count the operations by the shapes of the layers."""
+        """Count the operations of a backbone from the shapes of its linear layers."""
         forward = backward = 0
         for module in backbone.modules():
             # Conv1D of GPT-2 is a linear layer with a transposed weight.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.positives import components
 from angle_llm.losses import Objective, Relation
-from angle_llm.losses.relation import on_device
+from angle_llm.losses.relation import is_gpu, on_device
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import MicroBatch, Plan
 from angle_llm.train.batches import PlannedBatch
@@ -300,7 +300,7 @@ def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
 
     See `torch.set_float32_matmul_precision`. The environment variable NVIDIA_TF32_OVERRIDE=0 prevents TF32.
     """
-    if device.type != "cuda":
+    if not is_gpu(device):
         yield
         return
     before = torch.get_float32_matmul_precision()

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from angle_llm.losses.relation import is_gpu
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
 from angle_llm.model.memory.token_budget import guard_ranks, is_kernel_error
 from angle_llm.settings.train import OptimizerSettings
@@ -70,7 +71,7 @@ class DataParallelStrategy(SingleProcess):
         self.shapes = {name: parameter.shape for name, parameter in self.weights.items()}
         """Full shapes of the trainable weights by name. Under ZeRO-3, a weight in memory has another shape."""
         self._max_norm = settings.max_gradient_norm
-        fused = True if processes.device.type == "cuda" and not processes.zero_stage else None
+        fused = True if is_gpu(processes.device) and not processes.zero_stage else None
         self.optimizer = AdamW(
             self.weights.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=fused
         )

@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from tiny import PeftLora, add_adapter, tiny_backbone, tiny_encoder, train_a_little
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, LlamaConfig, Olmo2Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -124,6 +125,52 @@ def test_an_adapted_model_equals_that_of_peft(monkeypatch: pytest.MonkeyPatch) -
     ours, pefts = errors(rows_and_gradients(short_half), truth), errors(rows_and_gradients(plain_half), truth)
     assert sum(ours) < 1.5 * sum(pefts), (sum(ours), sum(pefts))
     assert all(p.dtype == torch.float32 for p in short_half.model.parameters() if p.requires_grad)
+
+
+def test_layers_and_layouts_of_the_libraries_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rows_and_gradients(adapted(torch.float32))
+    monkeypatch.setenv("ANGLE_LLM_PLAIN", "1")
+    plain = adapted(torch.float32)
+    assert (plain.layouts.layout, plain.layouts.reason) == ("padded", "ANGLE_LLM_PLAIN is set")
+    assert layers.replaced_layers(plain.model) == "none"
+    assert {type(layer) for layer in plain.model.modules() if isinstance(layer, Linear)} == {Linear}
+    plan = plain.plan(TEXTS, 10_000)
+    rows = torch.cat([plain.model(**micro.inputs(CPU)) for micro in plan.micro_batches])
+    order = [row for micro in plan.micro_batches for row in micro.rows]
+    found = dict(zip(order, rows.detach(), strict=True))
+    monkeypatch.delenv("ANGLE_LLM_PLAIN")
+    trie = adapted(torch.float32)
+    (micro,) = trie.plan(TEXTS, 10_000).micro_batches
+    assert micro.sequence is not None
+    ours = dict(zip(micro.rows, expected[0], strict=True))
+    for row, vector in ours.items():
+        torch.testing.assert_close(found[row], vector, rtol=1e-4, atol=1e-5)  # float32 sums in another order
+
+
+class WideProducts(TorchDispatchMode):
+    """Counts matrix products of float32 tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in ("aten::mm", "aten::addmm", "aten::bmm") and args[-1].dtype == torch.float32:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_adapters_on_partitioned_weights_compute_in_the_dtype_of_the_base() -> None:
+    """ZeRO-3 needs the layer of peft, whose float32 products are slow on a GPU."""
+    encoder, partitioned = adapted(torch.bfloat16), adapted(torch.bfloat16)
+    fused = rows_and_gradients(encoder)
+    for layer in partitioned.model.modules():
+        if isinstance(layer, Linear):
+            layer.base_layer.weight.ds_id = 0
+    with WideProducts() as products:
+        rows = rows_and_gradients(partitioned)
+    assert products.count == 0
+    assert max(errors(rows, fused)) < 0.1  # both round to bfloat16, at other places
+    truth = rows_and_gradients(adapted(torch.float32))
+    assert sum(errors(rows, truth)) < 1.5 * sum(errors(fused, truth))
 
 
 def test_dora_uses_the_layer_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:

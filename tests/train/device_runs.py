@@ -22,8 +22,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.data.examples import load_examples
-from angle_llm.losses import FalseNegatives, NestedObjective
-from angle_llm.model.layout import flex
+from angle_llm.losses import FalseNegatives, NestedObjective, relation
+from angle_llm.model.layout import attention, flex
+from angle_llm.model.layout.flex import flex_call
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.settings.train import DataSource, LoraSettings, OptimizerSettings
 from angle_llm.train.batches import PlannedBatch
@@ -48,16 +49,22 @@ BUDGET = 250
 
 def main() -> None:
     gpu()  # before the first backward pass: torch makes its threads then
+    relation.GPU_TYPES.add("gpu")  # code for a GPU runs: fused norms and AdamW, pinned copies, FlexAttention
+    Tensor.pin_memory = lambda tensor: tensor  # type: ignore[method-assign, assignment]
+    with kernels_of_a_gpu():
+        all_runs()
+
+
+def all_runs() -> None:
     for kind, layout in (("llama", "trie"), ("bert", "packed"), ("bert", "padded")):
         for graph_tokens in (10**6, 0):
             step(kind, layout, graph_tokens)
     step("llama", "padded", 10**6)
     step("llama", "trie", 10**6, "nested")
     step("llama", "trie", 10**6, "guided and taught")
-    with kernels_of_a_gpu():
-        for kind in ("llama", "qwen2"):
-            step(kind, "trie", 10**6, kernel="flex")
-        step("bert", "packed", 10**6, kernel="flex")
+    for kind in ("llama", "qwen2"):
+        step(kind, "trie", 10**6, kernel="flex")
+    step("bert", "packed", 10**6, kernel="flex")
     for kind in ("llama", "bert"):
         encoding(kind)
     several_processes()
@@ -76,10 +83,11 @@ def kernels_of_a_gpu() -> Iterator[None]:
         visible_TT = block_mask.mask_mod(None, None, node_T[:, None], node_T)
         return scaled_dot_product_attention(query, key, value, visible_TT, scale=scale, enable_gqa=named["enable_gqa"])
 
-    before = flex.flex_attention
+    before = flex.flex_attention, attention.compiled_flex
     flex.flex_attention = attend  # type: ignore[assignment]
+    attention.compiled_flex = lambda: flex_call  # type: ignore[assignment]
     yield
-    flex.flex_attention = before
+    flex.flex_attention, attention.compiled_flex = before
 
 
 def encoder_of(kind: str, layout: str, dropout: float = 0.0) -> SentenceEncoder:
@@ -102,10 +110,10 @@ def batches(objective: str) -> list[PlannedBatch]:
     return made
 
 
-def step(kind: str, layout: str, graph_tokens: int, objective: str = "all terms", kernel: str | None = None) -> None:
+def step(kind: str, layout: str, graph_tokens: int, objective: str = "all terms", kernel: str = "gathered") -> None:
     """A step of accumulated batches: losses and gradients must be those of the CPU."""
     encoder = encoder_of(kind, layout, dropout=0.1)
-    for module in encoder.model.modules() if kernel else ():
+    for module in encoder.model.modules() if kernel == "flex" else ():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # only `gathered` has dropout
     given = batches(objective)

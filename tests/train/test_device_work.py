@@ -24,7 +24,9 @@ def test_a_step_on_another_device_has_the_losses_and_gradients_of_the_cpu(device
     """No tensor of the host is among those of the device; kernels of a GPU are replaced by plain ones."""
     steps = [each for each in device_runs if each["run"] == "step"]
     layouts = {(each["layout"], each["kernel"], each["cached"]) for each in steps}
-    assert layouts >= {(layout, None, cached) for layout in ("trie", "packed", "padded") for cached in (False, True)}
+    assert layouts >= {
+        (layout, "gathered", cached) for layout in ("trie", "packed", "padded") for cached in (False, True)
+    }
     assert layouts >= {(layout, "flex", False) for layout in ("trie", "packed")}
     for each in steps:
         # float32 with sums in another order

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from angle_llm.losses.relation import is_gpu
 from angle_llm.model.layers.fused_lora import FusedLora, are_plain, swiglu
 
 _WIDTHS = 24, 40
@@ -63,7 +64,7 @@ class LowMemoryNorm(nn.Module):
         known = x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         if not known or weight.requires_grad or hasattr(weight, "ds_id"):  # ZeRO-3 gathers it when the layer is called
             result: Tensor = super().forward(x)
-        elif x.is_cuda:
+        elif is_gpu(x.device):
             result = _fused_norm(x, weight, layer.variance_epsilon)
         else:
             result = _FrozenNorm.apply(x, weight, layer.variance_epsilon)  # type: ignore[no-untyped-call]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from angle_llm.losses.relation import on_device
+from angle_llm.losses.relation import is_gpu, on_device
 from angle_llm.model.layers.activation_checkpointing import attention_set, uses_other_checkpointing
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex, flex_call
@@ -73,7 +73,7 @@ class _SequenceContext:
         if kernel is not None and kernel not in KERNELS:
             raise ValueError(f"expected an attention kernel among {', '.join(KERNELS)}, got {kernel!r}.")
         self.sequence, self.device = sequence, device
-        self.kernel = kernel or ("flex" if device.type == "cuda" else "gathered")
+        self.kernel = kernel or ("flex" if is_gpu(device) else "gathered")
         nodes = int(sequence.starts[-1])
         # With a single block, torch would compile another graph.
         self.tokens = max(2, -(-nodes // BLOCK)) * BLOCK if self.kernel == "flex" else nodes
@@ -181,7 +181,7 @@ class _SequenceContext:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         mask = self._once("blocks", lambda: block_mask(self.sequence, self.tokens, self.device))
         cap = None if softcap is None else self._once("softcap", lambda: torch.tensor(softcap, device=self.device))
-        attend = compiled_flex() if query.is_cuda else flex_call
+        attend = compiled_flex() if is_gpu(query.device) else flex_call
         output: Tensor = attend(query, key, value, mask, cap, scaling, shared_heads)
         return output.transpose(1, 2)
 

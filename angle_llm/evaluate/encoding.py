@@ -50,8 +50,8 @@ class ComparedSettings(EvalSettings):
     """Settings of an evaluation command with bootstrap intervals and an optional second model."""
 
     against: str | None = None
-    """Compare with a second model, pair by pair or query by query: differences with 95 % interval and p-value. Give a
-    model, opened with the same flags (prompt, pooling, …), or a .json file written by --json."""
+    """Compare with a second model, pair by pair or query by query: differences with 95 % interval and p-value. The
+    value is a model, opened with the same flags (prompt, pooling, …), or a .json file written by --json."""
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ METRIC = "main score of mteb × 100"
 
 @settings_class
 class MtebSettings(EvalSettings):
-    """Main scores on tasks of MTEB. The package mteb runs them and downloads their data from the Hugging Face hub."""
+    """Main scores on tasks of MTEB. The package mteb runs the tasks and downloads data from the Hugging Face hub."""
 
     tasks: tuple[str, ...]
     """Names of MTEB's tasks, such as STSBenchmark, Banking77Classification, NFCorpus."""

@@ -86,10 +86,10 @@ _QUERIES = 256
 
 @settings_class
 class RetrievalSettings(RowSettings, ComparedSettings):
-    """Exact retrieval by cosine similarity: BEIR folders, questions with answers, groups of texts, Flickr30k captions.
+    """Exact retrieval by cosine similarity: BEIR folders, questions with answers, lists of texts, Flickr30k captions.
 
-    Intervals cover other queries, not another training seed. --against compares two models query by query. Truncation
-    changes scores: compare models at the same --max-length.
+    Intervals cover the choice of queries, not the training seed. --against compares two models query by query.
+    Truncation changes scores: compare models at the same --max-length.
     """
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = ()
@@ -99,15 +99,16 @@ class RetrievalSettings(RowSettings, ComparedSettings):
     """In BEIR folders, count every grade above 0 as 1 in nDCG. Default: grades are gains, as in trec_eval."""
 
     pairs: tuple[str, ...] = ()
-    """Files of questions and their answers (positive_pair, or another --format). A question is searched among all
+    """Files of questions and their answers (positive_pair, or another --format). Candidates of a question are all
     answers in its file. Equal answers are one candidate."""
 
     corpus: Path | None = None
     """A text file or table with more candidates for --pairs."""
 
     groups: tuple[Path, ...] = ()
-    """Files with a list of texts in each row. The first text is a query and the others are its answers, among all texts
-    in the file. For DATA/flickr30k/test_2016.jsonl.gz, the report has AnglE's published scores too."""
+    """Files with a list of texts in each row. The first text is a query, and the other texts are its answers.
+    Candidates are all texts in the file. For DATA/flickr30k/test_2016.jsonl.gz, the report has AnglE's published scores
+    too."""
 
     column: str | None = None
     """Column with the lists of --groups, or with the texts of --corpus. None: captions, texts or set for --groups; text

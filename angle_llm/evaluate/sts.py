@@ -81,8 +81,8 @@ class StsEvalSettings(ComparedSettings, StsTaskSettings):
     """Spearman and Pearson correlation on STS tasks, with intervals and published scores.
 
     Scores depend on the text of the sentences. Published tables use SentEval's text (--variant senteval); published
-    scores of prompted models also use --edits published; MTEB uses raw text. Intervals cover other test pairs, not
-    another training seed. --against compares two models pair by pair.
+    scores of prompted models also use --edits published; MTEB uses raw text. Intervals cover the choice of test pairs,
+    not the training seed. --against compares two models pair by pair.
     """
 
     edits: Literal["none", "published"] = "none"
@@ -110,7 +110,7 @@ PUBLISHED = tuple(
     PublishedRow(model, dict(zip(PUBLISHED_TASKS, scores, strict=False)), average)
     for model, (*scores, average) in _PUBLISHED.items()
 )
-"""Published Spearman × 100 over all pairs, on SentEval's text. SICK-R is the test split.
+"""Published scores of models on STS tasks: Spearman × 100 over all pairs, on SentEval's text. SICK-R is the test split.
 
 Sources: Li & Li, AnglE (arXiv 2309.12871) and the model cards of its LLaMA adapters; Jiang et al. (2023), PromptEOL;
 Gao et al. (2021), SimCSE. The evaluation code of AnglE and PromptEOL edits sentences only with a prompt (`--edits

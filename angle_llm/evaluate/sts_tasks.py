@@ -103,7 +103,10 @@ class StsTask:
 
     @property
     def text(self) -> str:
-        """Name of the text variant in tables, such as `senteval` or `senteval, edited`."""
+        """Name of the text variant in tables, such as `raw` or `senteval` (SentEval's preprocessing).
+
+        After `with_published_edits`, the name ends in `, edited`.
+        """
         return f"{self.variant}, edited" if self.edits else self.variant
 
 

@@ -157,7 +157,7 @@ PUBLISHED_TRANSFER = tuple(
 def available_transfer_tasks(data_dir: str | Path) -> list[str]:
     """Return the names of the transfer tasks whose files all exist in `data_dir`.
 
-    The files can have this project's layout or SentEval's layout.
+    The files can have this project's folder structure or SentEval's.
     """
     return [name for name in TRANSFER_TASKS if any(map(is_complete, _layouts(data_dir, name)))]
 

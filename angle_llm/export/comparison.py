@@ -70,7 +70,8 @@ class Comparison:
     mean_difference: float
     """Mean over the texts of 1 - cos between the two embeddings of a text."""
     largest_relative_difference: float
-    """Largest |v - u| / |u| over the texts, for embeddings u of the first form and v of this form."""
+    """Largest |v - u| / |u| over the texts, for embeddings u by the first stored version of the encoder and v by this
+    version."""
     worst_text: str
     """Text whose two embeddings have the smallest cosine."""
     texts_with_other_tokens: int
@@ -96,7 +97,7 @@ class Verification:
     problems: tuple[str, ...]
     """Differences of all forms that are not allowed, as text."""
     notes: tuple[str, ...] = ()
-    """Facts that do not change the verdict, such as skipped texts."""
+    """Notes in the report that do not change the verdict, such as the number of skipped texts."""
     compared_in: str = ""
     """Names and versions of the libraries that computed the embeddings."""
 

@@ -1,7 +1,7 @@
-"""Verify that several forms are the same encoder: encode the same texts with all forms, and compare the vectors.
+"""Verify that several forms are the same encoder: encode the same texts with all forms, and compare the embeddings.
 
-Every form is opened with its stored weights and computes in float32, so that differences come from the weights and not
-from the arithmetic:
+A form is a stored version of an encoder. Every form is opened with its stored weights and computes in float32, so that
+differences come from the weights and not from the arithmetic:
 
     adapter                 base weights rounded to their dtype in training (or dequantised), converted to float32, plus
                             the float32 adapter: the trained function without the rounding of bfloat16 activations
@@ -333,7 +333,7 @@ def _by_side(encoder: Form, sides: Sequence[Side | None]) -> Sequence[Form]:
 
 
 def _rows(by_side: Sequence[Form], texts: Sequence[str]) -> Rows:
-    """Return the embeddings of the texts in float64, for one encoder after the other: shape (encoders × texts, D)."""
+    """Return the embeddings of the texts by each encoder, stacked in float64: shape (encoders × texts, D)."""
     return np.concatenate([form.encode(texts) for form in by_side]).astype(np.float64)
 
 
@@ -354,11 +354,11 @@ def _base_rows(
     device: str | None,
     sides: Sequence[Side | None],
 ) -> tuple[Rows | None, str]:
-    """Return the embeddings of texts by the untrained base of a saved encoder, and "".
+    """Return the embeddings of texts by the untrained base model of an encoder, or None and the reason.
 
-    The base gets the prompt and pooling of the encoder. If the base is unknown or cannot be opened, return None and the
-    reason. `encoder` is the opened encoder, and `path` its folder. Texts are encoded for each of `sides`: as queries,
-    as documents, or with the only prompt (None).
+    The base gets the prompt and pooling of the encoder. The reason is that the base is unknown or cannot be opened; it
+    is "" if there are embeddings. `encoder` is the opened encoder, and `path` its folder. Texts are encoded for each of
+    `sides`: as queries, as documents, or with the only prompt (None).
     """
     if _kind(path) == "adapter":
         backbone: Any = encoder.model.backbone

@@ -196,7 +196,7 @@ def task_folder(source: str) -> Path:
 
 
 def root_and_split(source: str) -> tuple[Path, str]:
-    """Split FOLDER, FOLDER@NAME or FOLDER/qrels/NAME.tsv into the path of the BEIR folder and NAME, or `test`.
+    """Split FOLDER, FOLDER@NAME or FOLDER/qrels/NAME.tsv into the BEIR folder and NAME, by default `test`.
 
     NAME is the name of a file with judgements, FOLDER/qrels/NAME.tsv.
     """

@@ -139,9 +139,10 @@ class Correlations:
 class StsTaskResult(Correlations, TaskResult):
     """Correlations of an STS task: over all sentence pairs, of its sub-tasks by name, and means over the sub-tasks.
 
-    `text` is the text variant in tables: `senteval`, or `senteval, edited`. The weighted mean is weighted by numbers of
-    pairs. Both means are None without sub-tasks, and NaN if the correlation of a sub-task is NaN. `scores` has the
-    cosine and gold score of each pair; comparisons of results and the JSON content of the task exclude them.
+    `text` is the text variant in tables, such as `senteval` or `senteval, edited`. The weighted mean is weighted by
+    numbers of pairs. Both means are None without sub-tasks, and NaN if the correlation of a sub-task is NaN. `scores`
+    has the cosine and gold score of each pair; comparisons of results and the JSON content of the task exclude
+    `scores`.
     """
 
     metric = "spearman"

@@ -21,12 +21,14 @@ from angle_llm.model.vectors import unit_rows
 TOLERANCE, TOLERANCE_HALF = 1e-5, 1e-3
 """Largest allowed 1 - cos of two embeddings of a text, for weights stored in float32 and in half precision."""
 SPEARMAN_TOLERANCE, SPEARMAN_TOLERANCE_HALF = 0.1, 1.0
-"""Largest allowed difference in Spearman × 100, for weights stored in float32 and in half precision."""
-TIMES_SMALLER = 100
-"""Factor in the check that the encoder was trained.
+"""Largest allowed difference in Spearman × 100 between two stored versions of an encoder.
 
-The untrained base must differ this many times more from the first form than the other forms do. Otherwise the agreement
-of the forms shows nothing."""
+For weights stored in float32 and in half precision."""
+TIMES_SMALLER = 100
+"""Factor in the check that a verified encoder was trained at all.
+
+The untrained base must differ this many times more from the first stored version of the encoder than the other versions
+do. Otherwise the agreement of the versions shows nothing."""
 NOISE = 1e-10
 """Values of 1 - cos below this are rounding errors of float32."""
 
@@ -66,20 +68,21 @@ class Comparison:
     form: FormFacts
     tolerance: float
     largest_difference: float
-    """Largest 1 - cos between the two embeddings of a text, see `cosine_differences`."""
+    """Largest 1 - cos between the embeddings of a text by the two compared versions of the encoder."""
     mean_difference: float
-    """Mean over the texts of 1 - cos between the two embeddings of a text."""
+    """Mean over the texts of 1 - cos between the embeddings by the two compared versions of the encoder."""
     largest_relative_difference: float
     """Largest |v - u| / |u| over the texts, for embeddings u by the first stored version of the encoder and v by this
     version."""
     worst_text: str
-    """Text whose two embeddings have the smallest cosine."""
+    """Text whose embeddings by the two compared versions of the encoder have the smallest cosine."""
     texts_with_other_tokens: int
-    """Number of texts for which the two forms have different token ids."""
+    """Number of texts for which the two compared versions of the encoder have different token ids."""
     problems: tuple[str, ...]
-    """Differences that are not allowed, as text; empty if the two forms are the same encoder."""
+    """Differences that are not allowed, as text; empty if the two versions are the same encoder."""
     weights: WeightsCount | None = None
-    """Comparison of the stored weights, if one form is an adapter and the other may be its merged model; else None."""
+    """Comparison of the stored weights, if one version is an adapter and the other may be its merged model; else
+    None."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,13 @@ class Verification:
     texts: int
     first: FormFacts
     base_difference: float | None
-    """Mean 1 - cos between embeddings of the first form and of its untrained base model; None if the base is
+    """Mean 1 - cos between embeddings by the first stored version and by its untrained base model; None if the base is
     unknown."""
     base_note: str
-    """Reason why the base is unknown; empty if it is known."""
+    """Reason why the untrained base model of the encoder is unknown; empty if it is known."""
     comparisons: tuple[Comparison, ...]
     problems: tuple[str, ...]
-    """Differences of all forms that are not allowed, as text."""
+    """Differences between the stored versions of the encoder that are not allowed, as text."""
     notes: tuple[str, ...] = ()
     """Notes in the report that do not change the verdict, such as the number of skipped texts."""
     compared_in: str = ""

@@ -119,7 +119,7 @@ def merge(
 
 
 def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
-    """Check that a target folder is not, and is not inside, the folder of a saved encoder (`source`) or of its base.
+    """Check that a target folder does not overwrite, and is not inside, a saved encoder (`source`) or its base.
 
     Raises:
         ArtifactError: with the path that would be overwritten.

@@ -183,8 +183,8 @@ def _with_unique_names(sources: Sequence[str], tasks: Sequence[HeldOutTask]) -> 
     for name in names:
         if len(equal := [source for source, other in zip(sources, names, strict=True) if other == name]) > 1:
             raise SettingsError(
-                f"--evaluation.tasks: expected tasks with unique names, got {name} for {' and '.join(equal)}. Rename a file or "
-                "folder."
+                f"--evaluation.tasks: expected tasks with unique names, got {name} for {' and '.join(equal)}. "
+                "Rename a file or folder."
             )
     return [replace(task, name=name) for task, name in zip(tasks, names, strict=True)]
 
@@ -204,8 +204,8 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
     if not _is_file(source):
         missing = "is none of them" if find_path(source).exists() else "does not exist"
         raise SettingsError(
-            f"--evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) or "
-            f"mteb:NAME, got {source}, which {missing}."
+            f"--evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) "
+            f"or mteb:NAME, got {source}, which {missing}."
         )
     if _is_answers(source, settings):
         task = read_answers(_source(source, settings), settings.corpus)

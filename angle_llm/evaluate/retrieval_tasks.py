@@ -81,7 +81,8 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
         column = column or next((name for name in GROUP_COLUMNS if name in row.values), None)
         if column is None:
             raise DataError(
-                f"{row.place}: expected a column {' or '.join(GROUP_COLUMNS)}, got {', '.join(row.values)}. Set --column."
+                f"{row.place}: expected a column {' or '.join(GROUP_COLUMNS)}, got {', '.join(row.values)}. "
+                "Set --column."
             )
         texts = row.values.get(column)
         if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):

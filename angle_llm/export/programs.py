@@ -34,7 +34,8 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
     if facts.pooling not in _VLLM_POOLINGS:
         programs = [name for name in programs if not name.startswith("vLLM")]
         notes.append(
-            f"vLLM has no pooling {facts.pooling!r}; it only warns and uses another pooling. Do not use vLLM for this folder."
+            f"vLLM has no pooling {facts.pooling!r}; it only warns and uses another pooling. "
+            "Do not use vLLM for this folder."
         )
     known = f"Vectors of model type {model_type} were checked and are correct, in float32, in {', '.join(programs)}."
     notes.insert(

@@ -91,7 +91,8 @@ def export_sentence_transformers(
         )
     if card.base is None and dtype not in (None, card.dtype):
         raise ArtifactError(
-            f"--dtype {dtype}: {source} is a whole model, which keeps its dtype {card.dtype}. Omit --dtype; it is for adapters."
+            f"--dtype {dtype}: {source} is a whole model, which keeps its dtype {card.dtype}. "
+            "Omit --dtype; it is for adapters."
         )
     if check:
         need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")

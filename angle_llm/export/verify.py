@@ -158,7 +158,7 @@ def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[str | Path]) -> tu
     known = [text for text in texts if not any(name in text for name in names)]
     if skipped := len(texts) - len(known):
         notes.append(
-            f"built-in texts skipped: {skipped}. They contain a name that the exported tokenizer splits like plain text."
+            f"built-in texts skipped: {skipped}. They contain a name that the exported tokenizer splits like text."
         )
     return known, notes
 

@@ -29,20 +29,20 @@ from angle_llm.evaluate.encoding import RESAMPLES
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
 
 CONFIDENCE = 0.95
-"""Share of the resamples inside an interval."""
+"""Confidence level of all intervals."""
 
 _BLOCK = 128  # resamples computed at once: 128 × 4,000 numbers fit in the cache
-_CONSTANT = 1e-13
+_CONSTANT = 1e-13  # largest range, relative to the largest value, of a list that counts as constant
 
 Floats = NDArray[np.float64]
 
 
 class UndefinedCorrelationError(ValueError):
-    """A correlation is undefined; the message gives the reason."""
+    """Error for a correlation that has no value, such as for constant scores; the message gives the reason."""
 
 
 class PairScores(NamedTuple):
-    """Cosine similarity (P,) and gold score (P,) of the pairs of an STS task, in order."""
+    """Cosine similarities (P,) and gold scores (P,) of the P sentence pairs of an STS task, in the same order."""
 
     cosine: Floats
     gold: Floats
@@ -50,7 +50,7 @@ class PairScores(NamedTuple):
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95 % interval of a metric. Both ends are NaN if the metric is undefined in a bootstrap resample."""
+    """Ends of the 95 % confidence interval of a metric; NaN if the metric is undefined in a bootstrap resample."""
 
     low: float
     high: float
@@ -58,9 +58,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """Spearman × 100 of two models, and their difference with 95 % interval and two-sided p-value.
+    """Spearman × 100 of two models on the same sentence pairs, and their difference.
 
-    The difference, its interval and its p-value are NaN if a correlation is undefined.
+    `spearman` is the score of the first model, `other` the score of the second model, and `difference` is `spearman -
+    other`. `interval` is the 95 % interval of the difference, and `p_value` its two-sided p-value. The difference, its
+    interval and its p-value are NaN if a correlation is undefined.
     """
 
     pairs: int
@@ -73,7 +75,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class MeanDifference:
-    """Mean metric of two models over the same items, and their difference with 95 % interval and two-sided p-value."""
+    """Means of a metric of two models over the same test items, and their difference.
+
+    `value` is the mean of the first model, `other` the mean of the second model, and `difference` is `value - other`.
+    `interval` is the 95 % interval of the difference, and `p_value` its two-sided p-value.
+    """
 
     value: float
     other: float
@@ -84,10 +90,11 @@ class MeanDifference:
 
 @dataclass(frozen=True)
 class PairedDifferences:
-    """Differences of two models on STS tasks, by task and on average. p-values are not corrected for multiple tests.
+    """Differences in Spearman between two models, by STS task and on average.
 
-    `average` is over the published tasks in `averaged`; it is None without such a task. `left_out` names the tasks on
-    which only one model was evaluated.
+    `average` is over the tasks in `averaged`, the compared tasks of published tables; it is None if `averaged` is
+    empty. `left_out` names the tasks on which only one model was evaluated. `resamples` is the number of bootstrap
+    resamples. p-values are not corrected for multiple tests.
     """
 
     tasks: dict[str, Difference]
@@ -101,10 +108,13 @@ class PairedDifferences:
 
 
 def spearman(x_P: ArrayLike, y_P: ArrayLike) -> float:
-    """Return Spearman's rank correlation in [-1, 1], with average ranks for ties, by `scipy.stats.spearmanr`.
+    """Return Spearman's rank correlation in [-1, 1] of two lists of P values, computed by `scipy.stats.spearmanr`.
+
+    Equal values get their average rank.
 
     Raises:
-        UndefinedCorrelationError: for fewer than two pairs, values that are not finite, or a constant list. A list is
+        ValueError: for lists of different lengths.
+        UndefinedCorrelationError: for fewer than two values, values that are not finite, or a constant list. A list is
             constant if its relative range is at most 1e-13; its ranks would come from rounding errors.
     """
     from scipy.stats import spearmanr
@@ -113,14 +123,20 @@ def spearman(x_P: ArrayLike, y_P: ArrayLike) -> float:
 
 
 def pearson(x_P: ArrayLike, y_P: ArrayLike) -> float:
-    """Return Pearson's correlation in [-1, 1], by `scipy.stats.pearsonr`. Raises the same errors as `spearman`."""
+    """Return Pearson's correlation in [-1, 1] of two lists of P values, computed by `scipy.stats.pearsonr`.
+
+    Raises the same errors as `spearman`.
+    """
     from scipy.stats import pearsonr
 
     return float(pearsonr(*_checked(x_P, y_P)).statistic)
 
 
 def _checked(x_P: ArrayLike, y_P: ArrayLike) -> tuple[Floats, Floats]:
-    """Convert two lists to float64 and check that their correlation is defined."""
+    """Convert two lists of P values to float64 and check that their correlation is defined.
+
+    Raises the errors of `spearman`.
+    """
     x, y = np.asarray(x_P, dtype=np.float64), np.asarray(y_P, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(f"expected two lists of equal length, got shapes {x.shape} and {y.shape}.")
@@ -140,11 +156,12 @@ def _checked(x_P: ArrayLike, y_P: ArrayLike) -> tuple[Floats, Floats]:
 def resampled_spearman(
     scores_MP: ArrayLike, gold_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
 ) -> Floats:
-    """Return Spearman's correlation (M, B) in [-1, 1] with the gold scores, for M lists of scores in B resamples.
+    """Return Spearman's correlation (M, B) of M lists of scores with the gold scores in B bootstrap resamples.
 
-    All scores must be finite. The M lists share the resamples. Tied values, also of an item drawn twice, get their
-    average rank; ranks follow from counts, without sorting. A correlation is NaN if all drawn scores, or all drawn gold
-    scores, are equal.
+    Correlations are in [-1, 1]. A resample draws P items with replacement from the P items of a list. The resamples
+    depend on P, `seed` and `stream` (any name, such as the task name), and all M lists share them. All scores must be
+    finite. Equal values, also of an item drawn twice, get their average rank. Ranks follow from counts, without
+    sorting. A correlation is NaN if all drawn scores, or all drawn gold scores, are equal.
     """
     gold_ranks, *score_ranks = (_centred_ranks(np.asarray(values)) for values in (gold_P, *np.asarray(scores_MP)))
     blocks = []
@@ -164,7 +181,10 @@ def resampled_spearman(
 
 
 def _centred_ranks(values_P: NDArray[np.generic]) -> Callable[[Floats], Floats]:
-    """Return a function from counts (P, B) to the average rank of each item in each resample, minus the mean rank.
+    """Return a function that computes the ranks of P values in bootstrap resamples, minus the mean rank.
+
+    The returned function takes counts (P, B), how often each value is drawn in each resample, and returns ranks (P, B).
+    Equal values get their average rank.
 
     If c equal values are drawn and the last has rank C, they have the ranks C - c + 1 to C: on average C - (c - 1) / 2.
     The mean of all ranks is (P + 1) / 2. The results are multiples of 1/2, so that their sums are exact.
@@ -182,14 +202,21 @@ def _centred_ranks(values_P: NDArray[np.generic]) -> Callable[[Floats], Floats]:
 
 
 def _resampled_means(values_P: ArrayLike, resamples: int, seed: int, stream: str) -> Floats:
-    """Return the mean of the values in each resample (B,)."""
+    """Return the mean of P values in each of B bootstrap resamples, shape (B,).
+
+    `seed` and `stream` (any name, such as the task name) determine the resamples.
+    """
     values = np.asarray(values_P, dtype=np.float64)
     blocks = _counts(len(values), resamples, seed, stream)
     return np.concatenate([values @ counts_PB / len(values) for counts_PB in blocks])
 
 
 def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Floats]:
-    """Yield blocks of counts: how often each item (row) is drawn in each resample (column)."""
+    """Yield blocks (P, B) of bootstrap counts: how often each of `size` = P items is drawn in each of B resamples.
+
+    The blocks have `resamples` columns in total. `seed` and `stream` (any name, such as the task name) determine the
+    draws.
+    """
     generator = np.random.default_rng([seed, *stream.encode()])
     for start in range(0, resamples, _BLOCK):
         width = min(_BLOCK, resamples - start)
@@ -202,12 +229,15 @@ def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Float
 
 
 def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = "") -> Interval:
-    """Return the 95 % bootstrap interval of the mean of per-item values, such as the recall of each query."""
+    """Return the 95 % bootstrap interval of the mean of per-item values, such as the recall of each query.
+
+    `seed` and `stream` (any name, such as the task name) determine the resamples.
+    """
     return percentile_interval(_resampled_means(values_P, resamples, seed, stream))
 
 
 def accuracy_interval(right: int, tested: int) -> Interval:
-    """Return Wilson's 95 % interval of an accuracy × 100, for `right` correct items among `tested` items."""
+    """Return Wilson's 95 % interval of an accuracy × 100, for `right` correct predictions among `tested` test items."""
     from scipy.stats import binomtest
 
     ends = binomtest(right, tested).proportion_ci(CONFIDENCE, method="wilson")
@@ -215,14 +245,14 @@ def accuracy_interval(right: int, tested: int) -> Interval:
 
 
 def percentile_interval(values_B: ArrayLike) -> Interval:
-    """Return the interval that contains the middle 95 % of the resampled values."""
+    """Return the percentile bootstrap interval: the range of the middle 95 % of B resampled values."""
     outside = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(np.asarray(values_B, dtype=np.float64), [outside, 100 - outside])
     return Interval(float(low), float(high))
 
 
 def two_sided_p(differences_B: ArrayLike) -> float:
-    """Return the two-sided p-value of resampled differences: twice the share with the less frequent sign.
+    """Return the two-sided p-value of resampled differences: twice the fraction with the less frequent sign.
 
     At this level, the percentile interval of the difference touches zero (Efron & Tibshirani 1993, ch. 15; for
     dependent rank correlations Wilcox 2016, "Comparing dependent robust correlations"). One resample is added on each
@@ -244,7 +274,8 @@ def mean_difference(
 ) -> MeanDifference:
     """Compare the mean metrics of two models by a paired bootstrap: difference, 95 % interval and p-value.
 
-    `ours_P` and `theirs_P` are the values of the same items. `stream` separates the random numbers of comparisons.
+    `ours_P` and `theirs_P` are the metric values of the two models for the same P test items. The difference is
+    `ours_P` minus `theirs_P`. `seed` and `stream` (any name, such as the task name) determine the resamples.
     """
     ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_P, theirs_P))
     resampled_B = _resampled_means(ours - theirs, resamples, seed, stream)
@@ -255,7 +286,10 @@ def mean_difference(
 def compare(
     ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> PairedDifferences:
-    """Return the differences in Spearman, `ours` minus `theirs`, on every common task and on the published average.
+    """Compare the Spearman correlations of two models on STS tasks by a paired bootstrap over sentence pairs.
+
+    `ours` and `theirs` map task names to pair scores. The result has the differences, `ours` minus `theirs`, on every
+    common task and on the average of the common tasks of published tables.
 
     Tasks are resampled independently; both models use the same resamples. If the models are exchanged, signs change and
     p-values do not. Two equal models differ by 0 with p-value 1.
@@ -282,7 +316,14 @@ def compare(
 
 
 def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int) -> tuple[int, Floats, Floats]:
-    """Return the number of pairs, and Spearman × 100 of both models: on all pairs (2,) and in each resample (2, B)."""
+    """Return the number of sentence pairs of a task, and Spearman × 100 of two models on all pairs and in resamples.
+
+    Shapes: (2,) on all pairs, (2, B) in B = `resamples` bootstrap resamples. Undefined correlations are NaN. `name` is
+    the task name, which selects the resamples.
+
+    Raises:
+        ValueError: if the gold scores of the two models differ.
+    """
     if not np.array_equal(ours.gold, theirs.gold):
         raise ValueError(
             f"--against: task {name!r} has different pairs ({len(ours.gold)} and {len(theirs.gold)} gold scores). "
@@ -299,7 +340,10 @@ def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed:
 
 
 def _difference(pairs: int, scores_2: Floats, resampled_2B: Floats) -> Difference:
-    """Return the difference of two models, with its interval and p-value from the resampled scores."""
+    """Return the difference in Spearman × 100 of two models, with the 95 % interval and p-value from resampled scores.
+
+    `scores_2` has the scores of both models on all pairs, and `resampled_2B` in B bootstrap resamples.
+    """
     differences_B = resampled_2B[0] - resampled_2B[1]
     ours, theirs = map(float, scores_2)
     interval, p_value = percentile_interval(differences_B), two_sided_p(differences_B)

@@ -30,12 +30,12 @@ OpenEncoder: TypeAlias = Callable[..., Any]
 """`SentenceEncoder.from_pretrained`, or a function with the same parameters."""
 
 RESAMPLES = 1000
-"""Default number of resamples. The ends of an interval then vary between seeds by about 2 % of its length."""
+"""Default number of bootstrap resamples. The ends of an interval then vary between seeds by about 2 % of its length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings(EncoderOptions, EncoderName):
-    """Settings of every evaluation: the encoder, and a file for the results."""
+    """Settings of every evaluation command: the encoder, and a file for the results."""
 
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
     """Encode all texts as queries, or all as documents (in YAML: `side`). None: encode each text with the prompt of its
@@ -47,24 +47,25 @@ class EvalSettings(EncoderOptions, EncoderName):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedSettings(EvalSettings):
-    """Settings of an evaluation with bootstrap intervals and an optional second model."""
+    """Settings of an evaluation command with bootstrap intervals and an optional second model."""
 
     against: str | None = None
-    """Compare with a second model, pair by pair or query by query: differences with 95 % interval and p-value. Give a
-    model, opened with the same flags (prompt, pooling, …), or a .json file written by --json."""
+    """Compare with a second model, pair by pair or query by query: differences with 95 % interval and p-value. The
+    value is a model, opened with the same flags (prompt, pooling, …), or a .json file written by --json."""
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise `ValueError` if there is no task name, or two task names are equal."""
+    """Raise `ValueError` if the list of task names is empty, or two names are equal."""
     if not names or len(set(names)) < len(names):
         raise ValueError(f"expected tasks with unique names, got {', '.join(names) or 'none'}.")
 
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Embeddings of the distinct texts of all tasks, with the row of each text as a query and as a document.
+    """Embeddings (N, D) of the distinct texts of all tasks, and the row number of each text.
 
-    The two mappings are equal if queries and documents are encoded by one function.
+    `row_of` maps queries to rows and `document_row_of` maps documents to rows; the mappings are equal if one function
+    encodes both. `seconds` is the encoding time.
     """
 
     row_of: dict[str, int]
@@ -73,16 +74,22 @@ class EncodedTexts:
     seconds: float
 
     def index(self, texts: Iterable[str], side: Side = "query") -> NDArray[np.intp]:
-        """Return the row numbers (M,) of M texts in the given order; texts can repeat."""
+        """Return the row numbers (M,) of the embeddings of M texts in the given order; texts can repeat.
+
+        `side` is whether the texts are queries or documents.
+        """
         row_of = self.row_of if side == "query" else self.document_row_of
         return np.array([row_of[text] for text in texts], dtype=np.intp)
 
     def rows(self, texts: Iterable[str], side: Side = "query") -> Rows:
-        """Return the embeddings (M, D) of M texts in the given order; texts can repeat."""
+        """Return the embeddings (M, D) of M texts in the given order; texts can repeat.
+
+        `side` is whether the texts are queries or documents.
+        """
         return self.embeddings_ND[self.index(texts, side)]
 
     def facts(self) -> dict[str, Any]:
-        """Return the numbers of texts, dimensions and zero vectors and the encoding time, as fields of `Results`."""
+        """Return the numbers of texts, dimensions and zero vectors and the encoding time, as arguments of `Results`."""
         return {
             "texts": len(self.embeddings_ND),
             "dimensions": self.embeddings_ND.shape[1],
@@ -94,7 +101,13 @@ class EncodedTexts:
 def encode_sides(
     encode: Encode, encode_document: Encode | None, queries: Iterable[str], documents: Iterable[str]
 ) -> EncodedTexts:
-    """Encode the distinct queries and documents; without `encode_document`, `encode` is called once for both."""
+    """Encode the distinct queries with `encode` and the distinct documents with `encode_document`.
+
+    Without `encode_document`, `encode` is called once with queries and documents.
+
+    Raises:
+        ValueError: if a function does not return one finite floating-point row for each text.
+    """
     if encode_document is None:
         return encode_distinct(encode, (*queries, *documents))
     query, document = encode_distinct(encode, queries), encode_distinct(encode_document, documents)
@@ -104,7 +117,7 @@ def encode_sides(
 
 
 def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
-    """Call `encode` once with the distinct texts in order of first appearance. Blank texts get zero vectors.
+    """Encode the distinct texts with one call of `encode`, in order of first appearance. Blank texts get zero vectors.
 
     Raises:
         ValueError: if `encode` does not return one finite floating-point row for each text.
@@ -140,7 +153,7 @@ def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
 class EncoderFacts:
     """Prompt, pooling and maximum length of an evaluated encoder, for reports and JSON files.
 
-    `prompt` contains the values of the prompt template, or the templates of both sides by side.
+    `prompt` contains the values of the prompt template, or the templates for queries and documents if they differ.
     """
 
     prompt: dict[str, Any]
@@ -149,18 +162,18 @@ class EncoderFacts:
 
     @classmethod
     def of(cls, encoder: Any) -> EncoderFacts:
-        """Read prompt, pooling and maximum length from an encoder."""
+        """Create the facts (prompt, pooling and maximum length) of an encoder."""
         prompt = encoder.prompts if encoder.side is None else encoder.prompt
         return cls(prompt.to_dict(), encoder.pooling, encoder.max_length)
 
     @property
     def prompt_name(self) -> str:
-        """Name of the prompt, or `QUERY / DOCUMENT` for two prompts."""
+        """Name of the prompt, or `QUERY / DOCUMENT` if queries and documents have different prompts."""
         names = [self.prompt["name"]] if "name" in self.prompt else [self.prompt[side]["name"] for side in SIDES]
         return " / ".join(names)
 
     def columns(self) -> dict[str, object]:
-        """Return prompt name, pooling and maximum length by table label."""
+        """Return the prompt name, pooling and maximum length of the encoder, by the label of a table row."""
         return {"prompt": self.prompt_name, "pooling": self.pooling, "tokens": self.max_length}
 
     def __str__(self) -> str:
@@ -170,9 +183,10 @@ class EncoderFacts:
 def encode_functions(
     encoder: SentenceEncoder, micro_batch_tokens: int | None = None, show_progress: bool = True
 ) -> tuple[Encode, Encode | None]:
-    """Return the functions that encode queries and documents; the second is None if one function encodes both.
+    """Return two functions, which encode queries and documents; the second is None if one function encodes all texts.
 
-    An encoder with a chosen side encodes all texts as that side.
+    One function encodes all texts if queries and documents have the same prompt, or if the encoder is set to queries
+    only or documents only (`encoder.side`). `micro_batch_tokens` is the maximum number of tokens in a micro-batch.
     """
 
     def function_of(chosen: SentenceEncoder) -> Encode:
@@ -190,13 +204,15 @@ def run_evaluation(
     *,
     single_texts: bool = False,
 ) -> tuple[Found, EncoderFacts]:
-    """Open the encoder, call `evaluate`, release the encoder, and return the results with the facts of the encoder.
+    """Open the encoder, call `evaluate`, and return its results with the prompt and other facts of the encoder.
 
-    `evaluate` gets the encoder and both results of `encode_functions`. The folder of the JSON file is created first,
-    so that a wrong path fails before the model is opened.
+    `evaluate` takes the encoder and the functions for queries and for documents (see `encode_functions`). The folder of
+    the JSON file is created first, so that a wrong path fails before the model is opened. The encoder is released after
+    the evaluation.
 
     Raises:
-        ValueError: if the tasks have single texts (`single_texts`), the encoder has two prompts, and no side is chosen.
+        ValueError: if the tasks have single texts (`single_texts`), and the encoder has two prompts but no `--as` is
+            given.
     """
     if settings.json is not None:
         settings.json.parent.mkdir(parents=True, exist_ok=True)
@@ -214,9 +230,9 @@ def run_evaluation(
 def write_results(
     settings: EvalSettings, metric: str, report: str, content: Mapping[str, Any], encoder: EncoderFacts
 ) -> None:
-    """Print the report; with `--json`, write model, metric, content, encoder and settings to the file.
+    """Print the report of an evaluation; with `--json`, also write the results to the JSON file.
 
-    NaN and infinity become null.
+    The file has the model, metric, `content` (the results), encoder and settings. NaN and infinity become null.
     """
     print(report, end="")
     if settings.json is not None:

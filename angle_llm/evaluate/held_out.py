@@ -1,6 +1,6 @@
 """Held-out evaluation during training: read the tasks of `evaluation.tasks`, and compute the metrics of an encoder.
 
-A task is a file of scored pairs, a file of questions and answers, a BEIR folder, or a task of MTEB.
+A held-out task is a file of scored pairs, a file of questions and answers, a BEIR folder, or a task of MTEB.
 """
 
 from __future__ import annotations
@@ -33,38 +33,46 @@ if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
 MTEB = "mteb:"
-"""Prefix of tasks of MTEB in `evaluation.tasks`."""
+"""Prefix of the entries in `evaluation.tasks` that name a task of MTEB, such as mteb:STSBenchmark."""
 MetricValues = dict[str, float]
 
 
 @settings_class
 class _TaskSource(DataSource):
-    """Data source of a file in `evaluation.tasks`; its error messages name the flags of `evaluation`."""
+    """Data source for a file in `evaluation.tasks`; its error messages name flags that start with `--evaluation.`."""
 
     FLAGS: ClassVar[str] = "--evaluation."
 
 
 @dataclass(frozen=True)
 class HeldOutTask:
-    """A held-out task: its name, the names of its metrics, and the function that computes them."""
+    """A task that is evaluated during training: its name, its metric names, and the function that computes metrics."""
 
     name: str
     metrics: tuple[str, ...]
-    """Names of the metrics, the main metric first."""
+    """Names of the metrics; the main metric is first."""
     measure: Callable[[SentenceEncoder, Encode, Encode | None], Mapping[str, float]]
-    """Computes the metrics × 100 by name, from an encoder and both results of `encode_functions`."""
+    """Function that returns the metrics × 100 by name.
+
+    It takes the encoder, the function that encodes queries (or all texts), and the function that encodes documents or
+    None."""
     keys: Callable[[], EvaluationSet] | None = None
-    """Returns the texts of the task, to find them in training data; None for a task of MTEB."""
+    """Function that returns hashes of the texts of the task, to search for them in training data; None for a task of
+    MTEB."""
 
 
 @dataclass(frozen=True)
 class HeldOutEvaluation:
-    """The held-out tasks of a training run. Called with an encoder, it returns all metrics × 100 by TASK/METRIC."""
+    """The tasks that are evaluated during a training run.
+
+    Calling the object with an encoder returns all metrics × 100 by TASK/METRIC.
+    """
 
     tasks: Mapping[str, HeldOutTask]
-    """Tasks by their entry in `evaluation.tasks`."""
+    """Held-out tasks by their entry in the setting `evaluation.tasks`."""
     first: str
-    """TASK/METRIC of the main metric of the first task, which selects the best model. It comes first in the result."""
+    """TASK/METRIC of the main metric of the first task. It selects the best model, and is the first metric in
+    results."""
     micro_batch_tokens: int | None
 
     def __call__(self, encoder: SentenceEncoder) -> MetricValues:
@@ -79,7 +87,10 @@ class HeldOutEvaluation:
         return {self.first: found[self.first], **found}
 
     def overlap_with(self, data: Sequence[Example]) -> Iterator[str]:
-        """Yield a warning for each task whose texts are in the training data. `count_shared` documents the run time."""
+        """Yield a warning for each held-out task whose texts occur in the training data.
+
+        The documentation of `count_shared` gives the run time.
+        """
         sets = {source: task.keys() for source, task in self.tasks.items() if task.keys is not None}
         for source, shared in zip(sets, count_shared(data, list(sets.values())), strict=True):
             if listed := ", ".join(f"{count:,} of its {total:,} {kind}" for kind, (count, total) in shared.items()):
@@ -93,12 +104,14 @@ class HeldOutEvaluation:
 def held_out_evaluation(
     settings: EvaluationSettings, micro_batch_tokens: int | None = None
 ) -> HeldOutEvaluation | None:
-    """Read the held-out tasks of a training run at once; return None without tasks.
+    """Read the held-out tasks of a training run, and return the object that evaluates an encoder; None without tasks.
 
-    Tasks with equal names get their folders as prefixes: stsb/test and sick/test.
+    All files are read at once. Tasks with equal names get their folders as prefixes: stsb/test and sick/test.
+    `micro_batch_tokens` is the maximum number of tokens in a micro-batch; None: the default of
+    `SentenceEncoder.encode`.
 
     Raises:
-        SettingsError: for a task that does not exist or is named twice, or an unknown column.
+        SettingsError: for a task that does not exist or is listed twice, or an unknown column.
         DataError: for a malformed file.
         MissingLibraryError: for a task of MTEB if mteb is not installed.
     """
@@ -113,7 +126,8 @@ def held_out_evaluation(
         _is_answers(source, settings) for source in settings.tasks if _is_file(source)
     ):
         raise SettingsError(
-            "evaluation.corpus adds candidates to a file of questions and answers, which evaluation.tasks does not contain."
+            "--evaluation.corpus adds candidates to questions and answers: expected a file of questions and answers in "
+            "--evaluation.tasks, got none."
         )
     named = dict(zip(settings.tasks, tasks, strict=True))
     return HeldOutEvaluation(named, f"{tasks[0].name}/{tasks[0].metrics[0]}", micro_batch_tokens)
@@ -122,7 +136,7 @@ def held_out_evaluation(
 def cached(encode: Encode) -> Encode:
     """Return a function like `encode` that caches embeddings by text.
 
-    Tasks can share texts, such as two files of judgements for one BEIR corpus.
+    Held-out tasks can share texts: for example, two files of judgements for one BEIR corpus.
     """
     row_of: dict[str, Rows] = {}
 
@@ -135,9 +149,10 @@ def cached(encode: Encode) -> Encode:
 
 
 def eval_command(settings: EvaluationSettings, model: Path) -> str:
-    """Return an `angle-llm eval` command for a model on data of the same kind as the first held-out task.
+    """Return an `angle-llm eval` command for a trained model, on data of the same kind as the first held-out task.
 
-    The data must be new: the first task itself selected the model.
+    The file or task name in the command is a placeholder for new data, because the first held-out task selected the
+    model.
     """
     source = settings.tasks[0] if settings.tasks else "pairs.tsv"
     held_out = "HELD_OUT" + "".join(Path(source).suffixes)
@@ -155,30 +170,42 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
 
 
 def _with_unique_names(sources: Sequence[str], tasks: Sequence[HeldOutTask]) -> list[HeldOutTask]:
-    """Add folders as prefixes to equal task names. Raises `SettingsError` if a task is named twice."""
+    """Return held-out tasks with unique names: folders of `sources` become prefixes of equal names.
+
+    `sources` are the entries of `evaluation.tasks`, in the order of `tasks`.
+
+    Raises:
+        SettingsError: if a task is listed twice.
+    """
     mteb = Path(MTEB.removesuffix(":"))
     folders = [mteb if source.startswith(MTEB) else task_folder(source) for source in sources]
     names = unique_names([task.name for task in tasks], folders)
     for name in names:
         if len(equal := [source for source, other in zip(sources, names, strict=True) if other == name]) > 1:
             raise SettingsError(
-                f"evaluation.tasks: expected tasks with unique names, got {name} for {' and '.join(equal)}. Rename a file or "
-                "folder."
+                f"--evaluation.tasks: expected tasks with unique names, got {name} for {' and '.join(equal)}. "
+                "Rename a file or folder."
             )
     return [replace(task, name=name) for task, name in zip(tasks, names, strict=True)]
 
 
 def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | None) -> HeldOutTask:
-    """Read the held-out task that an entry of `evaluation.tasks` names."""
+    """Read the held-out task for `source`, an entry of `evaluation.tasks`.
+
+    `micro_batch_tokens` is the maximum number of tokens in a micro-batch, for a task of MTEB.
+
+    Raises:
+        SettingsError: if the entry does not exist, or is not a file of pairs, a BEIR folder or `mteb:NAME`.
+    """
     if source.startswith(MTEB):
         return _mteb_task(source.removeprefix(MTEB), micro_batch_tokens)
     if is_beir(source):
         return _retrieval_task(read_beir(source), judged=True)
     if not _is_file(source):
-        missing = "is none of these" if find_path(source).exists() else "does not exist"
+        missing = "is none of them" if find_path(source).exists() else "does not exist"
         raise SettingsError(
-            f"evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) or "
-            f"mteb:NAME, got {source}, which {missing}."
+            f"--evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) "
+            f"or mteb:NAME, got {source}, which {missing}."
         )
     if _is_answers(source, settings):
         task = read_answers(_source(source, settings), settings.corpus)
@@ -187,7 +214,7 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
 
 
 def _file_of(source: str) -> str:
-    """Return the path of the data file for FOLDER@NAME, or any other entry of `evaluation.tasks` unchanged."""
+    """Return the path of the data file for FOLDER@NAME; return another entry of `evaluation.tasks` unchanged."""
     folder, at, _ = source.rpartition("@")
     if not at or find_path(source).exists() or not find_path(folder).is_dir() or is_beir(source):
         return source
@@ -195,7 +222,7 @@ def _file_of(source: str) -> str:
 
 
 def _source(path: str, settings: EvaluationSettings) -> DataSource:
-    """Return the data source of a file, with the settings of the columns that the file has."""
+    """Return the data source for a file in `evaluation.tasks`, with those `evaluation.columns` that the file has."""
     found = open_rows(path, tables=True).columns
     return _TaskSource(
         path=path, columns={name: column for name, column in settings.columns.items() if column in found}
@@ -203,12 +230,16 @@ def _source(path: str, settings: EvaluationSettings) -> DataSource:
 
 
 def _is_file(source: str) -> bool:
-    """Return whether an entry of `evaluation.tasks` names a data file."""
+    """Return whether an entry of `evaluation.tasks` names a data file, and not a BEIR folder or a task of MTEB."""
     return source.startswith(STARTER) or (find_path(source).is_file() and not is_beir(source))
 
 
 def _check_columns(settings: EvaluationSettings) -> None:
-    """Raise `SettingsError` for a column in `evaluation.columns` that no file has."""
+    """Check that every column in `evaluation.columns` exists in at least one file of `evaluation.tasks`.
+
+    Raises:
+        SettingsError: for a column that no file has.
+    """
     files = [source for source in settings.tasks if _is_file(source)]
     found = list(dict.fromkeys(column for path in files for column in open_rows(path, tables=True).columns))
     for name, column in settings.columns.items() if files else ():
@@ -217,17 +248,21 @@ def _check_columns(settings: EvaluationSettings) -> None:
 
 
 def _is_answers(source: str, settings: EvaluationSettings) -> bool:
-    """Return whether a file has questions and answers instead of scored pairs. Raises `SettingsError` for NLI rows."""
+    """Return whether a file in `evaluation.tasks` has questions with answers (True) or scored pairs (False).
+
+    Raises:
+        SettingsError: for a file with NLI rows.
+    """
     found = open_examples(_source(source, settings)).format
     if found.startswith("nli"):
         raise SettingsError(
-            f"evaluation.tasks: {source} has NLI rows; expected scored pairs, or questions and answers."
+            f"--evaluation.tasks: {source} has NLI rows; expected scored pairs, or questions and answers."
         )
     return found != "scored_pair"
 
 
 def _sts_task(task: StsTask) -> HeldOutTask:
-    """Make a held-out task from an STS task. Its metrics are Spearman and Pearson correlation."""
+    """Convert an STS task to a held-out task with the metrics Spearman and Pearson correlation."""
 
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> MetricValues:
         found = evaluate_defined(encode, encode_document, task)
@@ -241,9 +276,10 @@ def _sts_task(task: StsTask) -> HeldOutTask:
 
 
 def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
-    """Make a held-out task from a retrieval task; `judged` is whether the task is a BEIR folder.
+    """Convert a retrieval task to a held-out task; `judged` is whether the task is a BEIR folder.
 
-    The training queries of a BEIR folder may share its documents, so documents alone are not searched in training data.
+    The training queries of a BEIR folder may share its documents. So for a BEIR folder, the search for test texts in
+    training data skips single documents.
     """
 
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> MetricValues:
@@ -259,7 +295,14 @@ def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
 
 
 def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
-    """Make a held-out task from a task of MTEB. Its metric is the mean main score over splits and subsets."""
+    """Return a held-out task for a task of MTEB. Its metric is the mean main score over splits and subsets.
+
+    `name` is MTEB's task name, and `micro_batch_tokens` the maximum number of tokens in a micro-batch.
+
+    Raises:
+        MissingLibraryError: if mteb is not installed.
+        ValueError: for an unknown task.
+    """
     need_library("mteb", f"evaluation.tasks {MTEB}{name}", "mteb")
     task: Any = mteb_task(name, "--evaluation.tasks")
 

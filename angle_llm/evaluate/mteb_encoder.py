@@ -24,13 +24,13 @@ from angle_llm.model.encoder import SentenceEncoder
 
 
 class MtebEncoder:
-    """A model for `mteb.evaluate` that encodes texts with a `SentenceEncoder`.
+    """Model for `mteb.evaluate` that encodes texts with a `SentenceEncoder`.
 
-    `prompts` maps a use of texts to a prompt (a name or YAML file). As in mteb, the first matching key is used: task
-    and side (`NFCorpus-query`), task (`STSBenchmark`), task type and side (`Retrieval-query`, `Retrieval-document`),
-    task type (`STS`, `Classification`, `Clustering`, `PairClassification`, `Reranking`, `Summarization`, …), side
-    (`query`, `document`). Without a match, the encoder's prompt for documents is used if mteb passes documents, and its
-    prompt for queries otherwise.
+    `prompts` maps keys to prompts (a name or YAML file). A key names the texts that get the prompt. As in mteb, the
+    first matching key is used: task and side (`NFCorpus-query`), task (`STSBenchmark`), task type and side
+    (`Retrieval-query`, `Retrieval-document`), task type (`STS`, `Classification`, `Clustering`, `PairClassification`,
+    `Reranking`, `Summarization`, …), side (`query`, `document`). Without a match, the encoder's prompt for documents is
+    used if mteb passes documents, and its prompt for queries otherwise.
 
     Blank texts, which occur in mteb's corpora, get a zero vector: similarity 0 with all texts.
     """
@@ -44,7 +44,7 @@ class MtebEncoder:
         prompts: Mapping[str, str] | None = None,
         micro_batch_tokens: int | None = None,
     ) -> None:
-        """Create a model with the name ORGANISATION/MODEL in mteb's results.
+        """Wrap `encoder` as a model that has the name ORGANISATION/MODEL (`name`) in mteb's results.
 
         Raises:
             ValueError: for a name without a slash, or a prompt that cannot be read.
@@ -85,7 +85,12 @@ class MtebEncoder:
         prompt_type: Any = None,
         **kwargs: Any,
     ) -> NDArray[np.float32]:
-        """Return the embeddings (N, D) of the texts in all batches, with the prompt for this task and side."""
+        """Return the embeddings (N, D) of mteb's texts, with the prompt for the task and for queries or documents.
+
+        `inputs` yields batches with N texts in total. `prompt_type` is mteb's "query" or "document", or None. Blank
+        texts get zero vectors. Other arguments of mteb, such as `batch_size`, have no effect, except
+        `show_progress_bar`.
+        """
         texts = [text for batch in inputs for text in batch["text"]]
         rows_ND = np.zeros((len(texts), self._encoder.dimensions), dtype=np.float32)
         full = [place for place, text in enumerate(texts) if text.strip()]
@@ -98,7 +103,11 @@ class MtebEncoder:
         return rows_ND
 
     def encoder_for(self, task_metadata: Any, prompt_type: Any = None) -> SentenceEncoder:
-        """Return the encoder with the prompt for a task and side of mteb."""
+        """Return the encoder with the prompt for a task of mteb and for queries or documents (`prompt_type`).
+
+        `task_metadata` is mteb's `TaskMetadata`. The key that matches first in `prompts` of the class selects the
+        prompt.
+        """
         key = get_prompt_name(self._prompts, task_metadata, prompt_type) if self._prompts else None
         if key is not None:
             return self._encoder_of[key]

@@ -21,14 +21,14 @@ METRIC = "main score of mteb × 100"
 
 @settings_class
 class MtebSettings(EvalSettings):
-    """Main scores on tasks of MTEB. The package mteb runs them and downloads their data from the Hugging Face hub."""
+    """Main scores on tasks of MTEB. The package mteb runs the tasks and downloads data from the Hugging Face hub."""
 
     tasks: tuple[str, ...]
     """Names of MTEB's tasks, such as STSBenchmark, Banking77Classification, NFCorpus."""
 
     prompts: dict[str, str] = field(default_factory=dict)
-    """Prompts (name or YAML file) by use. A use is Retrieval-query, Retrieval-document, STS, Classification, the name of a
-    task, … A task without a matching use gets --prompt, or the prompt saved with the model."""
+    """Prompts (name or YAML file) by use. A use is Retrieval-query, Retrieval-document, STS, Classification, the name
+    of a task, … A task without a matching use gets --prompt, or the prompt saved with the model."""
 
     name: str | None = None
     """Model name ORGANISATION/MODEL in result files. None: the hub id, or local/ and the name of the folder."""
@@ -43,7 +43,10 @@ class MtebSettings(EvalSettings):
 
 @dataclass(frozen=True)
 class MtebScore:
-    """Main score × 100 of a task of MTEB on a split and subset. `metric` is the name of the main score."""
+    """Main score × 100 of a model on a split and subset of a task of MTEB.
+
+    `type` is the task type of MTEB, such as STS, and `metric` the name of the main score.
+    """
 
     task: str
     type: str
@@ -54,7 +57,10 @@ class MtebScore:
 
 
 def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebScore]:
-    """Run `angle-llm eval mteb`: look up the tasks, evaluate the model with mteb, print the table, write the files.
+    """Run `angle-llm eval mteb`: evaluate the model on tasks of MTEB, print the table of scores, write the files.
+
+    Task names are checked before the model is opened. `open_encoder` opens a model, such as
+    `SentenceEncoder.from_pretrained`.
 
     Raises:
         MissingLibraryError: if mteb is not installed.
@@ -68,7 +74,7 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
         from angle_llm.evaluate.mteb_encoder import MtebEncoder
         from angle_llm.model.source.resolve import split_revision
 
-        # The base of an adapter has another revision than the adapter.
+        # The revision is the revision of the base, so it does not apply to an adapter.
         revision = encoder.base_revision if encoder.base == split_revision(settings.model)[0] else None
         model = MtebEncoder(encoder, name=name, revision=revision, prompts=settings.prompts)
         return evaluate_mteb(model, tasks, settings.output)
@@ -85,7 +91,8 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
 def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None = None) -> list[MtebScore]:
     """Evaluate a model on task objects of mteb, and return the main score of each split and subset.
 
-    All tasks are computed again: mteb would also reuse stored results of another model with the same name.
+    `output` is the folder for mteb's result files; None: no files. All tasks are computed again: mteb would also reuse
+    stored results of another model with the same name.
     """
     import mteb
 
@@ -114,7 +121,10 @@ def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None 
 
 
 def named_after(model: str) -> str:
-    """Return a model name ORGANISATION/MODEL for mteb: a hub id without revision, or local/ and the last part of a path."""
+    """Return the model name ORGANISATION/MODEL for mteb's results.
+
+    The name is the hub id without revision, or `local/` and the last part of the path for a local model.
+    """
     from angle_llm.model.source.resolve import split_revision
 
     model, _ = split_revision(model)
@@ -123,10 +133,10 @@ def named_after(model: str) -> str:
 
 
 def mteb_task(name: str, flag: str = "--tasks") -> Any:
-    """Return the task object of mteb with this name.
+    """Return the task object of mteb with the given name.
 
     Raises:
-        ValueError: for an unknown task; the message names `flag`.
+        ValueError: for an unknown task. The message names the command-line `flag` that gave the name.
     """
     import mteb
 

@@ -53,7 +53,11 @@ class Point:
 
 
 def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list[Point]:
-    """Run `angle-llm eval nested`: evaluate all numbers of layers and dimensions, print the table, write the file."""
+    """Run `angle-llm eval nested`: evaluate the model cut to fewer layers and dimensions, print and write the results.
+
+    All combinations of the numbers of layers and dimensions are evaluated. `open_encoder` opens a model, such as
+    `SentenceEncoder.from_pretrained`.
+    """
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
 
     def curve(encoder: SentenceEncoder, _: Encode, __: Encode | None) -> list[Point]:
@@ -82,13 +86,14 @@ def quality_curve(
     layers: Sequence[int],
     dimensions: Sequence[int],
 ) -> list[Point]:
-    """Evaluate an encoder on STS tasks for each combination of a number of layers and a number of dimensions.
+    """Return Spearman × 100 on STS tasks of an encoder cut to each combination of numbers of layers and dimensions.
 
-    The full numbers are included; points are in ascending order. Texts are encoded once. The embeddings of all layers,
-    N × M × D numbers, are in memory.
+    The full numbers are included; results are in ascending order of layers, then dimensions. Texts are encoded once.
+    The embeddings of all layers, N × M × D numbers for N texts, M numbers of layers and D dimensions, are in memory.
 
     Raises:
-        ValueError: for more layers or dimensions than the encoder has, and for the reasons of `evaluate`.
+        ValueError: for more layers or dimensions than the encoder has, no tasks, equal task names, or embeddings that
+            are not finite.
     """
     check_names([task.name for task in tasks])
     depths = sorted({*layers, encoder.layers})
@@ -111,7 +116,7 @@ def quality_curve(
 
 
 def halves(dimensions: int) -> list[int]:
-    """Return 1/2, 1/4, 1/8, … of the dimensions, down to 8, in ascending order."""
+    """Return 1/2, 1/4, 1/8, … of a number of dimensions, down to 8, in ascending order."""
     found = [dimensions // 2]
     while found[-1] // 2 >= 8:
         found.append(found[-1] // 2)

@@ -17,7 +17,10 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """Result of one task. The attribute that `metric` names is the main score, × 100."""
+    """Result of an evaluation on one task. The class variable `metric` names the attribute with the main score × 100.
+
+    `label` is the name of the task in reports, and `source` its file, folder or dataset.
+    """
 
     metric: ClassVar[str]
 
@@ -27,11 +30,11 @@ class TaskResult:
 
     @property
     def score(self) -> float:
-        """The main score of the task, × 100."""
+        """Main score of the task, × 100: the value of the attribute that `metric` names."""
         return float(getattr(self, self.metric))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields of the result for the JSON file."""
+        """Return the fields of the task result as a dictionary, for the JSON file."""
         return asdict(self)
 
 
@@ -42,7 +45,8 @@ Result = TypeVar("Result", bound=TaskResult)
 class Results(Generic[Result]):
     """Results of an evaluation by task name, with the number of encoded texts and the encoding time.
 
-    `published` names the tasks of published averages, in the order of their columns.
+    `published` names the tasks that published averages cover, in the order of published tables. `texts`, `dimensions`
+    and `zero_vectors` are numbers: of distinct texts, of embedding dimensions, and of texts with a zero vector.
     """
 
     tasks: dict[str, Result]
@@ -52,22 +56,22 @@ class Results(Generic[Result]):
     zero_vectors: int
     encode_seconds: float
     average_interval: Interval | None = None
-    """95 % interval of `average`; None if the evaluation computes none."""
+    """95 % interval of `average`; None if the evaluation computes no interval."""
 
     @property
     def averaged(self) -> tuple[str, ...]:
-        """Names of the published tasks that were evaluated; `average` is over these tasks."""
+        """Names of the evaluated tasks that published averages cover; `average` is over these tasks."""
         return tuple(name for name in self.published if name in self.tasks)
 
     @property
     def average(self) -> float | None:
-        """Mean main score over the tasks in `averaged`. None without a task, NaN if a score is NaN."""
+        """Mean main score over the tasks in `averaged`. None if `averaged` is empty, NaN if a score is NaN."""
         if not self.averaged:
             return None
         return sum(self.tasks[name].score for name in self.averaged) / len(self.averaged)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the average, the results of all tasks and the facts of the encoding for the JSON file."""
+        """Return the results as a dictionary for the JSON file: average, tasks, number of texts, encoding time."""
         content: dict[str, Any] = {}
         if self.averaged:
             [metric] = {task.metric for task in self.tasks.values()}
@@ -81,7 +85,7 @@ class Results(Generic[Result]):
 
 
 def read_results(path: str, parse: Callable[[Any], Parsed]) -> Parsed:
-    """Read a results file named by `--against`, and return what `parse` makes of its JSON content.
+    """Read the JSON results file given by `--against`, and return its content converted by `parse`.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -100,14 +104,20 @@ def read_results(path: str, parse: Callable[[Any], Parsed]) -> Parsed:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """Published scores × 100 of a model by task, and their average. `scores` is empty if only the average is known."""
+    """Published scores × 100 of a model by task, and their average.
+
+    `scores` is empty if only the average is published.
+    """
 
     model: str
     scores: Mapping[str, float]
     average: float
 
     def average_over(self, tasks: Sequence[str], all_tasks: Sequence[str]) -> float | None:
-        """Return the mean score over `tasks`, or None if a score is unknown. For all tasks, it is the published one."""
+        """Return the mean published score over `tasks`, or None if a score is unknown.
+
+        If `tasks` are all tasks of the published average (`all_tasks`), return the published average.
+        """
         if set(tasks) == set(all_tasks):
             return self.average
         if not tasks or any(task not in self.scores for task in tasks):
@@ -118,9 +128,10 @@ class PublishedRow:
 def published_table(
     results: Results[Any], model: str, published: Sequence[PublishedRow], text: str | None = None
 ) -> str:
-    """Return a Markdown table with the main scores of the model and of published models, averaged over the same tasks.
+    """Return a Markdown table with the main scores of the evaluated model (`model`) and published models.
 
-    `text` adds a column with the text variant: `text` for the model, `senteval` for published models.
+    Averages are over the same tasks. If `text` is given, a column shows the text variant of the test sentences: `text`
+    for the evaluated model, `senteval` (SentEval's preprocessing) for published models.
     """
     tasks = results.tasks.values()
     name = short_name(model)
@@ -141,13 +152,13 @@ def short_name(model: str) -> str:
 
 
 def difference_cells(found: Difference | MeanDifference) -> list[object]:
-    """Return the table cells of a comparison: score of the other model, difference, 95 % interval, p-value."""
+    """Return the table cells of a comparison: score of the second model, difference, 95 % interval, p-value."""
     interval = f"{found.interval.low:+.2f} … {found.interval.high:+.2f}"
     return [found.other, f"{found.difference:+.2f}", interval, f"{found.p_value:.3g}"]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> str:
-    """Return a padded Markdown table. The first `words` columns are left-aligned, the others right-aligned.
+    """Return a Markdown table with padded columns: the first `words` columns left-aligned, the others right-aligned.
 
     Floats get two decimals, an interval is written as 78.10–79.90, and None as a dash.
     """
@@ -164,18 +175,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -
 
 
 def _cell(value: object) -> str:
-    """Return the text of a table cell."""
+    """Format a value as the text of a table cell: floats with two decimals, intervals as LOW–HIGH, None as a dash."""
     if isinstance(value, float):
-        return f"{value:.2f}"  # nan: "nan"
+        return f"{value:.2f}"  # NaN is written as "nan"
     if isinstance(value, Interval):
         return f"{value.low:.2f}–{value.high:.2f}"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def report(model: str, tables: Sequence[str], notes: Sequence[str], results: Results[Any] | None = None) -> str:
-    """Return a Markdown report: the tables, then a list of notes.
+    """Return the Markdown report of an evaluation: the tables, then the notes as a list.
 
-    The first note names the model; with `results`, the last notes describe the average and the encoding.
+    The first note names the model. With `results`, the last notes describe the average and the encoding.
     """
     notes = [f"Model: {model}.", *notes]
     if results is not None:

@@ -74,22 +74,22 @@ from angle_llm.settings.rows import RowSettings
 METRIC = "exact retrieval by cosine similarity, × 100; ties go to the candidate that is not an answer"
 
 RECALLS = (1, 5, 10, 100)
-"""The values of k for R@k."""
+"""Values of k for the metrics R@k (recall in the first k candidates)."""
 
 PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
-"""Strict accuracy × 100 on Flickr30k's test captions, from AnglE's paper (arXiv 2309.12871)."""
+"""Strict accuracy × 100 by model on Flickr30k's test captions, from AnglE's paper (arXiv 2309.12871)."""
 
 _TIE = 1e-9  # float64 products of float32 vectors differ by 1e-15 between shapes of a block
-_SIMILARITIES = 2**22  # numbers in a block of similarities, and in its candidates: 32 MiB
+_SIMILARITIES = 2**22  # most numbers in a block of similarities, and in the vectors of its candidates: 32 MiB
 _QUERIES = 256
 
 
 @settings_class
 class RetrievalSettings(RowSettings, ComparedSettings):
-    """Exact retrieval by cosine similarity: BEIR folders, questions with answers, groups of texts, Flickr30k captions.
+    """Exact retrieval by cosine similarity: BEIR folders, questions with answers, lists of texts, Flickr30k captions.
 
-    Intervals cover other queries, not another training seed. --against compares two models query by query. Truncation
-    changes scores: compare models at the same --max-length.
+    Intervals cover the choice of queries, not the training seed. --against compares two models query by query.
+    Truncation changes scores: compare models at the same --max-length.
     """
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = ()
@@ -99,15 +99,16 @@ class RetrievalSettings(RowSettings, ComparedSettings):
     """In BEIR folders, count every grade above 0 as 1 in nDCG. Default: grades are gains, as in trec_eval."""
 
     pairs: tuple[str, ...] = ()
-    """Files of questions and their answers (positive_pair, or another --format). A question is searched among all
+    """Files of questions and their answers (positive_pair, or another --format). Candidates of a question are all
     answers in its file. Equal answers are one candidate."""
 
     corpus: Path | None = None
     """A text file or table with more candidates for --pairs."""
 
     groups: tuple[Path, ...] = ()
-    """Files with a list of texts in each row. The first text is a query and the others are its answers, among all texts
-    in the file. For DATA/flickr30k/test_2016.jsonl.gz, the report has AnglE's published scores too."""
+    """Files with a list of texts in each row. The first text is a query, and the other texts are its answers.
+    Candidates are all texts in the file. For DATA/flickr30k/test_2016.jsonl.gz, the report has AnglE's published scores
+    too."""
 
     column: str | None = None
     """Column with the lists of --groups, or with the texts of --corpus. None: captions, texts or set for --groups; text
@@ -120,7 +121,11 @@ class RetrievalSettings(RowSettings, ComparedSettings):
                 raise SettingsError(f"--{name.replace('_', '-')} belongs to --pairs, which is not set.")
 
     def read_tasks(self) -> list[RetrievalTask]:
-        """Read the selected tasks; equal names get their folders as prefixes. Raises `ValueError` for no task."""
+        """Read the retrieval tasks that the settings select. Tasks with equal names get their folders as prefixes.
+
+        Raises:
+            ValueError: if no task is selected, or a task is selected twice.
+        """
         tasks = [read_beir(folder, binary=self.binary) for folder in self.folders]
         tasks += [read_answers(self.source_of(path), self.corpus, self.column) for path in self.pairs]
         tasks += [read_groups(path, self.column) for path in self.groups]
@@ -138,9 +143,9 @@ class RetrievalSettings(RowSettings, ComparedSettings):
 
 @dataclass(frozen=True)
 class Metric:
-    """Mean of a metric over queries × 100, its 95 % bootstrap interval, and the value × 100 of each query.
+    """Mean × 100 of a retrieval metric over queries, its 95 % bootstrap interval, and the value × 100 of each query.
 
-    Without resamples, the interval is None.
+    The interval is None if no bootstrap resamples were computed.
     """
 
     value: float
@@ -152,8 +157,9 @@ class Metric:
 class RetrievalResult(TaskResult):
     """Result of a retrieval task: its metrics by name, the main metric first, and the ranks of the answers.
 
-    `ranks` has the ascending ranks of the answers of each query. `skipped` is the number of queries that are not
-    compared with a candidate. `digest` identifies the task (see `RetrievalTask.digest`).
+    `queries`, `candidates` and `answers` are numbers. `ranks` has the ascending ranks of the answers of each query.
+    `skipped` is the number of queries that skip a candidate, because the candidate is the query itself. `digest`
+    identifies the task (see `RetrievalTask.digest`).
     """
 
     queries: int
@@ -172,9 +178,9 @@ RetrievalResults: TypeAlias = Results[RetrievalResult]
 
 @dataclass(frozen=True)
 class QueryMetrics:
-    """Metrics × 100 of each query of a model, by task and metric, for a paired comparison.
+    """Retrieval metrics × 100 of a model for each query, by task and metric, for a paired comparison of two models.
 
-    `digests` has the digest of each task. Only models with equal digests can be compared.
+    `digests` maps a task name to a hash of the task. Only models with equal digests can be compared.
     """
 
     model: str
@@ -184,7 +190,7 @@ class QueryMetrics:
 
     @classmethod
     def of(cls, model: str, encoder: EncoderFacts, content: Mapping[str, Any]) -> QueryMetrics:
-        """Read the metrics of each query from the JSON content of `RetrievalResults`.
+        """Create the metrics of each query from the JSON content of `RetrievalResults`.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError: for other content, such as missing or NaN values.
@@ -201,9 +207,10 @@ class QueryMetrics:
 
 @dataclass(frozen=True)
 class RetrievalComparison:
-    """Differences × 100 between a model and the other model, by task and metric.
+    """Differences × 100 in retrieval metrics between an evaluated model and a second model, by task and metric.
 
-    `encoder` has the facts of the other model. p-values are not corrected for the number of metrics.
+    `other` is the name of the second model, and `encoder` has its prompt, pooling and maximum length. p-values are not
+    corrected for the number of metrics.
     """
 
     other: str
@@ -217,10 +224,12 @@ class RetrievalComparison:
 def answer_ranks(
     queries_QD: Rows, candidates_CD: Rows, relevant: Sequence[Mapping[int, float]], itself: Sequence[int | None]
 ) -> list[dict[int, int]]:
-    """Return the ranks of the answers of each query by cosine similarity: a mapping answer → rank (from 1), by rank.
+    """Rank the answers of each query among all candidates by cosine similarity; return answer → rank (from 1) by query.
 
-    `relevant` and `itself` are the fields of `RetrievalTask`. A zero vector has similarity 0. The first pass computes the
-    similarities of the answers; the second pass counts the other candidates that are at least as similar.
+    Q queries and C candidates have D dimensions. `relevant[q]` maps the index of each answer of query q to its grade;
+    `itself[q]` is the index of a candidate that query q skips, or None. Answers are in ascending order of rank. A zero
+    vector has similarity 0. The first pass computes the similarities of the answers; the second pass counts the other
+    candidates that are at least as similar.
     """
     answers = [np.array(sorted(places), dtype=np.intp) for places in relevant]
     skipped = [places if own is None else np.append(places, own) for places, own in zip(answers, itself, strict=True)]
@@ -249,17 +258,18 @@ def answer_ranks(
 def query_metrics(
     ranks: Sequence[Mapping[int, int]], relevant: Sequence[Mapping[int, float]], *, strict: bool = False
 ) -> dict[str, list[float]]:
-    """Return the value in [0, 1] of each query by metric name; `strict` adds the two metrics for groups of texts.
+    """Return the retrieval metrics in [0, 1] of each query, as lists by metric name.
 
     Args:
         ranks: rank by answer for each query, from `answer_ranks`.
         relevant: grade by answer for each query.
-        strict: add the metrics `strict` and `in top 5`, before the others.
+        strict: add the metrics `strict` (the first R candidates are exactly the R answers) and `in top 5` (the first
+            five candidates contain all answers), before the others.
     """
     names = ("nDCG@10", *(f"R@{k}" for k in RECALLS), "MRR", "MRR@10", "MAP@100")
     metrics: dict[str, list[float]] = {name: [] for name in (*(("strict", "in top 5") if strict else ()), *names)}
     for rank_of, grades in zip(ranks, relevant, strict=True):
-        places = np.array(list(rank_of.values()))  # ascending
+        places = np.array(list(rank_of.values()))  # `answer_ranks` returns ascending ranks
         first = 1 / float(places[0])
         best = dict(enumerate(sorted(grades.values(), reverse=True), start=1))
         gained = {rank: grades[answer] for answer, rank in rank_of.items()}
@@ -278,7 +288,7 @@ def query_metrics(
 
 
 def _discounted(gains: Mapping[int, float]) -> float:
-    """Return the sum of gains (rank → gain), each divided by log2(rank + 1), over the first ten ranks."""
+    """Return the sum of gains (rank → gain) over the first ten ranks, each gain divided by log2(rank + 1)."""
     return float(sum(gain / np.log2(rank + 1) for rank, gain in gains.items() if rank <= 10))
 
 
@@ -296,7 +306,8 @@ def evaluate_retrieval(
     """Evaluate an encoder on retrieval tasks: rank the answers of each query among all candidates of its task.
 
     `encode` is called once with all distinct texts. With `encode_document`, it is called with the queries only, and
-    `encode_document` with the candidates. Intervals are percentile bootstraps over queries; `resamples` 0: no intervals.
+    `encode_document` with the candidates. Intervals are percentile bootstraps over queries; `resamples` 0: no
+    intervals.
 
     Raises:
         ValueError: for no tasks, equal task names, or if a function does not return one finite row per text.
@@ -309,7 +320,10 @@ def evaluate_retrieval(
 
 
 def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: int) -> RetrievalResult:
-    """Return the result of a retrieval task from the embeddings of its texts."""
+    """Return the result of a retrieval task: search with the embeddings of its texts, and compute the metrics.
+
+    `resamples` is the number of bootstrap resamples of the queries for the intervals; 0: no intervals.
+    """
     started = time.perf_counter()
     candidates_CD = encoded.rows(task.candidates, "document")
     ranks = answer_ranks(encoded.rows(task.queries), candidates_CD, task.relevant, task.itself)
@@ -339,9 +353,11 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
 
 
 def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> RetrievalResults:
-    """Run `angle-llm eval retrieval`: evaluate the model, compare it with `--against`, print the report, write the file.
+    """Run `angle-llm eval retrieval`: evaluate the model, compare it with the `--against` model, and write the report.
 
-    Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time.
+    The report is printed, and results are written to the file of `--json`. Data and output paths are checked before a
+    model is opened. With `--against`, one model is in memory at a time. `open_encoder` opens a model, such as
+    `SentenceEncoder.from_pretrained`.
     """
     tasks = settings.read_tasks()
     other = settings.against
@@ -367,7 +383,7 @@ def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> Re
 
 
 def read_query_metrics(path: str) -> QueryMetrics:
-    """Read the metrics of each query from a file written by `eval retrieval --json`.
+    """Read the retrieval metrics of each query from the JSON file of `eval retrieval --json`.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -381,7 +397,9 @@ def read_query_metrics(path: str) -> QueryMetrics:
 
 
 def compare_queries(ours: QueryMetrics, theirs: QueryMetrics) -> RetrievalComparison:
-    """Compare two models on all tasks of `ours`, metric by metric, on the same resamples of the queries.
+    """Compare the retrieval metrics of two models on all tasks of `ours`, on the same bootstrap resamples of queries.
+
+    Differences are `ours` minus `theirs`.
 
     Raises:
         ValueError: if `theirs` lacks a task, or has other queries, candidates, grades or metrics in a task.
@@ -410,7 +428,8 @@ def retrieval_report(
 ) -> str:
     """Return the Markdown report of a retrieval evaluation: a table for each task, then notes.
 
-    A table has the prompt, pooling and maximum length of the compared models, their metrics and the differences.
+    A table has the prompt, pooling and maximum length of the model and its metrics. With `comparison`, it also has
+    these values of the second model, and the differences.
     """
     tables = []
     notes = [

@@ -29,19 +29,20 @@ FLICKR30K = "flickr30k"
 _FLICKR30K_FILE = "flickr30k/test_2016.jsonl.gz"
 GROUP_COLUMNS = ("captions", "texts", "set")
 POSITIVE_ABOVE = 0.5
-"""In scored pairs (0..1) of a question and a text, the text is an answer if the score is above this value."""
+"""Scored pairs of a question and a text count as question and answer if the score (0 to 1) is above this value."""
 
 OwnDocument = Literal["auto", "skip", "keep"]
-"""Whether the candidate with the id of the query is skipped for this query; see `read_beir`."""
+"""Whether a query skips the candidate that has the same id as the query; `read_beir` explains the values."""
 
 
 @dataclass(frozen=True)
 class RetrievalTask:
-    """A retrieval task: queries, candidates, and the graded answers of each query.
+    """A retrieval task: queries, candidate texts, and the graded answers of each query.
 
     `relevant[q]` maps the index of each candidate that answers query q to its grade, above 0. `itself[q]` is the index
-    of the candidate that is skipped for query q, because it is the query itself; None if there is none. `strict` is
-    whether strict accuracy is a metric of the task.
+    of the candidate that is skipped for query q, because it is the query itself; None if there is none. `label` is the
+    name in reports. `strict` is whether the metrics include strict accuracy (1 if the first R candidates are exactly
+    the R answers of the query).
     """
 
     name: str
@@ -63,15 +64,16 @@ class RetrievalTask:
 
 
 def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
-    """Read a retrieval task from a file with a list of texts (a group) in each row.
+    """Read a retrieval task from a file with a list of texts in each row, such as the captions of an image.
 
-    The first text of a group is a query, and the other texts are its answers. The candidates of a query are all texts
-    in the file except itself. A group of one text adds a candidate and no query. Without `column`, the lists are in the
-    column captions, texts or set. A file flickr30k/test_2016.jsonl.gz is the task of AnglE's paper, named `flickr30k`.
+    The first text of a list is a query, and the other texts are its answers. The candidates of a query are all texts in
+    the file except the query itself. A list of one text adds a candidate and no query. Without `column`, the lists are
+    in the column captions, texts or set. A file flickr30k/test_2016.jsonl.gz is the task of AnglE's paper, named
+    `flickr30k`.
 
     Raises:
         DataError: for a malformed row, with file and line.
-        ValueError: if no group has two texts.
+        ValueError: if no list has two texts.
     """
     path = Path(path).expanduser()
     groups: list[list[str]] = []
@@ -79,7 +81,8 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
         column = column or next((name for name in GROUP_COLUMNS if name in row.values), None)
         if column is None:
             raise DataError(
-                f"{row.place}: expected a column {', '.join(GROUP_COLUMNS)}, found {', '.join(row.values)}. Set --column."
+                f"{row.place}: expected a column {' or '.join(GROUP_COLUMNS)}, got {', '.join(row.values)}. "
+                "Set --column."
             )
         texts = row.values.get(column)
         if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
@@ -88,7 +91,7 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
     starts = [0, *accumulate(map(len, groups))]
     asked = [(group, first) for group, first in zip(groups, starts, strict=False) if len(group) > 1]
     if not asked:
-        raise ValueError(f"{path}: expected a group of at least two texts, got none.")
+        raise ValueError(f"{path}: expected a row with at least two texts, got none.")
     name = label = path.name.split(".")[0]
     if path.as_posix().endswith(_FLICKR30K_FILE):
         name, label = FLICKR30K, "Flickr30k test captions"
@@ -106,7 +109,10 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
 
 
 def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
-    """Read the task of AnglE's paper on the test captions of Flickr30k: five captions for each of 1,000 images."""
+    """Read the retrieval task of AnglE's paper: the test captions of Flickr30k, five for each of 1,000 images.
+
+    The file is `flickr30k/test_2016.jsonl.gz` in `data_dir`.
+    """
     return read_groups(Path(data_dir) / _FLICKR30K_FILE, "captions")
 
 
@@ -114,22 +120,23 @@ def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
 
 
 def is_beir(source: str | Path) -> bool:
-    """Return whether a path is a BEIR folder, FOLDER@NAME of a BEIR folder, or a file FOLDER/qrels/NAME.tsv."""
+    """Return whether a path names a BEIR folder: FOLDER, FOLDER@NAME, or a file FOLDER/qrels/NAME.tsv."""
     root, _ = root_and_split(str(source))
     return root.is_dir() and part_of(root, "corpus.jsonl").is_file()
 
 
 def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = False) -> RetrievalTask:
-    """Read a BEIR folder (qrels/test.tsv), FOLDER@NAME (qrels/NAME.tsv), or a file FOLDER/qrels/NAME.tsv as a task.
+    """Read a retrieval task from a BEIR folder (corpus.jsonl, queries.jsonl, qrels/).
 
+    `source` is FOLDER (judgements in qrels/test.tsv), FOLDER@NAME (qrels/NAME.tsv), or a file FOLDER/qrels/NAME.tsv.
     Queries without a grade above 0 are skipped, as in trec_eval.
 
     Args:
         source: folder or file.
-        own: treatment of the candidate with the id of the query, such as a bug report if its title is the query. A judged
-            answer always stays a candidate. skip: it is no candidate for this query. keep: it is a candidate. auto: skip,
-            unless the ids are plain numbers and the two texts differ. Queries and documents that are numbered separately
-            share ids by chance.
+        own: treatment of the candidate that has the id of the query, such as a bug report if its title is the query. A
+            judged answer always stays a candidate. skip: it is no candidate for this query. keep: it is a candidate.
+            auto: skip, unless the ids are plain numbers and the two texts differ. Queries and documents that are
+            numbered separately share ids by chance.
         binary: replace every grade above 0 by 1.
 
     Raises:
@@ -145,15 +152,19 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
         )
     judged, found = part_of(root, f"qrels/{split}.tsv"), splits_of(root)
     if not judged.is_file():
-        wanted = f"name one: {root}@{found[0]}" if found else "a BEIR folder has corpus.jsonl, queries.jsonl, qrels/"
-        raise FileNotFoundError(f"no judgements at {judged}; found {', '.join(found) or 'none'}; {wanted}.")
+        wanted = (
+            f"Example: {root}@{found[0]}." if found else "A BEIR folder has corpus.jsonl, queries.jsonl and qrels/."
+        )
+        raise FileNotFoundError(f"no judgements at {judged}; available: {', '.join(found) or 'none'}. {wanted}")
     corpus, queries = read_texts(part_of(root, "corpus.jsonl")), read_texts(part_of(root, "queries.jsonl"))
     place_of = {key: place for place, key in enumerate(corpus)}
     answers: dict[str, dict[int, float]] = {}
     for query, judgements in read_judgements(judged).items():
         for line, candidate, score in judgements:
             if not queries.get(query) or candidate not in place_of:
-                raise DataError(f"{judged}:{line}: no text of query {query}, or no candidate {candidate}.")
+                raise DataError(
+                    f"{judged}:{line}: no text of query {query} in queries.jsonl, or no {candidate} in corpus.jsonl."
+                )
             if score > 0:
                 answers.setdefault(query, {})[place_of[candidate]] = 1.0 if binary else score
     if not answers:
@@ -181,12 +192,15 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
 
 
 def task_folder(source: str) -> Path:
-    """Return the folder that contains a BEIR folder or a data file, for unique task names."""
+    """Return the folder that contains a BEIR folder or a data file, from which unique task names are made."""
     return root_and_split(source)[0].resolve().parent if is_beir(source) else file_folder(source)
 
 
 def root_and_split(source: str) -> tuple[Path, str]:
-    """Split FOLDER, FOLDER@NAME or FOLDER/qrels/NAME.tsv into the BEIR folder and NAME, by default `test`."""
+    """Split FOLDER, FOLDER@NAME or FOLDER/qrels/NAME.tsv into the BEIR folder and NAME, by default `test`.
+
+    NAME is the name of a file with judgements, FOLDER/qrels/NAME.tsv.
+    """
     path = find_path(source)
     if path.is_file() and path.parent.name == "qrels":
         return path.parent.parent, path.name.removesuffix(".gz").removesuffix(".tsv")
@@ -199,12 +213,12 @@ def root_and_split(source: str) -> tuple[Path, str]:
 
 
 def read_answers(source: DataSource, corpus: str | Path | None = None, column: str | None = None) -> RetrievalTask:
-    """Read a retrieval task from a file of questions and answers: positive pairs, or other examples of training.
+    """Read a retrieval task from a file of questions and answers: positive pairs, or other formats of training data.
 
     The first text of a positive pair is a query, and the second text is its answer. Candidates are all second texts
-    (negatives too) and the texts of `corpus`, a text file or table with texts in `column`. Equal texts are one candidate,
-    and equal questions are one query. A query that is also a candidate is skipped for itself, unless it is its own
-    answer.
+    (negatives too) and the texts of `corpus`, a text file or table with texts in `column`. Equal texts are one
+    candidate, and equal questions are one query. A candidate that equals the query is skipped for this query, unless it
+    is an answer of the query.
 
     Raises:
         DataError: for a malformed row, with file and line, or a file without a positive pair.

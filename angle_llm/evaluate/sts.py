@@ -81,8 +81,8 @@ class StsEvalSettings(ComparedSettings, StsTaskSettings):
     """Spearman and Pearson correlation on STS tasks, with intervals and published scores.
 
     Scores depend on the text of the sentences. Published tables use SentEval's text (--variant senteval); published
-    scores of prompted models also use --edits published; MTEB uses raw text. Intervals cover other test pairs, not
-    another training seed. --against compares two models pair by pair.
+    scores of prompted models also use --edits published; MTEB uses raw text. Intervals cover the choice of test pairs,
+    not the training seed. --against compares two models pair by pair.
     """
 
     edits: Literal["none", "published"] = "none"
@@ -110,7 +110,7 @@ PUBLISHED = tuple(
     PublishedRow(model, dict(zip(PUBLISHED_TASKS, scores, strict=False)), average)
     for model, (*scores, average) in _PUBLISHED.items()
 )
-"""Published Spearman × 100 over all pairs, on SentEval's text. SICK-R is the test split.
+"""Published scores of models on STS tasks: Spearman × 100 over all pairs, on SentEval's text. SICK-R is the test split.
 
 Sources: Li & Li, AnglE (arXiv 2309.12871) and the model cards of its LLaMA adapters; Jiang et al. (2023), PromptEOL;
 Gao et al. (2021), SimCSE. The evaluation code of AnglE and PromptEOL edits sentences only with a prompt (`--edits
@@ -122,9 +122,10 @@ published`)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Correlations:
-    """Spearman and Pearson correlation × 100 over scored pairs, with the 95 % interval of Spearman.
+    """Spearman and Pearson correlation × 100 of cosine similarity with gold scores, and the 95 % interval of Spearman.
 
-    Undefined correlations are NaN, and `undefined` is the reason. Without resamples, the interval is None.
+    `pairs` is the number of sentence pairs. Undefined correlations are NaN, and `undefined` is the reason. The interval
+    is None if no bootstrap resamples were computed.
     """
 
     pairs: int
@@ -136,11 +137,12 @@ class Correlations:
 
 @dataclass(frozen=True, kw_only=True)
 class StsTaskResult(Correlations, TaskResult):
-    """Correlations of an STS task over all pairs, of its sub-tasks by name, and means over the sub-tasks.
+    """Correlations of an STS task: over all sentence pairs, of its sub-tasks by name, and means over the sub-tasks.
 
-    `text` is the text variant in tables: `senteval`, or `senteval, edited`. The weighted mean is weighted by pairs. Both
-    means are None without sub-tasks, and NaN if the correlation of a sub-task is NaN. `scores` has the cosine and gold
-    score of each pair; comparisons and JSON content of the task exclude them.
+    `text` is the text variant in tables, such as `senteval` or `senteval, edited`. The weighted mean is weighted by
+    numbers of pairs. Both means are None without sub-tasks, and NaN if the correlation of a sub-task is NaN. `scores`
+    has the cosine and gold score of each pair; comparisons of results and the JSON content of the task exclude
+    `scores`.
     """
 
     metric = "spearman"
@@ -155,20 +157,23 @@ class StsTaskResult(Correlations, TaskResult):
     scores: PairScores = field(compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields except `scores` for the JSON file."""
+        """Return all fields except `scores` (the scores of sentence pairs) as a dictionary, for the JSON file."""
         return {name: value for name, value in super().to_dict().items() if name != "scores"}
 
 
 class StsResults(Results[StsTaskResult]):
-    """Results of `evaluate` by task name. Tasks are resampled independently for the interval of the average."""
+    """Results of an STS evaluation by task name. For the interval of the average, tasks are resampled independently."""
 
     @property
     def scores(self) -> dict[str, PairScores]:
-        """Cosines and gold scores by task name, for `compare`."""
+        """Cosine similarities and gold scores of the sentence pairs by task name, as `compare` takes them."""
         return {name: task.scores for name, task in self.tasks.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all results for the JSON file; `pairs` has the cosines and gold scores that `read_scores` reads."""
+        """Return all results as a dictionary for the JSON file.
+
+        The entry `pairs` has the cosine similarities and gold scores that `read_scores` reads.
+        """
         content = super().to_dict()
         return {
             "variant": " + ".join(dict.fromkeys(task.variant for task in self.tasks.values())),
@@ -196,10 +201,10 @@ def evaluate(
 
     `encode` is called once, with the distinct sentences of all tasks in order of first appearance. With
     `encode_document`, first sentences are queries and second sentences are documents, as in training. Each Spearman
-    correlation has an interval from `resamples` bootstrap resamples of the pairs; 0: no intervals.
+    correlation has a 95 % interval from `resamples` bootstrap resamples of the pairs; 0: no intervals.
 
     Raises:
-        ValueError: for no tasks, equal task names, or if `encode` does not return one finite row per sentence.
+        ValueError: for no tasks, equal task names, or if a function does not return one finite row per sentence.
     """
     check_names([task.name for task in tasks])
     pairs = [pair for task in tasks for pair in task.pairs]
@@ -218,7 +223,9 @@ def evaluate(
 
 
 def evaluate_defined(encode: Encode, encode_document: Encode | None, task: StsTask) -> StsTaskResult:
-    """Evaluate one STS task without intervals.
+    """Evaluate an encoder on one STS task, without confidence intervals; an undefined correlation is an error.
+
+    `encode` and `encode_document` are the functions for queries and documents; None: `encode` for both.
 
     Raises:
         UndefinedCorrelationError: with the reason, instead of a result of NaN.
@@ -230,16 +237,20 @@ def evaluate_defined(encode: Encode, encode_document: Encode | None, task: StsTa
 
 
 def sts_score(pairs: str | Path) -> Callable[[SentenceEncoder], float]:
-    """Return a function from an encoder to its Spearman × 100 on a file of scored pairs, which is read at once.
+    """Read a file of scored sentence pairs, and return a function from an encoder to its Spearman × 100 on the pairs.
 
-    The function raises `UndefinedCorrelationError` with the reason instead of returning NaN.
+    The file is read before the function is returned. The function raises `UndefinedCorrelationError` with the reason
+    instead of returning NaN.
     """
     task = read_pairs(pairs)
     return lambda encoder: evaluate_defined(*encode_functions(encoder), task).spearman
 
 
 def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: int) -> tuple[StsTaskResult, Floats]:
-    """Return the result of a task, and its Spearman × 100 over all pairs in each resample (B,)."""
+    """Return the result of an STS task, and its Spearman × 100 in each of B bootstrap resamples (B,).
+
+    The resampled correlations are over all pairs of the task. `encoded` has the embeddings of the sentences.
+    """
     left_P = encoded.index(pair.sentence1 for pair in task.pairs)
     right_P = encoded.index((pair.sentence2 for pair in task.pairs), "document")
     gold_P = np.array([pair.score for pair in task.pairs], dtype=np.float64)
@@ -264,7 +275,10 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: i
 
 
 def pair_cosines(embeddings_ND: Rows, left_P: NDArray[np.intp], right_P: NDArray[np.intp]) -> Floats:
-    """Return the cosine (P,) of row `left_P[p]` with row `right_P[p]`, in float64. With a zero vector, it is 0."""
+    """Return the cosine similarities (P,) between rows `left_P[p]` and `right_P[p]` of N embeddings, in float64.
+
+    The cosine with a zero vector is 0.
+    """
     cosines_P = np.empty(len(left_P), dtype=np.float64)
     for start in range(0, len(left_P), _PAIRS_AT_ONCE):  # a float64 copy of a 7B model's matrix would be gigabytes
         chunk = slice(start, start + _PAIRS_AT_ONCE)
@@ -274,7 +288,10 @@ def pair_cosines(embeddings_ND: Rows, left_P: NDArray[np.intp], right_P: NDArray
 
 
 def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) -> tuple[Correlations, Floats]:
-    """Return the correlations of scored pairs, and Spearman × 100 in each resample (B,)."""
+    """Return the correlations of scored pairs, and Spearman × 100 in each of B bootstrap resamples (B,).
+
+    `seed` and `stream` (a name, such as the task name) determine the resamples.
+    """
     values, undefined, resampled_B = (math.nan, math.nan), None, np.full(resamples, math.nan)
     try:
         values = 100 * spearman(*scores), 100 * pearson(*scores)
@@ -291,7 +308,10 @@ def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) ->
 
 
 def _mean(subtasks: dict[str, Correlations], weighted: bool) -> Correlations | None:
-    """Return the mean correlations over sub-tasks, perhaps weighted by pairs; None without sub-tasks."""
+    """Return the mean correlations over the sub-tasks of an STS task, weighted by their numbers of pairs if `weighted`.
+
+    The result is None without sub-tasks.
+    """
     if not subtasks:
         return None
     pairs = [part.pairs for part in subtasks.values()]
@@ -304,9 +324,10 @@ def _mean(subtasks: dict[str, Correlations], weighted: bool) -> Correlations | N
 
 
 def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults:
-    """Run `angle-llm eval sts`: evaluate the model, compare it with `--against`, print the report, write the file.
+    """Run `angle-llm eval sts`: evaluate the model, compare it with the `--against` model, print and write the results.
 
     Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time.
+    `open_encoder` opens a model, such as `SentenceEncoder.from_pretrained`.
     """
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
     if settings.edits == "published":
@@ -358,7 +379,8 @@ def sts_report(
 ) -> str:
     """Return the Markdown report of an STS evaluation: tables, then notes that start with `remarks`.
 
-    The tables are the comparison with published scores, Spearman, Pearson, sub-tasks, and differences to `other`.
+    The tables are published scores, Spearman, Pearson, sub-tasks, and differences from the second model, if
+    `comparison` is given. `model` and `other` are the names of the two models.
     """
     tasks = results.tasks.values()
     texts = " + ".join(dict.fromkeys(task.text for task in tasks))
@@ -397,7 +419,7 @@ def sts_report(
 
 
 def _notes(results: StsResults) -> list[str]:
-    """Return the notes that explain the scores, the text variants, and tasks that differ from the published ones."""
+    """Return the notes of an STS report: meaning of the scores, text variants, differences from the published tasks."""
     tasks = results.tasks.values()
     notes = [
         "Correlation × 100 of cosine similarity with the gold scores. The first table has Spearman over all pairs."
@@ -433,7 +455,7 @@ def _notes(results: StsResults) -> list[str]:
 
 
 def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores]]:
-    """Read a file written by `eval sts --json`: the model with its prompt and pooling, and the pair scores by task.
+    """Read the JSON file of `eval sts --json`: the model name with prompt and pooling, and pair scores by task name.
 
     Raises:
         FileNotFoundError: if the file does not exist.

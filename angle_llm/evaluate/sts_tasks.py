@@ -51,10 +51,10 @@ _SICK_COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
 _SUBTASK_COLUMNS = ("subtask", "genre")
 
 PUBLISHED_TASKS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
-"""The seven tasks of published tables, in the order of their columns."""
+"""Names of the seven STS tasks of published tables, in the order of their columns."""
 
 PUBLISHED_EDITS = ("append_full_stop", "double_quotes_to_single", "final_question_mark_to_full_stop")
-"""Edits of `with_published_edits`, as names in `PromptTemplate.edits`."""
+"""Text edits that `with_published_edits` applies, as names for `PromptTemplate.edits`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +86,11 @@ class StsPair(NamedTuple):
 
 @dataclass(frozen=True)
 class StsTask:
-    """An STS task: scored sentence pairs, and the variant of their text.
+    """An STS task: sentence pairs with gold scores, and the variant of their text.
 
-    `variant` is "raw", "senteval", or "file" for a file of pairs. `official_pairs` is the number of pairs in the
-    published task. `edits` is "published" after `with_published_edits`, else "".
+    `variant` is "raw" (sentences as released), "senteval" (SentEval's preprocessing), or "file" for a file of pairs.
+    `official_pairs` is the number of pairs in the published task. `edits` is "published" after `with_published_edits`,
+    else "". `label` is the name in reports.
     """
 
     name: str
@@ -102,12 +103,18 @@ class StsTask:
 
     @property
     def text(self) -> str:
-        """Name of the text variant in tables, such as `senteval` or `senteval, edited`."""
+        """Name of the text variant in tables, such as `raw` or `senteval` (SentEval's preprocessing).
+
+        After `with_published_edits`, the name ends in `, edited`.
+        """
         return f"{self.variant}, edited" if self.edits else self.variant
 
 
 class _StsFiles(NamedTuple):
-    """Files of an STS task in this project's layout (`own`) and SentEval's, and its hub dataset with split."""
+    """Files of an STS task in this project's folder layout (`own`) and in SentEval's, and its hub dataset with split.
+
+    `official_pairs` is the number of pairs in the published task, and `label` the name in reports.
+    """
 
     label: str
     official_pairs: int
@@ -116,7 +123,7 @@ class _StsFiles(NamedTuple):
     hub: tuple[str, str] | None
 
 
-_SUBTASKS = {  # year → pairs and sub-tasks of its test; the sub-task SMT of 2013 is not freely available
+_SUBTASKS = {  # year → number of pairs and sub-tasks of the test; the sub-task SMT of 2013 is not freely available
     12: (3108, ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews")),
     13: (1500, ("FNWN", "headlines", "OnWN")),
     14: (3750, ("deft-forum", "deft-news", "headlines", "OnWN", "images", "tweet-news")),
@@ -150,16 +157,20 @@ _FILES = {
 }
 
 TASKS = tuple(_FILES)
-"""Task names that `read_task` accepts."""
+"""Names of the STS tasks that `read_task` reads."""
 
 
 def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVariant | Literal["auto"]) -> list[StsTask]:
-    """Read STS tasks by name or by path of a pair file; without names, read all available published tasks.
+    """Read STS tasks by name or by path of a pair file; without names, read all available tasks of published tables.
 
     Files with equal names get their folders as prefixes: stsb/test and sick/test.
 
-    The variant `auto` selects `senteval` for a directory without raw text, else `raw`. The hub dataset of SICK does not
-    separate its splits, so that `sickr-all` replaces `sickr`.
+    The text variant is `raw` (sentences as released) or `senteval` (SentEval's preprocessing). `auto` selects
+    `senteval` for a directory without raw text, else `raw`. Without a directory, tasks are read from the Hugging Face
+    hub. The hub dataset of SICK does not separate its splits, so that `sickr-all` replaces `sickr`.
+
+    Raises:
+        FileNotFoundError: for a missing directory or file, or if no published task is available.
     """
     if variant == "auto":
         only_senteval = data_dir is not None and not available_tasks(data_dir) and available_tasks(data_dir, "senteval")
@@ -182,12 +193,14 @@ def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVaria
 
 
 def _is_path(name: str) -> bool:
-    """Return whether a task name is the path of a pair file."""
+    """Return whether an entry of `--tasks` is the path of a file of scored pairs, and not the name of an STS task."""
     return name.startswith(STARTER) or "/" in name or "@" in name or is_data_name(name)
 
 
 def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -> list[str]:
-    """Return the names of the STS tasks whose files are all in `data_dir`; without a directory, the tasks on the hub.
+    """Return the names of the STS tasks whose files all exist in `data_dir`; without a directory, the tasks on the hub.
+
+    Only files with the text variant count: `raw` (sentences as released) or `senteval` (SentEval's preprocessing).
 
     Raises:
         FileNotFoundError: if the directory does not exist.
@@ -198,9 +211,9 @@ def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -
 
 
 def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "raw") -> StsTask:
-    """Read an STS task by name from a data directory, or without a directory from the hub.
+    """Read an STS task by name from a data directory, or from the Hugging Face hub if `data_dir` is None.
 
-    If the directory has files in both layouts, this project's layout is used.
+    If the directory has files in this project's layout and in SentEval's, this project's files are used.
 
     Raises:
         ValueError: for an unknown name or a malformed file.
@@ -228,11 +241,11 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
 
 
 def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({})) -> StsTask:
-    """Read a file of scored pairs as an STS task with the name of the file.
+    """Read a file of scored sentence pairs as an STS task with the name of the file.
 
-    `path` is a TSV, CSV, JSONL or Parquet file, FOLDER@NAME, or `starter:NAME`. Its columns are sentence1, sentence2,
-    score, and optionally subtask or genre. Other column names must be names that training recognises, or be given in
-    `columns` (text1, text2, score → column).
+    `path` is a TSV, CSV, JSONL or Parquet file, FOLDER@NAME, or `starter:NAME` (a file of the package). Its columns are
+    sentence1, sentence2, score, and optionally subtask or genre. Other column names must be names that training
+    recognises, or be given in `columns` (text1, text2, score → column).
 
     Raises:
         DataError: if the file does not exist or lacks columns; for a malformed row with file and line.
@@ -240,7 +253,9 @@ def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({
     source = str(path)
     rows = open_rows(source, tables=True)
     if rows.path is None or not rows.path.is_file():
-        raise DataError(f"{source}: expected one file of scored pairs, got a folder. FOLDER@NAME is FOLDER/NAME.*")
+        raise DataError(
+            f"{source}: expected one file of scored pairs, got a folder. Name a file as FOLDER@NAME (FOLDER/NAME.*)."
+        )
     names: Sequence[str] = COLUMNS
     if columns or not set(COLUMNS) <= set(rows.columns):
         try:
@@ -258,14 +273,18 @@ def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({
 
 
 def with_published_edits(task: StsTask) -> StsTask:
-    """Edit all sentences of a task as the evaluation code of PromptEOL and AnglE does with a prompt."""
+    """Edit all sentences of an STS task as the evaluation code of PromptEOL and AnglE does with a prompt."""
     edit = PromptTemplate("published", PLACEHOLDER, edits=PUBLISHED_EDITS).edit
     pairs = tuple(pair._replace(sentence1=edit(pair.sentence1), sentence2=edit(pair.sentence2)) for pair in task.pairs)
     return replace(task, pairs=pairs, edits="published")
 
 
 def _pairs(rows: RowSource, columns: Sequence[str] = COLUMNS) -> Iterator[StsPair]:
-    """Yield the scored pairs of a row source. Raises `DataError` if it has no pair."""
+    """Yield the scored sentence pairs of a table. `columns` are the columns of the two sentences and the score.
+
+    Raises:
+        DataError: for a table without rows, or a malformed row.
+    """
     first, second, gold = columns
     group = next((column for column in _SUBTASK_COLUMNS if column in rows.columns), "")
     empty = True
@@ -274,11 +293,13 @@ def _pairs(rows: RowSource, columns: Sequence[str] = COLUMNS) -> Iterator[StsPai
         yield StsPair(text_of(row, first), text_of(row, second), score_of(row, gold), subtask)
         empty = False
     if empty:
-        raise DataError(f"{rows.name}: no scored pairs.")
+        raise DataError(f"{rows.name}: expected scored pairs, got no row.")
 
 
 def _senteval_pairs(path: Path) -> Iterator[StsPair]:
-    """Yield the scored pairs of a SentEval file. Words are joined by single spaces, as in SentEval's evaluation.
+    """Yield the scored sentence pairs of a SentEval file.
+
+    Words are joined by single spaces, as in SentEval's evaluation.
 
     Raises:
         DataError: for capital letters in an STS file, because SentEval's script did not prepare its text.
@@ -296,7 +317,13 @@ def _senteval_pairs(path: Path) -> Iterator[StsPair]:
 
 
 def _layouts(data_dir: str | Path, task: str, variant: TextVariant) -> list[Layout]:
-    """Return the files of an STS task in each layout that can have this text variant, this project's layout first."""
+    """Return the file paths of an STS task in each folder layout that can have the text variant, this project's first.
+
+    Text with the variant `senteval` (SentEval's preprocessing) can be in this project's layout or in SentEval's.
+
+    Raises:
+        FileNotFoundError: if the directory does not exist.
+    """
     root = data_folder(data_dir, "sts/, stsb/ and sick/, or SentEval's STS/ and SICK/; unset it to use the hub")
     own = [file if variant == "raw" else file.replace("/", "_senteval_tok/", 1) for file in _FILES[task].own]
     layouts: list[Layout] = [[data_file(root / file) for file in own]]
@@ -308,7 +335,12 @@ def _layouts(data_dir: str | Path, task: str, variant: TextVariant) -> list[Layo
 
 
 def _read_hub(task: str, hub: tuple[str, str] | None, variant: TextVariant) -> tuple[str, tuple[StsPair, ...]]:
-    """Return the description of the hub dataset and split of an STS task, and its scored pairs."""
+    """Return a description of the hub dataset (`hub`: name and split) of an STS task, and its scored pairs.
+
+    Raises:
+        ValueError: for text that is not raw, or a task that is not on the hub.
+        ConnectionError: if the dataset cannot be loaded.
+    """
     if variant != "raw":
         raise ValueError(f"--variant {variant}: task {task!r} has only raw text on the hub; set --data-dir.")
     if hub is None:

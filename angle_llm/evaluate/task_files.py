@@ -10,11 +10,11 @@ from angle_llm.data.formats import DataError
 from angle_llm.data.readers import EXTENSIONS, STARTER, Row, open_rows
 
 Layout = Sequence[Path]
-"""All files of a task in a folder layout."""
+"""Paths of all files of an evaluation task, in one folder structure that a data directory can have."""
 
 
 def data_folder(data_dir: str | Path, expected: str) -> Path:
-    """Return the path of a data directory.
+    """Return the path of a data directory, with `~` expanded.
 
     Raises:
         FileNotFoundError: if the directory does not exist; the message describes the `expected` content.
@@ -26,26 +26,30 @@ def data_folder(data_dir: str | Path, expected: str) -> Path:
 
 
 def senteval_folder(root: Path) -> Path:
-    """Return the folder that contains SentEval's tasks: `downstream` in the directory if it exists, else the directory."""
+    """Return the folder of SentEval's tasks in a data directory: `root/downstream` if it exists, else `root`."""
     return root / "downstream" if (root / "downstream").is_dir() else root
 
 
 def data_file(path: Path) -> Path:
-    """Return the path of a table in any format, packed or not; without a file, return the path unchanged."""
+    """Return the existing file for a table path, which can have another format or compression suffix.
+
+    Example: stsb/test.jsonl.gz for stsb/test.tsv. Without such a file, return the path unchanged.
+    """
     others = (path.with_name(path.name.removesuffix(path.suffix) + ending) for ending in EXTENSIONS)
     return next((file for file in (path, *others) if file.is_file()), path)
 
 
 def is_complete(files: Layout) -> bool:
-    """Return whether all files of a layout exist."""
+    """Return whether all files in a list of paths exist."""
     return all(path.is_file() for path in files)
 
 
 def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str]) -> Layout:
-    """Return the first layout of which all files exist.
+    """Return the first layout (list of the files of a task) whose files all exist.
 
     Raises:
-        FileNotFoundError: if there is none. The message lists the missing files and the available tasks (`present`).
+        FileNotFoundError: if there is none. The message lists the missing files of `task` and the available tasks
+            (`present`).
     """
     complete = next(filter(is_complete, layouts), None)
     if complete is None:
@@ -60,9 +64,9 @@ def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str])
 
 
 def unique_names(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Make task names unique by prefixes of their folders, as short as possible: stsb/test and sick/test.
+    """Make task names unique by adding the shortest possible folder prefixes, such as stsb/test and sick/test.
 
-    Tasks with equal names in equal folders keep their names.
+    `folders` has the folder of each task. Tasks with equal names in equal folders keep their names.
     """
     found = list(names)
     for name in set(names):
@@ -78,16 +82,16 @@ def unique_names(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
 
 
 def file_folder(source: str) -> Path:
-    """Return the folder that contains a data file; it is `starter` for a file of the package."""
+    """Return the absolute path of the folder that contains a data file; `starter` for a starter file of the package."""
     path = None if source.startswith(STARTER) else open_rows(source, tables=True).path
     return Path(STARTER.removesuffix(":")) if path is None else path.resolve().parent
 
 
 def text_of(row: Row, column: str) -> str:
-    """Return the text in a column of a row.
+    """Return the text in a column of a row; a missing or blank text is an error.
 
     Raises:
-        DataError: with file and line if the text is missing or blank, because it would have no embedding.
+        DataError: with file and line if the text is missing or blank, because a blank text has no embedding.
     """
     text = row.values.get(column)
     if not isinstance(text, str) or not text.strip():
@@ -96,7 +100,7 @@ def text_of(row: Row, column: str) -> str:
 
 
 def score_of(row: Row, column: str) -> float:
-    """Return the number in a column of a row.
+    """Return the number in a column of a row as a float; a value that is not a finite number is an error.
 
     Raises:
         DataError: with file and line if the value is not a finite number.

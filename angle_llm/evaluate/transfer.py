@@ -66,16 +66,16 @@ from angle_llm.settings.parsing import Positive, need_library, settings_class
 METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
 
 FOLDS = 10
-"""Folds of cross-validation in the published tables. SentEval's default is 5."""
+"""Number of cross-validation folds in the published transfer tables. SentEval's default is 5."""
 
 FOLD_SEED = 1111
-"""SentEval's seed of the folds."""
+"""Seed that SentEval uses to shuffle examples into cross-validation folds."""
 
 _ITERATIONS = 1000
-_NEWTON_COLUMNS = 1024  # up to about here, a few Newton steps take less time than many lbfgs steps
+_NEWTON_COLUMNS = 1024  # up to about this number of features, Newton steps take less time than lbfgs steps
 
 Labels: TypeAlias = NDArray[np.str_]
-Part: TypeAlias = "tuple[NDArray[np.floating[Any]], Labels]"
+FeaturesAndLabels: TypeAlias = "tuple[NDArray[np.floating[Any]], Labels]"
 """Features (N, D) and classes (N,) of N examples."""
 
 
@@ -99,10 +99,13 @@ class TransferSettings(EvalSettings):
 
 @dataclass(frozen=True)
 class ProtocolResult:
-    """Outcome of a protocol on one task: a prediction for each test example, accuracies in [0, 1], chosen values of C.
+    """Outcome of an evaluation protocol on one transfer task: predictions for the test examples, and accuracies.
 
+    `gold_N` and `predicted_N` are the true and predicted classes of N test examples. Accuracies are in [0, 1].
     `accuracy` is the accuracy on the test split, or the mean over the test folds. `dev_accuracy` is the best accuracy
-    of the search for C. `unconverged` is how many of the `fits` stopped at 1,000 iterations before convergence.
+    in the search for C, the inverse regularisation strength. `chosen` has the selected C of each fold, or one value
+    without cross-validation. `unconverged` is how many of the `fits` classifier fits stopped at 1,000 iterations before
+    convergence.
     """
 
     gold_N: Labels
@@ -122,14 +125,16 @@ class ProtocolResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferResult(TaskResult):
-    """Result of a transfer task; accuracies and F1 are × 100.
+    """Result of a transfer task (classification on frozen embeddings); accuracies and F1 are × 100.
 
-    `interval` is Wilson's interval of the accuracy. It covers the choice of test examples, not of training examples.
-    `f1` is the F1 score of the positive class, or None if the task has no positive class. `majority` is the accuracy of
-    always predicting the most frequent class. `rows` is the number of used examples by split. `repeated` is the number
-    of test examples with the text of a training example, and `dropped` the number of examples removed for this reason.
-    `sampled` is whether only a random sample of the training examples was used. For `chosen`, `fits` and `unconverged`,
-    see `ProtocolResult`.
+    `interval` is Wilson's 95 % interval of the accuracy. It covers the choice of test examples, not of training
+    examples. `f1` is the F1 score of the positive class, or None if the task has no positive class. `dev_accuracy` is
+    the best accuracy in the search for C, the inverse regularisation strength, and `chosen` has the selected values of
+    C. `majority` is the accuracy of always predicting the most frequent class. `rows` is the number of used examples by
+    split, and `official` the published number of examples in all splits. `repeated` is the number of test examples with
+    the text of a training example, and `dropped` the number of examples removed for this reason. `sampled` is whether
+    only a random sample of the training examples was used. `unconverged` is how many of the `fits` classifier fits
+    stopped before convergence. `seconds` is the time for features, fits and predictions.
     """
 
     metric = "accuracy"
@@ -180,13 +185,11 @@ def evaluate_transfer(
 
     Raises:
         ValueError: for no tasks, equal task names, too few examples for the folds, or embeddings that are not finite.
-        MissingLibraryError: without scikit-learn.
+        MissingLibraryError: if scikit-learn is not installed.
     """
     check_names([task.name for task in tasks])
     if folds < 2 or (limit_train is not None and limit_train < 1):
-        raise ValueError(
-            f"folds, --limit-train: expected at least 2 folds and 1 training example, got {folds} and {limit_train}."
-        )
+        raise ValueError(f"expected at least 2 folds and --limit-train of at least 1, got {folds} and {limit_train}.")
     need_library("sklearn", "transfer tasks", "transfer")
     used = [prepare_task(task, limit_train, drop_repeated, seed) for task in tasks]
     encoded = encode_distinct(encode, (text for task in used for text in task.texts()))
@@ -195,7 +198,10 @@ def evaluate_transfer(
 
 
 def _evaluate(encoded: EncodedTexts, task: TransferTask, folds: int, seed: int) -> TransferResult:
-    """Return the result of a transfer task from the embeddings of its texts."""
+    """Return the result of a transfer task: fit and test classifiers on the embeddings of its texts.
+
+    `folds` and `seed` are the number and seed of the cross-validation folds.
+    """
     started = time.perf_counter()
     parts = {split: _features(encoded, rows) for split, rows in task.splits.items()}
     found = run_protocol(task.protocol, parts, folds, seed)
@@ -216,10 +222,11 @@ def _evaluate(encoded: EncodedTexts, task: TransferTask, folds: int, seed: int) 
     )
 
 
-def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> Part:
-    """Return the features and classes of examples in SentEval's order: by number of words, then class.
+def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> FeaturesAndLabels:
+    """Return the features (N, D) and classes (N,) of N examples, sorted by number of words, then class.
 
-    The order decides the folds.
+    The features are the embedding of a text. For two texts with embeddings u and v, they are |u - v| and u * v. The
+    order is SentEval's; it determines the cross-validation folds.
     """
     ordered = sorted(rows, key=lambda row: (len(row.text.split()), len(row.second.split()), row.label))
     features_ND = encoded.rows(row.text for row in ordered).astype(np.float64)
@@ -232,10 +239,11 @@ def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> Part:
 # ----------------------------------------------------------------------------------------------------- classifiers
 
 
-def run_protocol(protocol: Protocol, parts: dict[Split, Part], folds: int, seed: int) -> ProtocolResult:
-    """Search C, fit logistic regression and predict the test examples of one task.
+def run_protocol(protocol: Protocol, parts: dict[Split, FeaturesAndLabels], folds: int, seed: int) -> ProtocolResult:
+    """Run the evaluation protocol of a transfer task: search C, fit logistic regression, and predict the test examples.
 
-    In cross-validation, each example is tested once, by a classifier whose search and fit exclude its fold.
+    C is the inverse regularisation strength. `parts` has the features and classes by split. In cross-validation, each
+    example is tested once, by a classifier whose search and fit exclude its fold.
 
     Raises:
         ValueError: if a class has fewer examples than there are folds.
@@ -271,16 +279,19 @@ class Fitter:
     def __init__(self) -> None:
         self.fits = self.unconverged = 0
 
-    def new(self, train: Part) -> Any:
-        """Return an unfitted classifier with the solver that suits the number of features and classes."""
+    def new(self, train: FeaturesAndLabels) -> Any:
+        """Return an unfitted logistic regression with the solver for this number of features and classes.
+
+        The solver is Newton's method for two classes and at most 1,024 features, else lbfgs.
+        """
         from sklearn.linear_model import LogisticRegression
 
         newton = len(np.unique(train[1])) == 2 and train[0].shape[1] <= _NEWTON_COLUMNS
         how = {"solver": "newton-cholesky", "tol": 1e-4} if newton else {"solver": "lbfgs", "tol": 1e-6}
         return LogisticRegression(max_iter=_ITERATIONS, warm_start=True, **how)
 
-    def fit(self, classifier: Any, train: Part, strength: float) -> Any:
-        """Fit the classifier with C = `strength`, starting from its current coefficients, and return it."""
+    def fit(self, classifier: Any, train: FeaturesAndLabels, strength: float) -> Any:
+        """Fit a logistic regression with C = `strength`, starting from its current coefficients, and return it."""
         from scipy.linalg import LinAlgWarning
         from sklearn.exceptions import ConvergenceWarning
 
@@ -292,14 +303,19 @@ class Fitter:
         self.unconverged += int(np.max(classifier.n_iter_) >= _ITERATIONS)
         return classifier
 
-    def path(self, train: Part, grid: Sequence[float], test: Part) -> list[float]:
-        """Return the accuracy on `test` for each C in `grid`; each fit starts from the previous coefficients."""
+    def path(self, train: FeaturesAndLabels, grid: Sequence[float], test: FeaturesAndLabels) -> list[float]:
+        """Return the accuracy on `test` of logistic regressions fitted on `train`, for each value of C in `grid`.
+
+        The fit for each value starts from the coefficients of the previous fit.
+        """
         classifier = self.new(train)
         return [_accuracy(self.fit(classifier, train, strength).predict(test[0]), test[1]) for strength in grid]
 
 
-def _folds(part: Part, folds: int, seed: int) -> Iterator[tuple[Part, Part]]:
-    """Yield the training part and the test part of each fold.
+def _folds(part: FeaturesAndLabels, folds: int, seed: int) -> Iterator[tuple[FeaturesAndLabels, FeaturesAndLabels]]:
+    """Yield the training examples and the test examples of each stratified cross-validation fold.
+
+    Examples are features and classes.
 
     Raises:
         ValueError: for fewer than two classes, or a class with fewer examples than folds.
@@ -310,7 +326,7 @@ def _folds(part: Part, folds: int, seed: int) -> Iterator[tuple[Part, Part]]:
     classes, counts = np.unique(labels_N, return_counts=True)
     if len(classes) < 2 or counts.min() < folds:
         raise ValueError(
-            f"{folds} folds: expected at least two classes of {folds} examples each, got "
+            f"{folds} folds: expected at least two classes with at least {folds} examples each, got "
             f"{', '.join(f'{count} of {name}' for name, count in zip(classes, counts, strict=True))}."
         )
     for train, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels_N, labels_N):
@@ -318,7 +334,7 @@ def _folds(part: Part, folds: int, seed: int) -> Iterator[tuple[Part, Part]]:
 
 
 def _accuracy(predicted_N: Labels, gold_N: Labels) -> float:
-    """Return the share of correct predictions in [0, 1]."""
+    """Return the fraction of correct predictions, in [0, 1]."""
     return float((predicted_N == gold_N).mean())
 
 
@@ -326,7 +342,10 @@ def _accuracy(predicted_N: Labels, gold_N: Labels) -> float:
 
 
 def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> TransferResults:
-    """Run `angle-llm eval transfer`: read the tasks, evaluate the model, print the report, write the JSON file."""
+    """Run `angle-llm eval transfer`: read the tasks, evaluate the model, print the report, write the JSON file.
+
+    `open_encoder` opens a model, such as `SentenceEncoder.from_pretrained`.
+    """
     names = settings.tasks or tuple(available_transfer_tasks(settings.data_dir))
     if not names:
         raise FileNotFoundError(
@@ -348,7 +367,10 @@ def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> Tran
 
 
 def transfer_report(results: TransferResults, model: str, remarks: Sequence[str] = ()) -> str:
-    """Return the Markdown report of a transfer evaluation: published scores, task results, notes with `remarks` first."""
+    """Return the Markdown report of a transfer evaluation: two tables, then notes that start with `remarks`.
+
+    The tables compare the model with published scores and show the results of each task. `model` is the model name.
+    """
     details: list[list[object]] = []
     for task in results.tasks.values():
         rows = task.rows
@@ -363,7 +385,7 @@ def transfer_report(results: TransferResults, model: str, remarks: Sequence[str]
 
 
 def _notes(results: TransferResults) -> list[str]:
-    """Return the notes that explain the table, and tasks that differ from the published protocol."""
+    """Return the notes of a transfer report: meaning of the columns, and differences from the published protocol."""
     notes = [
         "Accuracy × 100 of logistic regression on frozen vectors, not centred or scaled; C by SentEval's search. `dev` is "
         "the best accuracy of the search, `majority` the share of the most frequent class.",

@@ -40,7 +40,10 @@ Split = Literal["all", "train", "dev", "test"]
 
 
 class LabelledText(NamedTuple):
-    """An example of a transfer task: a text or a pair of texts, and its class. `second` is "" for a single text."""
+    """A classification example of a transfer task: a text or a pair of texts, and its class.
+
+    `second` is "" for a single text.
+    """
 
     text: str
     label: str
@@ -49,13 +52,15 @@ class LabelledText(NamedTuple):
 
 @dataclass(frozen=True)
 class TransferTask:
-    """A transfer task: labelled examples in splits, and the protocol of the evaluation.
+    """A transfer task (text classification on frozen embeddings): labelled examples in splits, evaluation protocol.
 
-    For cross-validation the only split is "all"; otherwise the splits are "train", "test" and perhaps "dev". `positive`
-    is the class for F1; None: accuracy only. `official` is the published number of examples in all splits.
+    For cross-validation the only split is "all"; otherwise the splits are "train", "test" and perhaps "dev". `label` is
+    the name in reports. `positive` is the class for F1; None: accuracy only. `official` is the published number of
+    examples in all splits.
 
-    `prepare_task` sets the other fields. `repeated` is the number of test examples with the text of a training example.
-    `dropped` is the number of examples removed for this reason. `sampled` is whether training examples were sampled.
+    `prepare_task` sets the last three fields. `repeated` is the number of test examples with the text of a training
+    example. `dropped` is the number of examples removed for this reason. `sampled` is whether training examples were
+    sampled.
     """
 
     name: str
@@ -75,10 +80,11 @@ class TransferTask:
 
 
 class _TransferFiles(NamedTuple):
-    """Files of a transfer task by split, in this project's layout (`own`) and SentEval's.
+    """Protocol and files of a transfer task: by split in this project's folder layout (`own`) and in SentEval's.
 
-    `columns` are the text, class and second text in this project's tables. `line` is the pattern of a line in SentEval's
-    files, except for MRPC, whose files are tables.
+    `official` is the published number of examples. `columns` are the columns of the text, class and second text in this
+    project's tables. `line` is the pattern of a line in SentEval's files, except for MRPC, whose files are tables.
+    `encoding` is the character encoding of SentEval's files.
     """
 
     protocol: Protocol
@@ -129,7 +135,7 @@ _FILES: dict[str, _TransferFiles] = {
 }
 
 TRANSFER_TASKS = tuple(_FILES)
-"""Names of the seven tasks, in the order of the columns of published tables."""
+"""Names of SentEval's seven transfer tasks, in the order of the columns of published tables."""
 
 _PUBLISHED: dict[str, tuple[float, ...]] = {
     "sup-SimCSE-RoBERTa-large, w/ MLM": (88.45, 92.53, 95.19, 90.58, 93.30, 93.80, 77.74, 90.23),
@@ -145,16 +151,21 @@ PUBLISHED_TRANSFER = tuple(
     PublishedRow(model, dict(zip(TRANSFER_TASKS, scores, strict=True)), average)
     for model, (*scores, average) in _PUBLISHED.items()
 )
-"""Published accuracies × 100, from Gao et al. (2021), SimCSE (arXiv 2104.08821), table E.1."""
+"""Published accuracies × 100 on the transfer tasks, from Gao et al. (2021), SimCSE (arXiv 2104.08821), table E.1."""
 
 
 def available_transfer_tasks(data_dir: str | Path) -> list[str]:
-    """Return the names of the transfer tasks whose files are all in `data_dir`, in either layout."""
+    """Return the names of the transfer tasks whose files all exist in `data_dir`.
+
+    The files can have this project's folder structure or SentEval's.
+    """
     return [name for name in TRANSFER_TASKS if any(map(is_complete, _layouts(data_dir, name)))]
 
 
 def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
-    """Read a transfer task by name from a data directory. If both layouts exist, this project's layout is used.
+    """Read a transfer task by name from a data directory with this project's files or SentEval's files.
+
+    If both exist, this project's files are used.
 
     Raises:
         ValueError: for an unknown name, a malformed file, or a split without examples.
@@ -180,14 +191,23 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
 
 
 def _layouts(data_dir: str | Path, name: str) -> list[Layout]:
-    """Return the files of a transfer task in both layouts, this project's layout first; files are in split order."""
+    """Return the file paths of a transfer task in this project's folder layout, then in SentEval's layout.
+
+    Files are in the order of the splits.
+    """
     root, files = data_folder(data_dir, "transfer/, or SentEval's MR/, CR/ …"), _FILES[name]
     theirs = [senteval_folder(root) / file for paths in files.senteval.values() for file in paths]
     return [[data_file(root / file) for file in files.own.values()], theirs]
 
 
 def _table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
-    """Yield the examples in a table. `columns` names the columns of the text, the class, and perhaps the second text."""
+    """Yield the examples in a table of a transfer task.
+
+    `columns` names the columns of the text, the class, and perhaps the second text.
+
+    Raises:
+        DataError: for a row without a text or class, with file and line.
+    """
     text, label, *second = columns
     for row in open_rows(path, tables=True).good_rows(columns):
         if row.values[label] in (None, ""):
@@ -196,9 +216,12 @@ def _table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
 
 
 def _senteval(path: Path, name: str) -> Iterator[LabelledText]:
-    """Yield the examples in a SentEval file of the task `name`.
+    """Yield the examples in a SentEval file of the transfer task `name`.
 
     If the lines have no class, the class is 1 for file names that end in `.pos` or `.objective`, else 0.
+
+    Raises:
+        DataError: for a line in another format, with file and line.
     """
     if name == "mrpc":
         yield from _table(path, _MRPC_COLUMNS)
@@ -217,7 +240,11 @@ def _senteval(path: Path, name: str) -> Iterator[LabelledText]:
 
 
 def prepare_task(task: TransferTask, limit: int | None, drop_repeated: bool, seed: int) -> TransferTask:
-    """Count the repeated examples of a task, drop them if requested, and sample at most `limit` training examples."""
+    """Return the transfer task with repeated test texts counted, and training examples sampled.
+
+    At most `limit` training examples are kept (None: all), by a random sample with `seed`. With `drop_repeated`,
+    training examples whose text is also a test text are removed first.
+    """
     used = without_repeated(task) if drop_repeated else task
     dropped = sum(len(rows) - len(used.splits[split]) for split, rows in task.splits.items())
     split: Split = "all" if "all" in used.splits else "train"
@@ -232,8 +259,8 @@ def prepare_task(task: TransferTask, limit: int | None, drop_repeated: bool, see
 def repeated_examples(task: TransferTask) -> int:
     """Return the number of test examples whose text is also the text of a training or dev example.
 
-    Pairs of texts are compared in any order. In cross-validation each example is tested, so all examples that share
-    their text count.
+    A pair and the same pair in reverse order are equal. In cross-validation each example is tested, so all examples
+    that share their text count.
     """
     if task.protocol == "cross_validation":
         counts = Counter(map(_key, task.splits["all"]))
@@ -243,7 +270,7 @@ def repeated_examples(task: TransferTask) -> int:
 
 
 def without_repeated(task: TransferTask) -> TransferTask:
-    """Return the task without training examples whose text is also a test text.
+    """Return the transfer task without training examples whose text is also a test text.
 
     In cross-validation, only the first example of each text is kept. Otherwise the texts of dev and test are removed
     from train, and the texts of test from dev.
@@ -263,5 +290,5 @@ def without_repeated(task: TransferTask) -> TransferTask:
 
 
 def _key(row: LabelledText) -> tuple[str, ...]:
-    """Return the texts of an example in sorted order, so that exchanged texts are equal."""
+    """Return the texts of an example in sorted order, so that a pair and its reverse are equal."""
     return tuple(sorted((row.text, row.second)))

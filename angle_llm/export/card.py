@@ -21,9 +21,9 @@ from angle_llm.model.source.sentence_transformers_folder import opens_in_library
 from angle_llm.prompts import SIDES
 
 MERGE_NAME = "merge.json"
-"""File with the provenance of a merged model: its base and its adapter."""
+"""Name of the file with the provenance of a merged model: its base and its adapter."""
 REPORT_NAME = "verification.json"
-"""File with the report that compares a merged or exported encoder with its origin."""
+"""Name of the file with the report that compares a merged or exported encoder with the encoder it was made from."""
 
 _POOLED = {
     "last": "states[0, -1]", "cls": "states[0, 0]", "mean": "states[0].mean(0)", "last-avg": "states[0].mean(0)",
@@ -31,7 +31,7 @@ _POOLED = {
     "max": "states[0].amax(0)", "mean_sqrt_len": "states[0].sum(0) / len(states[0]) ** 0.5",
     "weightedmean": "torch.arange(1.0, len(states[0]) + 1) / sum(range(len(states[0]) + 1)) @ states[0]",
 }  # fmt: skip
-"""torch code by pooling: from the states (1, T, D) of a text to its embedding (D,)."""
+"""torch code by pooling: from the last hidden states (1, T, D) of a text with T tokens to its embedding (D,)."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class CardFacts:
 
     form: Literal["adapter", "whole", "sentence-transformers"]
     usage: EncoderCard | ExportFacts
-    """Prompt, pooling, normalisation and maximum length."""
+    """Prompt, pooling, normalisation and maximum length of the encoder."""
     base: str | None
     """Name of the base model; None if it is unknown."""
     revision: str | None
-    """Revision of the base model."""
+    """Revision of the base model; None if it is unknown."""
     origin: dict[str, Any]
     """Content of merge.json; empty for an encoder that was not merged."""
     report: dict[str, Any]
@@ -52,7 +52,7 @@ class CardFacts:
     opens_in_library: bool = False
     """Whether sentence-transformers opens the folder unchanged and gives the same vectors."""
     notes: Sequence[str] = ()
-    """What users of other programs must know, from `program_notes`."""
+    """Notes for users of other programs, from `program_notes`."""
 
     @classmethod
     def read(cls, folder: Path) -> CardFacts:
@@ -69,9 +69,9 @@ class CardFacts:
             notes = program_notes(folder, exported)
             return cls("sentence-transformers", exported, base, revision, origin, report, True, notes)
         if not is_saved_encoder(folder):
-            hint = f" {folder / 'model'} is one." if is_saved_encoder(folder / "model") else ""
+            hint = f" Use {folder / 'model'}." if is_saved_encoder(folder / "model") else ""
             raise ArtifactError(
-                f"{folder} is neither a saved encoder ({CARD_NAME}) nor an exported one ({EXPORT_NAME}).{hint}"
+                f"{folder} is neither a saved encoder ({CARD_NAME}) nor an exported encoder ({EXPORT_NAME}).{hint}"
             )
         card = EncoderCard.read(folder)
         if card.base is None:
@@ -92,7 +92,7 @@ def model_card(
     Args:
         facts: facts about the encoder.
         repo: name of the repository or folder in the code examples of the card.
-        license: license of the base; None if it is unknown.
+        license: license of the base model; None if it is unknown.
         settings: settings of the training run; None if they are unknown.
         scores: task, metric (such as spearman) and value × 100 of each evaluation.
     """
@@ -140,7 +140,10 @@ def model_card(
 
 
 def _pooled(usage: EncoderCard | ExportFacts) -> str | None:
-    """Return torch code for the embedding of a text; None for a pooling that is too long for the card."""
+    """Return torch code that computes the embedding of a text from `states`; None for a pooling with long code.
+
+    `states` are the last hidden states. The code includes truncated dimensions and normalisation.
+    """
     pooled = _POOLED.get(usage.pooling)
     if pooled and (dimensions := getattr(usage, "dimensions", None)):
         pooled = f"({pooled})[:{dimensions}]"
@@ -148,14 +151,17 @@ def _pooled(usage: EncoderCard | ExportFacts) -> str | None:
 
 
 def _formatted(usage: EncoderCard | ExportFacts) -> str:
-    """Return Python code that formats `text` for the tokenizer of the folder."""
+    """Return Python code that adds the prompt to the variable `text`, for the tokenizer of the encoder's folder."""
     if isinstance(usage, ExportFacts):
         return f"{usage.head!r} + text" if usage.head else "text"
     return f"{usage.prompt.query.template!r}.replace('{{text}}', text)"
 
 
 def _is_simple(facts: CardFacts) -> bool:
-    """Return whether a few lines of code with `transformers` compute the same vectors."""
+    """Return whether a few lines of code with `transformers` compute the same embeddings as the encoder.
+
+    If so, the model card has the code.
+    """
     if facts.usage.prompt.differ:
         return False
     if isinstance(facts.usage, ExportFacts):
@@ -166,7 +172,7 @@ def _is_simple(facts: CardFacts) -> bool:
 
 
 def is_on_hub(base: str | None) -> bool:
-    """Return whether the name of a base model is a hub id, and not a path or a file in a package."""
+    """Return whether the name of a base model is a hub id, and not a local path or a file in a package."""
     if not base or ":" in base or base.startswith(("~", ".")) or base.count("/") > 1:
         return False
     return not (PurePath(base).is_absolute() or Path(base).exists())

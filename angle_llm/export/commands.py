@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def merge_main(settings: MergeSettings) -> None:
-    """Run `angle-llm merge` and print the verification. Exit code 1 if the merged model differs from the adapter."""
+    """Run `angle-llm merge`: write the merged model and print the verification.
+
+    The exit code is 1 if the embeddings of the merged model differ from the embeddings of the adapter.
+    """
     from angle_llm.export.card import REPORT_NAME
     from angle_llm.export.merge import merge
 
@@ -29,9 +32,9 @@ def merge_main(settings: MergeSettings) -> None:
 
 
 def export_main(settings: ExportSettings) -> None:
-    """Run `angle-llm export`, print the verification and how to use the folder.
+    """Run `angle-llm export`: write the sentence-transformers folder, print the verification and how to use the folder.
 
-    Exit code 1 if the folder differs from the encoder.
+    The exit code is 1 if the embeddings of the folder differ from the embeddings of the encoder.
     """
     from angle_llm.export.exported_folder import ExportFacts
     from angle_llm.export.programs import program_notes
@@ -56,7 +59,11 @@ def export_main(settings: ExportSettings) -> None:
 def _print_verification(
     settings: MergeSettings | ExportSettings, make: Callable[..., Verification | None], **options: Any
 ) -> None:
-    """Call `make`, which writes a folder, and print its verification. Exit code 1 if the verification fails."""
+    """Write an encoder folder with `make`, and print the verification. The exit code is 1 if the verification fails.
+
+    `make` takes the source folder, the new folder, `check` and `options`. It returns the verification, or None if it
+    was skipped.
+    """
     from angle_llm.export.verify import VerificationError
 
     try:
@@ -69,9 +76,10 @@ def _print_verification(
 
 
 def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> None:
-    """Run `angle-llm verify`: compare the forms and print the report. Exit code 1 if the forms differ.
+    """Run `angle-llm verify`: compare stored versions of an encoder and print the report. Exit code 1 if they differ.
 
-    `score_on` returns a function from an encoder to its score on a file of scored pairs.
+    `score_on` takes the path of a file of scored pairs, and returns a function from an encoder to its score on the
+    file.
     """
     from angle_llm.export.verify import verify
 
@@ -91,7 +99,11 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
 
 
 def _read_texts(path: Path) -> list[str]:
-    """Read the non-blank lines of a UTF-8 file. Raises `SettingsError` for another file, or one without text."""
+    """Read the non-blank lines of the UTF-8 file given by `--texts`.
+
+    Raises:
+        SettingsError: for a file that cannot be read or has no text.
+    """
     try:
         texts = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -102,7 +114,7 @@ def _read_texts(path: Path) -> list[str]:
 
 
 def push_main(settings: PushSettings) -> None:
-    """Run `angle-llm push`: upload an encoder and print its address; with `--dry-run`, print its files and card."""
+    """Run `angle-llm push`: upload an encoder and print its address; with `--dry-run`, only print files and card."""
     from angle_llm.export.push import push
 
     print(push(settings))

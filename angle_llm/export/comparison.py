@@ -19,13 +19,16 @@ from angle_llm.io import plain
 from angle_llm.model.vectors import unit_rows
 
 TOLERANCE, TOLERANCE_HALF = 1e-5, 1e-3
-"""Largest allowed 1 - cos of a text, for weights stored in float32 and in half precision."""
+"""Largest allowed 1 - cos of two embeddings of a text, for weights stored in float32 and in half precision."""
 SPEARMAN_TOLERANCE, SPEARMAN_TOLERANCE_HALF = 0.1, 1.0
-"""Largest allowed difference in Spearman × 100, for weights stored in float32 and in half precision."""
-TIMES_SMALLER = 100
-"""The untrained base must differ this many times more from the first form than the other form does.
+"""Largest allowed difference in Spearman × 100 between two stored versions of an encoder.
 
-Otherwise agreement shows nothing."""
+For weights stored in float32 and in half precision."""
+TIMES_SMALLER = 100
+"""Factor in the check that a verified encoder was trained at all.
+
+The untrained base must differ this many times more from the first stored version of the encoder than the other versions
+do. Otherwise the agreement of the versions shows nothing."""
 NOISE = 1e-10
 """Values of 1 - cos below this are rounding errors of float32."""
 
@@ -34,11 +37,11 @@ Rows = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class FormFacts:
-    """Name, kind, stored dtype, prompt, pooling and other facts about a form of an encoder."""
+    """Name, kind, stored dtype, prompt, pooling and other facts about a stored version of an encoder."""
 
     name: str
     kind: str
-    """adapter, whole model, backbone, or sentence-transformers."""
+    """Kind of storage: adapter, whole model, backbone (a model without encoder settings), or sentence-transformers."""
     dtype: str
     """Dtype of the stored weights; for an adapter, dtype of its base in training."""
     prompt: str
@@ -47,9 +50,9 @@ class FormFacts:
     max_length: int
     dimensions: int
     normalize: bool = False
-    """Whether vectors have length 1."""
+    """Whether embeddings have length 1."""
     spearman: float | None = None
-    """Spearman × 100 on the given pairs."""
+    """Spearman × 100 on the given scored pairs; None without pairs."""
 
     def __str__(self) -> str:
         return (
@@ -60,56 +63,59 @@ class FormFacts:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences between a form of an encoder and the first form."""
+    """Differences between two stored versions (forms) of an encoder: `form` and the first form of the verification."""
 
     form: FormFacts
     tolerance: float
     largest_difference: float
-    """Largest 1 - cos over the texts, see `cosine_differences`."""
+    """Largest 1 - cos between the embeddings of a text by the two compared versions of the encoder."""
     mean_difference: float
-    """Mean 1 - cos over the texts."""
+    """Mean over the texts of 1 - cos between the embeddings by the two compared versions of the encoder."""
     largest_relative_difference: float
-    """Largest |vector - vector of the first form| / |vector of the first form|."""
+    """Largest |v - u| / |u| over the texts, for embeddings u by the first stored version of the encoder and v by this
+    version."""
     worst_text: str
-    """Text with the smallest cosine."""
+    """Text whose embeddings by the two compared versions of the encoder have the smallest cosine."""
     texts_with_other_tokens: int
-    """Number of texts with different token ids."""
+    """Number of texts for which the two compared versions of the encoder have different token ids."""
     problems: tuple[str, ...]
-    """Differences that are not allowed; empty if the form is the same encoder."""
+    """Differences that are not allowed, as text; empty if the two versions are the same encoder."""
     weights: WeightsCount | None = None
-    """Comparison of the stored weights, if one form is an adapter and the other may be its merged model."""
+    """Comparison of the stored weights, if one version is an adapter and the other may be its merged model; else
+    None."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of `verify`: differences of all forms from the first form, and the verdict."""
+    """Report of `verify`: differences of stored versions (forms) of an encoder from the first form, and the verdict."""
 
     texts: int
     first: FormFacts
     base_difference: float | None
-    """Mean 1 - cos between the first form and its untrained base; None if the base is unknown."""
+    """Mean 1 - cos between embeddings by the first stored version and by its untrained base model; None if the base is
+    unknown."""
     base_note: str
-    """Why the base is unknown; empty if it is known."""
+    """Reason why the untrained base model of the encoder is unknown; empty if it is known."""
     comparisons: tuple[Comparison, ...]
     problems: tuple[str, ...]
-    """Differences of all forms that are not allowed."""
+    """Differences between the stored versions of the encoder that are not allowed, as text."""
     notes: tuple[str, ...] = ()
-    """Facts that do not change the verdict, such as skipped texts."""
+    """Notes in the report that do not change the verdict, such as the number of skipped texts."""
     compared_in: str = ""
-    """Libraries that computed the vectors, with versions."""
+    """Names and versions of the libraries that computed the embeddings."""
 
     @property
     def holds(self) -> bool:
-        """Whether all forms are the same encoder, and the first form differs from its base."""
+        """Whether all forms are the same encoder, and the first form differs from its untrained base."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain JSON values; NaN becomes null."""
+        """Return the report as a dictionary of plain JSON values; NaN becomes null."""
         values: dict[str, Any] = plain({"holds": self.holds} | asdict(self))
         return values
 
     def text(self) -> str:
-        """Return the report as lines of text, the verdict last."""
+        """Return the report as lines of text; the verdict and the problems are last."""
         base = self.base_note if self.base_difference is None else f"mean 1-cos {self.base_difference:.1e}"
         lines = [
             f"Compared on {self.texts} texts, with the stored weights, in float32.",
@@ -137,7 +143,10 @@ class Verification:
 
 
 class Encoded(NamedTuple):
-    """Facts, token ids and vectors (N, D) of a form, kept after the form itself is released."""
+    """Facts of a stored version of an encoder, with the token ids and embeddings (N, D) of N texts.
+
+    They are kept after the memory of the encoder is freed.
+    """
 
     facts: FormFacts
     ids: list[list[int]]
@@ -145,18 +154,19 @@ class Encoded(NamedTuple):
 
 
 def cosine_differences(rows_ND: Rows, others_ND: Rows) -> Rows:
-    """Return 1 - cos (N,) of corresponding rows, as half the squared distance of the unit vectors.
+    """Return 1 - cos (N,) between corresponding rows of two matrices (N, D).
 
-    This is accurate far below the rounding error of a cosine.
+    The value is computed as half the squared distance of the unit vectors, which is accurate far below the rounding
+    error of a cosine.
     """
     differences_N: Rows = ((unit_rows(rows_ND) - unit_rows(others_ND)) ** 2).sum(axis=1) / 2
     return differences_N
 
 
 def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], tolerance: float | None) -> Comparison:
-    """Compare a form with the first form: facts, token ids, vectors and Spearman.
+    """Compare a stored version of an encoder with the first version: facts, token ids, embeddings and Spearman.
 
-    `tolerance` is the largest allowed 1 - cos; None: by the dtype of the stored weights.
+    `tolerance` is the largest allowed 1 - cos; None: chosen by the dtype of the stored weights.
     """
     ours, theirs = first.facts, other.facts
     half = any(facts.kind != "adapter" and facts.dtype != "float32" for facts in (ours, theirs))

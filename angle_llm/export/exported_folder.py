@@ -24,27 +24,31 @@ from angle_llm.prompts import Side, SidePrompts
 from angle_llm.settings.parsing import need_library
 
 LIBRARY = "sentence-transformers"
-"""Name of the library and of this kind of form."""
+"""Name of the library, and name of the kind of stored encoder that the library opens."""
 
 
 @dataclass(frozen=True)
 class ExportFacts:
-    """Prompt, pooling, maximum length and normalisation of an exported folder, recorded in `EXPORT_NAME`."""
+    """Prompt, pooling, maximum length and other facts of an exported sentence-transformers folder.
+
+    The folder stores the facts in the file `EXPORT_NAME`.
+    """
 
     prompt: SidePrompts
     pooling: str
     max_length: int
     plain_names: Sequence[str] = ()
-    """Names of added tokens that the exported tokenizer, unlike the encoder, reads as plain characters."""
+    """Names of added tokens that the exported tokenizer, unlike the encoder, splits like plain text."""
     normalize: bool = False
-    """Whether vectors have length 1."""
+    """Whether embeddings have length 1."""
     head: str | None = None
-    """The prompt if sentence-transformers adds it. Other programs must send it. None: the tokenizer adds the prompt."""
+    """Prompt that sentence-transformers adds before a text, and that other programs must send. None: the tokenizer adds
+    it."""
     as_llama: bool = False
     """Whether a Qwen2 model is stored as a LLaMA model."""
 
     def write(self, folder: Path) -> None:
-        """Write the facts to `EXPORT_NAME` in a folder."""
+        """Write the facts of the exported folder to the JSON file `EXPORT_NAME` in `folder`."""
         values = {**vars(self), "prompt": self.prompt.to_dict(), "angle_llm": __version__}
         write_json(folder / EXPORT_NAME, {"format_version": 1, "form": LIBRARY, **values})
 
@@ -70,20 +74,23 @@ class ExportFacts:
 
 
 def is_sentence_transformers_folder(path: str | Path) -> bool:
-    """Return whether a path is a sentence-transformers folder without the files of a saved encoder.
+    """Return whether a path is a sentence-transformers folder and not a saved encoder of this package.
 
-    A saved encoder is a sentence-transformers folder too if the library can open it.
+    A saved encoder is not counted, although sentence-transformers can open some saved encoders too.
     """
     return find_sentence_transformers(Path(path).expanduser()) is not None and not is_saved_encoder(path)
 
 
 class SentenceTransformersModel:
-    """A sentence-transformers folder with the interface of `SentenceEncoder`: the stored weights, computing in float32."""
+    """A sentence-transformers folder with the interface of `SentenceEncoder`, for comparison with other encoders.
+
+    The model has the stored weights and computes in float32.
+    """
 
     bits = None
 
     def __init__(self, path: str | Path, *, device: str | None, prompt: SidePrompts, pooling: str) -> None:
-        """Open the folder with sentence-transformers.
+        """Open a folder with sentence-transformers.
 
         `prompt` and `pooling` are assumed if this package did not export the folder.
 
@@ -107,13 +114,16 @@ class SentenceTransformersModel:
         self.normalize = any(type(module).__name__ == "Normalize" for module in self.model)
 
     def for_side(self, side: Side) -> SentenceTransformersModel:
-        """Return a model that encodes texts with `encode_query` or `encode_document` of the library."""
+        """Return a model that encodes all texts as queries or as documents, by `encode_query` or `encode_document`.
+
+        The methods are those of sentence-transformers. The weights are shared.
+        """
         other = copy.copy(self)
         other.side = side
         return other
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, prompt included."""
+        """Return the token ids of each text, including the prompt."""
         head = self.model.prompts.get(self.side or self.model.default_prompt_name, "")
         return [self.model.tokenizer(head + text, truncation=True)["input_ids"] for text in texts]
 

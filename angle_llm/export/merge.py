@@ -34,7 +34,7 @@ from angle_llm.model.source.resolve import locate
 from angle_llm.model.source.weights import BaseWeights
 
 SHARD_BYTES = 4_000_000_000
-"""Default maximum size of a weights file."""
+"""Default maximum size of a weights file, in bytes."""
 
 
 def merge(
@@ -47,7 +47,9 @@ def merge(
     check: bool = True,
     device: str | None = None,
 ) -> Verification | None:
-    """Merge a saved adapter into its base, write the whole model to a folder, and return the verification.
+    """Merge a saved LoRA adapter into its base, write the whole model to a folder, and return the verification.
+
+    The verification compares the merged model with the adapter.
 
     Args:
         run: folder of the adapter.
@@ -62,18 +64,18 @@ def merge(
 
     Raises:
         FileNotFoundError: if there is no adapter at `run`, or its base is missing.
-        ArtifactError: for an adapter that cannot be merged, a base with other weights than in training, or a target that
-            would overwrite its inputs.
+        ArtifactError: for an adapter that cannot be merged, a base with other weights than in training, or a target
+            that would overwrite its inputs.
         VerificationError: if the merged model differs from the adapter; nothing is written.
     """
     source, target = Path(run).expanduser(), Path(out).expanduser()
     if not is_saved_encoder(source):
         inside = source / "model"
-        hint = f" {inside} is one." if is_saved_encoder(inside) else " Give the model folder of a run."
-        raise FileNotFoundError(f"{source} has no {CARD_NAME}: not a saved adapter.{hint}")
+        hint = f"Use {inside}." if is_saved_encoder(inside) else "Use the model folder of a run."
+        raise FileNotFoundError(f"expected a saved adapter, got {source}, which has no {CARD_NAME}. {hint}")
     card = EncoderCard.read(source)
     if card.base is None:
-        raise ArtifactError(f"{source} contains a whole model, not an adapter: nothing to merge.")
+        raise ArtifactError(f"expected an adapter, got a whole model in {source}, which needs no merge.")
     check_target(source, locate(card.base), target)
     adapter = read_adapter(source)
     original = base == "original"
@@ -117,7 +119,7 @@ def merge(
 
 
 def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
-    """Check that a target folder does not overwrite an encoder or its base, and is not inside their folders.
+    """Check that a target folder does not overwrite, and is not inside, a saved encoder (`source`) or its base.
 
     Raises:
         ArtifactError: with the path that would be overwritten.
@@ -133,7 +135,11 @@ def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
 def _write_weights(
     folder: Path, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype, shard_bytes: int
 ) -> None:
-    """Write the merged tensors, with the names that `save_pretrained` gives them, to one file or to shards with an index."""
+    """Write the tensors of the merged model to one safetensors file, or to several files with an index.
+
+    Tensors have the names that `save_pretrained` gives them. `weights` are the base weights, and `dtype` is the dtype
+    of the files. A file has at most `shard_bytes` bytes.
+    """
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
@@ -152,7 +158,7 @@ def _write_weights(
 
 
 def _merged(name: str, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype) -> Tensor:
-    """Return a tensor of the merged model by name, in the dtype of the merged weights.
+    """Return the tensor `name` of the merged model, in `dtype`: the base weight plus the update of the adapter, if any.
 
     Raises:
         ArtifactError: for values that are not finite.

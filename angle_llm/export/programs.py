@@ -17,23 +17,30 @@ _PROGRAMS: dict[str, set[str]] = {
     "sentence-transformers 6.2.0 (transformers 5.23.0)": set(),
     "vLLM 0.32.0 (transformers 5.19.0)": {"mpnet"},
 }
-"""Programs that `make test-readers` checked with the model types in `_MEASURED`, and the types they do not open."""
+"""Programs that `make test-readers` checked with the model types in `_MEASURED`; values: types that a program cannot
+open."""
 _VLLM_POOLINGS = {"last", "cls", "mean"}
 _SHOWN_NAMES = 10
 
 
 def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
-    """Return notes on an exported folder: the programs whose vectors are known to be correct, and what others need."""
+    """Return notes for users of an exported folder: programs with known correct embeddings, limits of other programs.
+
+    `facts` are the facts that the folder stores.
+    """
     model_type = str(read_json(folder / "config.json").get("model_type"))
     programs = [name for name, lacks in _PROGRAMS.items() if model_type in _MEASURED - lacks]
     notes = []
     if facts.pooling not in _VLLM_POOLINGS:
         programs = [name for name in programs if not name.startswith("vLLM")]
         notes.append(
-            f"vLLM has no pooling {facts.pooling!r} and uses another one, with a warning only: do not use it here."
+            f"vLLM has no pooling {facts.pooling!r}; it only warns and uses another pooling. "
+            "Do not use vLLM for this folder."
         )
-    known = f"Model type {model_type} is known to be right, in float32, in {', '.join(programs)}."
-    notes.insert(0, known if programs else f"Model type {model_type} was not measured in other versions and programs.")
+    known = f"Vectors of model type {model_type} were checked and are correct, in float32, in {', '.join(programs)}."
+    notes.insert(
+        0, known if programs else f"Vectors of model type {model_type} were not checked in other versions and programs."
+    )
     if facts.prompt.differ:
         query, document = (facts.prompt.of(side).head for side in SIDES)
         notes.append(
@@ -41,7 +48,7 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
             'before 5 has no encode_query: use encode(texts, prompt_name="query") and "document".'
         )
     elif facts.head:
-        notes.append(f"Other programs must send {facts.head!r} before each text; sentence-transformers adds it itself.")
+        notes.append(f"Other programs must send {facts.head!r} before each text; sentence-transformers adds it.")
     if facts.as_llama:
         notes.append(
             "The Qwen2 model is stored as a LLaMA model with the same values, because transformers reads the tokenizer of a "

@@ -36,14 +36,14 @@ from angle_llm.settings.export import PushSettings
 _PUSHED = {".json", ".safetensors", ".txt", ".model"}
 """Suffixes of the files that are uploaded."""
 _UNCHANGED_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json", MODULES_NAME}
-"""JSON files that contain no local paths; they are uploaded unchanged."""
+"""Names of JSON files that are uploaded unchanged, because they contain no local paths."""
 _HUBS_OWN = {".gitattributes", "README.md"}
-"""Files that the hub creates in a new repository."""
+"""Names of the files that the hub creates in a new repository."""
 _OURS = (
     CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *TOKENIZER_FILES, MODULES_NAME,
     "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
 )  # fmt: skip
-"""Patterns of the paths, in a repository, of the files that a push can write."""
+"""Patterns of the repository paths that `angle-llm push` can write."""
 _PATH_KEYS = frozenset({
     "_name_or_path", "name_or_path", "base_model_name_or_path", "base", "folder", "path", "name", "tokenizer_file",
     "vocab_file", "merges_file", "special_tokens_map_file", "run_dir", "prompt", "pairs", "resume", "config",
@@ -53,19 +53,22 @@ _HINTS = {
     401: "The token is missing or not valid: log in (`hf auth login`), or set HF_TOKEN.",
     403: "The token has no write access: create a token with write access, or name a repository of your account.",
 }
-"""Advice by HTTP status."""
+"""Advice for the error message of a failed upload, by HTTP status."""
 
 
 class PushError(RuntimeError):
-    """The upload failed. No file on the hub changed, but a new, empty repository can exist."""
+    """Error for a failed upload. No file on the hub changed, but a new, empty repository can exist."""
 
 
 def push(settings: PushSettings) -> str:
-    """Upload an encoder and return the text to print: its address, or with `dry_run` its files and model card.
+    """Upload a saved or exported encoder to the hub, and return the text to print.
+
+    The text has the address of the upload; with `dry_run` it has the file names and the model card, and nothing is
+    uploaded.
 
     Raises:
         ArtifactError: for an incomplete encoder, an adapter on a local base, or a folder that was not verified.
-        ValueError: for a repository name other than USER/NAME, or a run or results file that cannot be read.
+        ValueError: for a repository name other than USER/NAME, or a run directory or results file that cannot be read.
         PushError: if the repository contains other files, or the hub refuses or is not reachable.
     """
     folder, repo = settings.folder.expanduser(), settings.repo
@@ -99,13 +102,21 @@ def push(settings: PushSettings) -> str:
 
 
 def _check(facts: CardFacts, folder: Path) -> None:
-    """Raise `ArtifactError` if other users cannot open the encoder, or it was not compared with its origin."""
+    """Check that other users can open the encoder in `folder`, and that a merged or exported encoder was verified.
+
+    Verified means that the encoder was compared with the encoder that it was made from.
+
+    Raises:
+        ArtifactError: if a check fails.
+    """
     check_links(folder)
     if facts.form != "adapter":
         check_model_files(folder)
         made = bool(facts.origin) or facts.form == "sentence-transformers"
         if made and facts.report.get("holds") is not True:
-            raise ArtifactError(f"{folder} was not verified against its origin. Make it again without --no-verify.")
+            raise ArtifactError(
+                f"{folder} was not compared with the encoder it was made from. Write it again without --no-verify."
+            )
         return
     if PurePath(facts.base or "").is_absolute() or Path(facts.base or "").expanduser().exists():
         raise ArtifactError(
@@ -118,9 +129,9 @@ def _check(facts: CardFacts, folder: Path) -> None:
 
 
 def _content(path: Path, facts: CardFacts) -> Path | bytes:
-    """Return the content of a file for the upload: its path if unchanged, else bytes without local paths.
+    """Return the content of a file for the upload: the path of an unchanged file, or bytes without local paths.
 
-    The base in an adapter's configuration is the base in its encoder card.
+    In `adapter_config.json`, the base model becomes the base in the encoder card (`facts`).
     """
     if path.suffix != ".json" or path.name in _UNCHANGED_JSON:
         return path
@@ -135,10 +146,10 @@ def _content(path: Path, facts: CardFacts) -> Path | bytes:
 
 
 def without_paths(value: Any) -> Any:
-    """Return a JSON value without local paths: an absolute path under a key in `_PATH_KEYS` becomes its last part.
+    """Return a copy of a JSON value in which absolute local paths are shortened to their last part.
 
-    Strings under other keys are kept, because a prompt or a token can look like a path. Objects `prompt` and `prompts`
-    are kept too.
+    Only strings under keys in `_PATH_KEYS` are changed, because a prompt or a token can look like a path. Objects under
+    `prompt` and `prompts` are not changed.
     """
     if isinstance(value, list | tuple):
         return [without_paths(item) for item in value]
@@ -154,7 +165,9 @@ def without_paths(value: Any) -> Any:
 
 
 def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
-    """Return the arguments `settings` and `scores` of `model_card`, from the run directory and `--results`.
+    """Return the arguments `settings` and `scores` of `model_card`, from the run directory and the results file.
+
+    The run directory is `--run`, or the parent of `folder` if it has a settings.yaml. The results file is `--results`.
 
     Raises:
         ValueError: if the run directory or the results file cannot be read.
@@ -180,9 +193,10 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
 
 
 def _scores_of_run(path: Path) -> list[tuple[str, str, float]]:
-    """Return the main metric before the first step and of the saved model, which has the best value of the run.
+    """Return the main metric of a training run before the first step, and its best value, which the saved model has.
 
-    `path` is metrics.jsonl of the run; each score is a task, a metric and a value, as for `model_card`.
+    `path` is metrics.jsonl in the run directory. Scores are (task, metric, value), as for `model_card`; missing scores
+    are skipped.
     """
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = [row for row in map(json.loads, filter(str.strip, lines)) if "evaluation" in row]
@@ -196,7 +210,7 @@ def _scores_of_run(path: Path) -> list[tuple[str, str, float]]:
 
 
 def _read_scores(path: Path) -> list[tuple[str, str, float]]:
-    """Read scores for `model_card` from a file of `eval sts --json` or `eval retrieval --json`.
+    """Read scores (task, metric, value) from a JSON file of `eval sts --json` or `eval retrieval --json`.
 
     STS: Spearman of each task and on average. Retrieval: the main metric of each task.
 
@@ -223,14 +237,16 @@ def _read_scores(path: Path) -> list[tuple[str, str, float]]:
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether a path in a repository is a file that a push can write."""
+    """Return whether `angle-llm push` can write a file with this path in a repository."""
     return any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in _OURS)
 
 
 def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: dict[str, Any], *, private: bool) -> str:
-    """Upload files and model card in one commit, in a new repository if needed, and return the address of the commit.
+    """Upload files and model card to the hub in one commit, and return the address of the commit.
 
-    Files of an earlier push that this push does not replace are deleted; other files are kept.
+    `files` maps repository paths to local paths or contents; `about` has more arguments of `model_card`. The repository
+    `repo` is created if needed. Files of an earlier push that this push does not replace are deleted; all others are
+    kept.
 
     Raises:
         PushError: if the repository contains other files, or the hub refuses or is not reachable.
@@ -273,7 +289,7 @@ def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: di
 
 
 def _license(api: Any, base: str | None) -> str | None:
-    """Return the license in the model card of the base on the hub; None if it is unknown."""
+    """Return the license that the hub's model card of a base model names; None if it is unknown."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if base is None or not is_on_hub(base) or "/" not in base:

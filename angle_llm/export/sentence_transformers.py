@@ -61,6 +61,8 @@ def export_sentence_transformers(
 ) -> Verification | None:
     """Export a saved encoder to a sentence-transformers folder, and return the verification.
 
+    The verification compares the folder with the encoder.
+
     Args:
         run: folder of the encoder: an adapter, which is merged first, or a whole model.
         out: folder to write.
@@ -89,7 +91,8 @@ def export_sentence_transformers(
         )
     if card.base is None and dtype not in (None, card.dtype):
         raise ArtifactError(
-            f"{source} is a whole model stored in {card.dtype}, which is kept; --dtype {dtype} is for adapters."
+            f"--dtype {dtype}: {source} is a whole model, which keeps its dtype {card.dtype}. "
+            "Omit --dtype; it is for adapters."
         )
     if check:
         need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")
@@ -138,7 +141,7 @@ def export_sentence_transformers(
 
 
 def _weights_files(folder: Path) -> list[Path]:
-    """Return the paths of the weights, their index, the configuration, and the provenance of a merge in a folder."""
+    """Return the existing paths of the weights, index, model configuration and merge provenance in a model folder."""
     names = ("config.json", MERGE_NAME, "model.safetensors.index.json")
     return [*(folder / name for name in names if (folder / name).is_file()), *sorted(folder.glob("model*.safetensors"))]
 
@@ -146,9 +149,10 @@ def _weights_files(folder: Path) -> list[Path]:
 def _check_tokenizers(
     folder: Path, tokenizers: SideTokenizers, prompts: Mapping[str, str], exported: PromptTokenizer
 ) -> None:
-    """Check that the tokenizer of an exported folder gives the token ids of the encoder, in all ways to open it.
+    """Check that the tokenizer of an exported folder gives the same token ids as the encoder.
 
-    It is opened with `AutoTokenizer`, with the class of its file, and with the library `tokenizers`.
+    The tokenizer is opened in three ways: with `AutoTokenizer`, with the class that its file names, and with the
+    library `tokenizers`. `prompts` are prompts that a program adds before a text.
 
     Raises:
         ArtifactError: if token ids differ.
@@ -165,9 +169,10 @@ def _check_tokenizers(
 
 
 def _write_as_llama(folder: Path) -> None:
-    """Rewrite a Qwen2 model as a LLaMA model with the same weights, attention biases included, and an output bias of 0.
+    """Rewrite a Qwen2 model in a folder as a LLaMA model with the same values.
 
-    transformers keeps the stored tokenizer of a LLaMA model, but rebuilds the tokenizer of a Qwen2 model.
+    The weights and attention biases are kept, and an output bias of 0 is added. transformers keeps the stored tokenizer
+    of a LLaMA model, but rebuilds the tokenizer of a Qwen2 model.
 
     Raises:
         ArtifactError: for a model with sliding windows.

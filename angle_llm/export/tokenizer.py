@@ -34,25 +34,27 @@ _EDITS: dict[str, dict[str, Any]] = {
     "double_quotes_to_single": {"type": "Replace", "pattern": {"String": '"'}, "content": "'"},
     "final_question_mark_to_full_stop": {"type": "Replace", "pattern": {"Regex": r"\?\z"}, "content": "."},
 }
-"""The text edits in `prompts.TEXT_EDITS` by name, as normalizers of `tokenizers`."""
+"""The text edits in `prompts.TEXT_EDITS` by name, as JSON of normalizers for the library `tokenizers`."""
 
 
 @dataclass(frozen=True)
 class PromptTokenizer:
-    """A tokenizer that applies the prompt of an encoder, as the two files that `AutoTokenizer` reads."""
+    """A tokenizer that adds the prompt of an encoder to texts, as the content of two files for `AutoTokenizer`."""
 
     spec: dict[str, Any]
     """Content of tokenizer.json."""
     config: dict[str, Any]
     """Content of tokenizer_config.json."""
     plain_names: list[str]
-    """Names of added tokens of the encoder that this tokenizer reads as plain characters."""
+    """Names of added tokens of the encoder that this tokenizer splits like plain text."""
     changes_text: bool
     """Whether the normalizer adds a part of the prompt or edits the text."""
 
 
 def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
-    """Build a tokenizer that includes the prompt, the special tokens and the maximum length of an encoder.
+    """Build a tokenizer that adds the prompt and special tokens of an encoder, and truncates at its maximum length.
+
+    `sentences` is the tokenizer of the encoder.
 
     Raises:
         ArtifactError: for a tokenizer without a `tokenizer.json`, or without a token for padding.
@@ -90,7 +92,9 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
 
 
 def changed_names(tokenizer: Tokenizer) -> list[str]:
-    """Return the names of added tokens that are not special and get other ids if they are read as plain characters.
+    """Return the names of added tokens that get other ids if a tokenizer splits the names like plain text.
+
+    Special tokens are not included.
 
     Raises:
         ArtifactError: for a tokenizer without a `tokenizer.json`.
@@ -106,7 +110,11 @@ def changed_names(tokenizer: Tokenizer) -> list[str]:
 
 
 def _read_spec(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the content of `tokenizer.json`. Raises `ArtifactError` for a tokenizer that has none."""
+    """Return the content of `tokenizer.json` for a tokenizer of transformers.
+
+    Raises:
+        ArtifactError: for a tokenizer without a `tokenizer.json`.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ArtifactError(
@@ -120,13 +128,14 @@ def _read_spec(tokenizer: Tokenizer) -> dict[str, Any]:
 def check_same_ids(
     encode: Callable[[str], list[int]], sentences: SentenceTokenizer, head: str = "", plain_names: Sequence[str] = ()
 ) -> None:
-    """Check that an exported tokenizer gives the token ids of the encoder for built-in texts of all kinds.
+    """Check that an exported tokenizer gives the same token ids as the encoder, for built-in texts of all kinds.
 
     Args:
-        encode: the exported tokenizer, from a text to its ids.
-        sentences: tokenizer of the encoder.
+        encode: function of the exported tokenizer, from a text to its token ids.
+        sentences: tokenizer of the encoder, which adds the prompt.
         head: prompt that is added before each text for `encode`.
-        plain_names: names of tokens; texts that contain a name are skipped.
+        plain_names: names of added tokens that the exported tokenizer splits like plain text; texts that contain a name
+            are skipped.
 
     Raises:
         ArtifactError: for a text with other ids.
@@ -147,7 +156,7 @@ def check_same_ids(
 
 
 def _around(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> dict[str, Any]:
-    """Return a post-processor for `tokenizer.json` that adds ids before and after the text."""
+    """Return a post-processor for `tokenizer.json` that adds the token ids `before` and `after` around every text."""
     tokens = {
         name: {"id": name, "ids": list(ids), "tokens": tokenizer.convert_ids_to_tokens(list(ids))}
         for name, ids in (("before", before), ("after", after))

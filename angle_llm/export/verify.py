@@ -1,7 +1,7 @@
-"""Verify that several forms are the same encoder: encode the same texts with all forms, and compare the vectors.
+"""Verify that several forms are the same encoder: encode the same texts with all forms, and compare the embeddings.
 
-Every form is opened with its stored weights and computes in float32, so that differences come from the weights and not
-from the arithmetic:
+A form is a stored version of an encoder. Every form is opened with its stored weights and computes in float32, so that
+differences come from the weights and not from the arithmetic:
 
     adapter                 base weights rounded to their dtype in training (or dequantised), converted to float32, plus
                             the float32 adapter: the trained function without the rounding of bfloat16 activations
@@ -59,7 +59,7 @@ Score = Callable[[SentenceEncoder], float]
 
 
 class VerificationError(ValueError):
-    """Two forms differ although they must be the same encoder. The message contains the report."""
+    """Error for two stored versions of an encoder that must be equal but differ. The message contains the report."""
 
 
 def verify(
@@ -73,17 +73,18 @@ def verify(
     original_base: bool = False,
     side: Side | None = None,
 ) -> Verification:
-    """Check that all forms are the same encoder as the first form, and return the report.
+    """Check that stored versions of an encoder (forms) give the same embeddings as the first form; return the report.
 
     Args:
-        forms: saved folders (adapter or whole), sentence-transformers folders, or models; at least two.
+        forms: at least two folders or model names: saved encoders (adapter or whole model), sentence-transformers
+            folders, or other models.
         texts: texts to encode; None: the built-in texts that all forms can encode alike.
         score: function that computes a score of each form, which is compared too.
-        tolerance: largest allowed 1 - cos. None: by the stored dtypes; wrong weights are then not allowed.
+        tolerance: largest allowed 1 - cos. None: chosen by the stored dtypes; wrong weights are then not allowed.
         device: device of the computation; None: the best available.
         names: names of the forms in the report; None: the paths.
-        original_base: apply adapters to the stored base weights, not to the values in training.
-        side: compare encoders with two prompts on this side only. None: on both sides.
+        original_base: apply adapters to the stored base weights, not to the values in training (rounded, dequantised).
+        side: compare encoders with two prompts as encoders of queries only, or of documents only. None: both.
 
     Raises:
         ValueError: if the first form is a sentence-transformers folder, or for texts that cannot be encoded.
@@ -145,22 +146,25 @@ def verify(
 
 
 def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[str | Path]) -> tuple[list[str], list[str]]:
-    """Return the built-in texts that all forms can encode alike, and notes on the number of skipped texts."""
+    """Return the built-in texts that all stored versions of an encoder can encode alike, and notes for the report.
+
+    `forms` are the paths of the stored versions. The notes give the number of skipped texts and the reason.
+    """
     texts, notes = [text for text in SENTENCES if _has_tokens(encoder, text)], []
     if skipped := len(SENTENCES) - len(texts):
-        notes.append(f"built-in texts skipped: {skipped}. The tokenizer has no tokens for them.")
+        notes.append(f"built-in texts skipped: {skipped}. The tokenizer has no tokens for these texts.")
     exported = [ExportFacts.read(Path(form)) for form in forms if is_sentence_transformers_folder(form)]
     names = {name for facts in exported if facts is not None for name in facts.plain_names}
     known = [text for text in texts if not any(name in text for name in names)]
     if skipped := len(texts) - len(known):
         notes.append(
-            f"built-in texts skipped: {skipped}. They contain a name that the exported tokenizer reads as plain characters."
+            f"built-in texts skipped: {skipped}. They contain a name that the exported tokenizer splits like text."
         )
     return known, notes
 
 
 def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
-    """Return whether the tokenizers of all prompts have tokens for a text."""
+    """Return whether a text has at least one token, for the tokenizers of all prompts of an encoder."""
     try:
         for tokenize in encoder.tokenizers.distinct:
             tokenize([text])
@@ -170,13 +174,18 @@ def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
 
 
 def _library_versions(forms: Sequence[str | Path]) -> str:
-    """Return the names and versions of the libraries that computed the vectors."""
+    """Return the names and versions of the libraries that compute the embeddings of the forms, as text."""
     names = [LIBRARY] if any(map(is_sentence_transformers_folder, forms)) else []
     return ", ".join(f"{name} {version(name)}" for name in (*names, "transformers", "torch"))
 
 
 def _count(forms: list[tuple[str | Path, FormFacts]], original_base: bool) -> WeightsCount | None:
-    """Compare the weights of two forms if one is an adapter and the other is a model that is not quantised."""
+    """Compare the stored weights of an adapter and a model, and return the number of weights that differ from a merge.
+
+    `forms` has the path and facts of two stored versions of an encoder, in any order. The result is None unless one
+    form is an adapter and the other a model that is not quantised. `original_base` merges into the stored base weights,
+    not into the values in training.
+    """
     (adapter, its), (model, facts) = sorted(forms, key=lambda form: form[1].kind != "adapter")
     if its.kind != "adapter" or facts.kind == "adapter" or "bits" in facts.dtype:
         return None
@@ -193,17 +202,17 @@ def finish_folder(
     original_base: bool = False,
     side: Side | None = None,
 ) -> Verification | None:
-    """Compare a new folder with the encoder in `source`, and write the report and README.md to the folder.
+    """Compare a new folder with the encoder that it was made from, and write the report and README.md to the folder.
 
     Args:
         folder: merged or exported encoder, still under a temporary name.
-        source: encoder that the folder was made from.
+        source: folder of the encoder that `folder` was made from.
         names: names of source and folder in the report.
-        check: False skips the comparison; the report then records that, and the result is None.
+        check: False skips the comparison; the report then records the omission, and the result is None.
         device: device of the comparison; None: the best available.
         original_base: whether the adapter was merged into the stored base weights. The report then also notes the
             difference from the adapter on the base values in training.
-        side: compare encoders with two prompts on this side only. None: on both sides.
+        side: compare encoders with two prompts as encoders of queries only, or of documents only. None: both.
 
     Raises:
         VerificationError: if the two encoders differ.
@@ -228,7 +237,10 @@ def finish_folder(
 
 
 def _kind(path: str | Path) -> str:
-    """Return the kind of a form: adapter, whole model, backbone, or sentence-transformers."""
+    """Return the kind of a stored encoder: adapter, whole model, backbone, or sentence-transformers.
+
+    A backbone is a model without the settings of an encoder, such as prompt and pooling.
+    """
     if is_sentence_transformers_folder(path):
         return LIBRARY
     if not is_saved_encoder(path):
@@ -237,13 +249,20 @@ def _kind(path: str | Path) -> str:
 
 
 def _saved_folder(path: str | Path) -> str | Path:
-    """Return the folder of a saved encoder, fetched if it is on the hub; the path itself for another model."""
+    """Return the local folder of a saved encoder, which is downloaded if it is on the hub.
+
+    For another model, return `path` unchanged.
+    """
     source = resolve_model(str(path))
     return path if source.card is None else Path(source.location.name)
 
 
 def _open(path: str | Path, device: str | None, usage: dict[str, Any], original_base: bool) -> Form:
-    """Open a form with its stored weights. A backbone gets `usage`, the prompt and other options of the first form."""
+    """Open a stored encoder with its stored weights.
+
+    `usage` is the prompt, pooling, maximum length and normalisation for a model that does not store these settings.
+    `original_base` opens an adapter on the stored base weights, not on the values in training.
+    """
     kind = _kind(path)
     if kind == LIBRARY:
         return SentenceTransformersModel(path, device=device, prompt=usage["prompt"], pooling=usage["pooling"])
@@ -257,7 +276,10 @@ def _open(path: str | Path, device: str | None, usage: dict[str, Any], original_
 
 
 def _widen(encoder: SentenceEncoder) -> None:
-    """Convert the weights of an encoder to float32 in place; quantised weights are dequantised. Values do not change."""
+    """Convert the weights of an encoder to float32 in place, without changing their values.
+
+    Quantised weights are dequantised.
+    """
     if encoder.bits is not None:
         dequantize(encoder.model.backbone, torch.float32)
     for tensor in (*encoder.model.parameters(), *encoder.model.buffers()):
@@ -273,7 +295,11 @@ def _encode(
     score: Score | None,
     sides: Sequence[Side | None],
 ) -> Encoded:
-    """Return the facts of a form, and the token ids and vectors of all texts, for one side after the other."""
+    """Encode texts with an opened encoder; return its facts with the token ids and embeddings of all texts.
+
+    The texts are encoded for each of `sides`: as queries, as documents, or with the only prompt (None). `kind` and
+    `name` describe the encoder in the report.
+    """
     dtype = str(encoder.dtype).removeprefix("torch.") + (f" in {encoder.bits} bits" if encoder.bits else "")
     if isinstance(encoder, SentenceEncoder):
         _widen(encoder)
@@ -297,19 +323,22 @@ def _encode(
 
 
 def _by_side(encoder: Form, sides: Sequence[Side | None]) -> Sequence[Form]:
-    """Return the form for each side, which encodes texts with the prompt of the side; None: its only prompt."""
+    """Return an encoder for each of `sides`: for queries, for documents, or `encoder` unchanged (None).
+
+    If the side is None and `encoder` has two prompts, the result uses the prompt of queries.
+    """
     if sides[0] is None and isinstance(encoder, SentenceEncoder) and encoder.prompts.differ:
         sides = ["query"]  # the first form has one prompt: `compare_forms` reports the difference
     return [encoder if side is None else encoder.for_side(side) for side in sides]
 
 
 def _rows(by_side: Sequence[Form], texts: Sequence[str]) -> Rows:
-    """Return the vectors of all texts in float64, for one side after the other."""
+    """Return the embeddings of the texts by each encoder, stacked in float64: shape (encoders × texts, D)."""
     return np.concatenate([form.encode(texts) for form in by_side]).astype(np.float64)
 
 
 def _shown(prompts: SidePrompts) -> str:
-    """Return the template, edits, tokenization and appended token of one or two prompts as text, for the report."""
+    """Return the template, edits, tokenization and appended token of the prompts as text, for the report."""
     shown = []
     for prompt in (prompts.query, prompts.document):
         more = [*prompt.edits, *(["segments"] if prompt.tokenization == "segments" else [])]
@@ -325,7 +354,12 @@ def _base_rows(
     device: str | None,
     sides: Sequence[Side | None],
 ) -> tuple[Rows | None, str]:
-    """Return the vectors of the untrained base of the first form, with its prompt and pooling; or None and the reason."""
+    """Return the embeddings of texts by the untrained base model of an encoder, or None and the reason.
+
+    The base gets the prompt and pooling of the encoder. The reason is that the base is unknown or cannot be opened; it
+    is "" if there are embeddings. `encoder` is the opened encoder, and `path` its folder. Texts are encoded for each of
+    `sides`: as queries, as documents, or with the only prompt (None).
+    """
     if _kind(path) == "adapter":
         backbone: Any = encoder.model.backbone
         with backbone.disable_adapter():

@@ -23,19 +23,25 @@ from angle_llm.model.source.weights import BaseWeights, open_base
 
 @dataclass(frozen=True)
 class WeightsCount:
-    """Number of compared weights of a model, and of weights that differ from a merge of the adapter in float32."""
+    """Number of compared weights of a model (`numbers`), and of weights that differ from a float32 merge (`wrong`).
+
+    The merge is of a LoRA adapter into its base.
+    """
 
     numbers: int
     wrong: int
     worst_tensor: str
-    """Name of the tensor with the largest share of wrong weights; empty if no weight is wrong."""
+    """Name of the tensor with the largest fraction of wrong weights; empty if no weight is wrong."""
 
     def __str__(self) -> str:
         return f"{self.wrong:,} of {self.numbers:,} stored weights differ from a merge in float32"
 
 
 def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> BaseWeights:
-    """Open the weights of an adapter's base as in training (rounded, dequantised), or as stored (`original`).
+    """Open the base weights of a saved adapter, with the values in training (rounded, dequantised) or as stored.
+
+    `source` is the folder of the adapter, and `card` its encoder card (metadata). `original` opens the weights as
+    stored.
 
     Raises:
         FileNotFoundError, ArtifactError: if the base is missing, damaged, or has other weights than in training.
@@ -55,14 +61,14 @@ def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> Ba
 
 
 def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool = False) -> WeightsCount | None:
-    """Count the weights of a model, stored in `dtype`, that differ from the merge of a saved adapter.
+    """Count the stored weights of a merged model that differ from a float32 merge of an adapter into its base.
 
     Return None for a model that cannot be compared: a GGUF file, which rounds differently; a folder that only another
     library opens; a model with other tensors.
 
     Args:
         adapter: folder of the adapter.
-        model: folder or name of the model.
+        model: folder or name of the merged model.
         dtype: dtype of the stored weights.
         original: merge into the stored base weights instead of the values in training.
 

@@ -98,7 +98,7 @@ def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns
 def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
     for source, kind, message in (
         ("nothing.tsv", SettingsError, r"evaluation\.tasks.*nothing\.tsv"),
-        ("beir", FileNotFoundError, r"qrels/test\.tsv; found valid.*beir@valid"),
+        ("beir", FileNotFoundError, r"qrels/test\.tsv; available: valid.*beir@valid"),
         ("tickets.csv", DataError, r"tickets\.csv.*Titel"),
     ):
         with pytest.raises(kind, match=message):

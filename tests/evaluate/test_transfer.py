@@ -11,8 +11,8 @@ import pytest
 from evaluate_samples import Words, parsed, write
 
 from angle_llm.evaluate.transfer import (
+    FeaturesAndLabels,
     Fitter,
-    Part,
     TransferSettings,
     evaluate_transfer,
     run_protocol,
@@ -56,7 +56,7 @@ def split_task(train: Sequence[LabelledText], test: Sequence[LabelledText], **mo
     return TransferTask("trec", "TREC", "train_test", {"train": tuple(train), "test": tuple(test)}, "here", **more)
 
 
-def as_sentevals_inner_folds(part: Part, folds: int, seed: int) -> list[float]:
+def as_sentevals_inner_folds(part: FeaturesAndLabels, folds: int, seed: int) -> list[float]:
     """The accuracies in percent of SentEval's protocol, implemented independently with its solver."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
@@ -101,7 +101,7 @@ def test_both_solvers_reach_the_same_optimum() -> None:
 def test_test_labels_change_only_the_accuracy() -> None:
     """Other test labels: the same choice of C and the same predictions."""
     rng = np.random.default_rng(2)
-    parts: dict[Split, Part] = {
+    parts: dict[Split, FeaturesAndLabels] = {
         split: (rng.normal(size=(60, 4)), rng.integers(2, size=60).astype(str)) for split in ("train", "dev", "test")
     }
     flipped = parts["test"][0], np.where(parts["test"][1] == "1", "0", "1")

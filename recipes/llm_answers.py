@@ -142,7 +142,9 @@ class Answers:
             try:
                 self.by_key |= {key: Answer(*values) for key, *values in row["answers"]}
             except (KeyError, TypeError, ValueError):
-                raise DataError(f"{journal.path}:{number}: expected an answer, got {str(row)[:80]}. Remove this line") from None
+                raise DataError(
+                    f"{journal.path}:{number}: expected an answer, got {str(row)[:80]}. Remove this line"
+                ) from None
         known = [self.by_key[request.key] for request in requests if request.key in self.by_key]
         self.requests = len(known)
         self.cost = sum(settings.prices.cost(answer.read_tokens, answer.new_tokens) for answer in known)

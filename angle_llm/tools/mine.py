@@ -252,7 +252,7 @@ class GroupsOutput:
         """Return the report if the output is complete, else None; remove the working folder of a complete output.
 
         Raises:
-            FolderError: if the output was written with another identity, or the groups were changed since.
+            FolderError: if other settings or inputs made the output, or the groups were changed since.
         """
         report = read_object(self.report)
         if report is None or not self.out.exists():
@@ -276,8 +276,8 @@ class GroupsOutput:
     ) -> dict[str, Any]:
         """Write the file of groups, then the report, and remove the working folder; return the report.
 
-        `content` are the bytes of the file of groups. The report contains `identity`, `named`, `counts`, and the result
-        of `describe_groups`.
+        `content` are the bytes of the file of groups. The report contains `identity` (settings and hashes that
+        determine the groups), `named` (settings that name the input), `counts`, and the result of `describe_groups`.
         """
         write_file(self.out, lambda file: file.writelines(content), writer="")
         head = {"format_version": identity["format_version"], "identity": identity, "named": named}

@@ -106,10 +106,9 @@ def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array
 def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192, faiss: bool = False) -> Search:
     """Return a function that finds the nearest of `vectors_ND` (N, D) for query vectors.
 
-    `vectors_ND` can be memory-mapped.
-    `rows` limits the search to these rows, and results are indices into `rows`. `block` is the number of rows in memory
-    at a time. With `faiss`, its flat index in float32 finds more candidates than requested, which are then ranked
-    exactly.
+    `vectors_ND` can be memory-mapped. `rows` limits the search to these rows, and results are indices into `rows`.
+    `block` is the number of rows in memory at a time. With `faiss`, its flat index in float32 finds more candidates than
+    requested, which are then ranked exactly.
 
     Raises:
         MissingLibraryError: if `faiss` is set and not installed.

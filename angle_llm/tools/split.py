@@ -55,7 +55,9 @@ class SplitSettings(TextEncoding, RowSettings):
 
 
 def split_main(settings: SplitSettings) -> None:
-    """Write the parts and the corpus, and print their sizes. All rows are held in memory.
+    """Split a data file; write the parts and the corpus (distinct second texts), and print their sizes.
+
+    All rows are held in memory.
 
     Raises:
         DataError: if the file cannot be used, a row is bad, or a part would have no rows.

@@ -47,7 +47,7 @@ class ShapeSettings:
     hidden: int = 4096
     """Dimensions of a hidden state."""
     heads: int = 32
-    """Number of attention heads."""
+    """Number of attention heads of a layer."""
     intermediate: int = 11008
     """Dimensions of the hidden layer of the MLP."""
     data: DataSource = field(default_factory=DataSource)
@@ -75,7 +75,7 @@ class ShapeSettings:
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to compute the attention of a batch: layout, kernel (None: the default), and whether torch may use cuDNN."""
+    """A way to compute attention: layout of the tokens, kernel (None: the default), and whether torch may use cuDNN."""
 
     layout: str
     kernel: str | None = None
@@ -85,7 +85,7 @@ class Variant:
         return " ".join(filter(None, [self.layout, self.kernel, "cuDNN" if self.cudnn else ""]))
 
     def missing(self, device: torch.device, *, training: bool) -> str | None:
-        """Return the reason why the variant cannot run on a device; None if it can."""
+        """Return the reason why this way to compute attention cannot run on a device; None if it can."""
         if device.type == "cuda" or not (self.cudnn or self.kernel == "flex"):
             return None
         if self.kernel == "flex":
@@ -94,7 +94,7 @@ class Variant:
 
     @contextmanager
     def used(self, encoder: SentenceEncoder) -> Iterator[None]:
-        """Context manager in which an encoder uses this layout and kernel."""
+        """Context manager in which an encoder computes attention with this layout and kernel."""
         layouts, kernel = encoder.layouts, encoder.model.attention_kernel
         with ExitStack() as stack:
             stack.callback(setattr, encoder, "layouts", layouts)
@@ -114,9 +114,9 @@ class Variant:
 
 
 TRIE = Variant("trie")
-"""The prefix trie with the default kernel of the device."""
+"""Attention on a prefix trie of the texts, with the default kernel of the device."""
 PADDED = Variant("padded")
-"""Sorted, deduplicated texts with padding; a causal model uses flash attention without a mask."""
+"""Attention on sorted, deduplicated texts with padding; a causal model uses flash attention without a mask."""
 VARIANTS = (
     Variant("trie", "flex"),
     Variant("trie", "gathered"),
@@ -146,7 +146,7 @@ class Rows:
         self.add(device=self.name, torch=torch.__version__, settings=repr(settings))
 
     def add(self, **row: Any) -> dict[str, Any]:
-        """Print a row, append it to the file, and return it."""
+        """Print a result row, append it to the file, and return it."""
         self.found.append(row)
         line = json.dumps(row, default=str)
         print(line, flush=True)
@@ -159,7 +159,7 @@ class Rows:
         return row
 
     def measure(self, work: Callable[[], dict[str, Any]], missing: str | None = None, **about: Any) -> None:
-        """Add a row with the values of `work` and the peak memory; if `work` fails, with the error.
+        """Add a result row with the values that `work` returns and the peak memory; if `work` fails, with the error.
 
         `missing` is the reason to skip the row. `about` are values that identify the row.
         """
@@ -177,7 +177,7 @@ class Rows:
         self.add(**about, **values, **peak_memory(self.device), row_seconds=round(time.monotonic() - started, 1))
 
     def part(self, name: str, work: Callable[[], None]) -> None:
-        """Call a function that adds rows; if it fails, add a row with the error."""
+        """Call a function that adds result rows; if it fails, add a row with the error."""
         free_memory(self.device)  # the model of the previous part can be in reference cycles
         try:
             work()
@@ -186,7 +186,7 @@ class Rows:
 
 
 def _failure(error: Exception) -> dict[str, str]:
-    """Return an error as values of a row; the values refer to no tensor, so memory can be freed."""
+    """Convert an error to values of a result row. The values refer to no tensor, so memory can be freed."""
     return {"out_of_memory" if is_out_of_memory(error) else "error": f"{type(error).__name__}: {error}"[:400]}
 
 
@@ -198,7 +198,7 @@ def find_device() -> tuple[torch.device, str]:
 
 
 def free_memory(device: torch.device) -> None:
-    """Free unused memory, and start a new measurement of the peak."""
+    """Free unused GPU memory, and reset the measured peak."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -299,7 +299,7 @@ def draw_batches(data: DataSource, size: int, count: int) -> list[TextBatch]:
 def attention_error(
     sequence: TokenSequence, kernel: str, dtype: torch.dtype, device: torch.device, tolerance: float
 ) -> dict[str, Any]:
-    """Compare an attention kernel with dense attention in float64, for output and gradients, with grouped-query attention.
+    """Compare an attention kernel with dense attention in float64: output and gradients of grouped-query attention.
 
     Differences are relative to the largest value. `holds` is whether all differences are within `tolerance`.
     """

@@ -53,9 +53,10 @@ from angle_llm.train.forecast import Device, Memory, Sharding, loss_memory
 from angle_llm.train.step import boundary_step
 
 SAME_GRADIENT = 0.02
-"""Largest 1 − cosine, and difference of norms, of equal gradients; bfloat16 and the order of sums change them."""
+"""Tolerance for equal gradients: largest 1 − cosine, and largest relative difference of norms. They differ by bfloat16
+rounding and the order of sums."""
 SAME_ROWS = 0.01
-"""Largest 1 − cosine of equal embeddings."""
+"""Tolerance for equal embeddings: largest 1 − cosine."""
 SAME_ATTENTION = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
 """Largest relative difference from attention in float64, by dtype; float32 may be computed in TF32."""
 MOST_COMPILATIONS = 4
@@ -67,13 +68,13 @@ class GpuCheckSettings(ShapeSettings):
     """Shape, batch and tolerance of the checks."""
 
     batch: int = 96
-    """Number of triples of the batch, which all steps use."""
+    """Number of triples in the batch. All steps use the same batch."""
     micro_batch_tokens: int = 2048
     """Maximum tokens of a micro-batch."""
     learning_rate: float = 1e-3
     """Learning rate of AdamW."""
     tolerance: float = 0.1
-    """Largest difference between peak memory and forecast, as a share of the forecast."""
+    """Largest difference between peak memory and forecast, as a fraction of the forecast."""
 
 
 def main(settings: GpuCheckSettings) -> bool:
@@ -106,7 +107,7 @@ def check_attention(settings: GpuCheckSettings, rows: Rows) -> None:
 
 
 def sample_micro_batches(settings: GpuCheckSettings) -> Any:
-    """Return the micro-batches of a batch of real texts, planned for a tiny model."""
+    """Return micro-batches of real texts, planned with a tiny model."""
     small = GpuCheckSettings(layers=1, hidden=64, heads=4, intermediate=64, tokenizer=settings.tokenizer)
     encoder = random_encoder(small, torch.device("cpu"))
     (batch,) = draw_batches(settings.data, settings.batch, 1)
@@ -127,7 +128,7 @@ class LlamaChecks:
         self.plan = self.encoder.plan(self.batch.texts, settings.micro_batch_tokens)
 
     def run(self) -> None:
-        """Add a row for each check."""
+        """Run all checks of the model, and add a result row for each check."""
         self._compare_variants()
         self.rows.measure(self._twice, what="gradient encoded twice, to kept", base=self.base)
         self.rows.measure(self._checkpointed, what="gradient with checkpointing, to kept", base=self.base)
@@ -154,12 +155,12 @@ class LlamaChecks:
                 )
 
     def _twice(self) -> dict[str, Any]:
-        """Compare the gradient of a batch encoded twice with the gradient of kept activations."""
+        """Compare the gradients with and without gradient caching, which encodes a batch twice."""
         kept, twice = (gradient(self.encoder, self.plan, self.batch, cached=cached) for cached in (False, True))
         return {**same_gradient(twice, kept), "micro_batches": len(self.plan.groups)}
 
     def _checkpointed(self) -> dict[str, Any]:
-        """Compare the gradient with activation checkpointing with the gradient of kept activations."""
+        """Compare the gradients with and without activation checkpointing."""
         kept = gradient(self.encoder, self.plan, self.batch, cached=False)
         self.encoder.model.checkpoint_activations(enabled=True)
         try:
@@ -168,20 +169,20 @@ class LlamaChecks:
             self.encoder.model.checkpoint_activations(enabled=False)
 
     def _train(self, cached: bool) -> dict[str, Any]:
-        """Check that the loss decreases. `cached`: the batch is encoded twice."""
+        """Train, and check that the loss decreases. `cached`: use gradient caching, which encodes a batch twice."""
         losses = train(self.settings, self.encoder, self.plan, self.batch, cached=cached)
         holds = losses[-1] < losses[0]
         return {"computed_tokens": self.plan.computed_tokens, "losses": losses, "holds": holds}
 
     def _memory(self, cached: bool) -> dict[str, Any]:
-        """Compare the peak memory of training with the forecast. `cached`: the batch is encoded twice."""
+        """Compare the peak memory of training with the forecast. `cached`: use gradient caching."""
         expected = forecast(self.settings, self.encoder, self.plan, self.examples, self.bits, cached=cached)
         free_memory(self.rows.device)
         train(self.settings, self.encoder, self.plan, self.batch, cached=cached)
         return measured(self.settings, expected, self.rows.device)
 
     def _dequantized(self) -> dict[str, Any]:
-        """Compare the gradient on a quantised base with the gradient on the dequantised base."""
+        """Compare the adapter gradient on a quantised base with the gradient on the dequantised base."""
         self.encoder.encode(self.batch.texts)  # a forward pass in evaluation mode must not change the training
         ours = gradient(self.encoder, self.plan, self.batch, cached=False)
         quantization.dequantize(self.encoder.model.backbone)
@@ -239,7 +240,7 @@ def randomize_adapter(encoder: SentenceEncoder) -> None:
 def train(
     settings: GpuCheckSettings, encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool
 ) -> list[float]:
-    """Train `--steps` steps on a batch, and return the losses. `cached`: the batch is encoded twice."""
+    """Train `--steps` steps on a batch, and return the losses. `cached`: use gradient caching."""
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=settings.learning_rate)
     encoder.model.train()
@@ -262,7 +263,7 @@ def forecast(
     *,
     cached: bool,
 ) -> Memory:
-    """Return the memory of a training step as `angle-llm plan` forecasts it. `cached`: the batch is encoded twice."""
+    """Return the memory of a training step as `angle-llm plan` forecasts it. `cached`: use gradient caching."""
     kept: Any = encoder.model.backbone.config  # peft and bitsandbytes have changed it
     config = type(kept)(**{key: value for key, value in kept.to_dict().items() if key != "quantization_config"})
     backbone = meta_model.meta_backbone(config, torch.bfloat16, settings.lora(), bits=bits)
@@ -287,7 +288,7 @@ def forecast(
 
 
 def measured(settings: GpuCheckSettings, expected: Memory, device: torch.device) -> dict[str, Any]:
-    """Compare the peak GPU memory with the forecast, in GiB."""
+    """Return the forecast in GiB, the ratio of peak GPU memory to forecast, and whether it is within the tolerance."""
     peak = torch.cuda.max_memory_allocated(device)
     ratio = peak / expected.tensors
     return {
@@ -299,7 +300,7 @@ def measured(settings: GpuCheckSettings, expected: Memory, device: torch.device)
 
 
 def gradient(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool) -> Tensor:
-    """Return the gradient of all adapter weights as a vector on the CPU. `cached`: the batch is encoded twice."""
+    """Return the gradient of all adapter weights as a vector on the CPU. `cached`: use gradient caching."""
     encoder.model.train()
     encoder.model.zero_grad()
     boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=graph_tokens(plan, cached))
@@ -310,14 +311,14 @@ def gradient(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: 
 
 
 def graph_tokens(plan: Plan, cached: bool) -> int:
-    """Return the setting `graph_tokens` with which the batch is encoded twice (`cached`), or activations are kept."""
+    """Return the setting `graph_tokens` that makes training use gradient caching (`cached`) or keep activations."""
     return 0 if cached else plan.computed_tokens
 
 
 def computed(
     encoder: SentenceEncoder, variant: Variant, batch: TextBatch, settings: GpuCheckSettings
 ) -> tuple[str, Tensor, Tensor]:
-    """Return the layout, embeddings (N, D) and gradient of a batch, computed with a variant."""
+    """Encode a batch with a variant of attention; return the layout, the embeddings (N, D) and the gradient."""
     with variant.used(encoder):
         plan = encoder.plan(batch.texts, settings.micro_batch_tokens)
         encoder.model.eval()
@@ -335,7 +336,7 @@ def compared(
     settings: GpuCheckSettings,
     expected: tuple[str, Tensor, Tensor],
 ) -> dict[str, Any]:
-    """Compare embeddings and gradient of a variant with the result of `computed` for another variant."""
+    """Compare embeddings and gradient of an attention variant with `expected`, a result of `computed`."""
     found = computed(encoder, variant, batch, settings)
     rows = float((1 - torch.cosine_similarity(found[1], expected[1])).max())
     values = {"layout": found[0], "rows": rows, **same_gradient(found[2], expected[2])}

@@ -87,7 +87,7 @@ class GpuSpeedSettings(ShapeSettings):
 
 @dataclass
 class Bench:
-    """Measures an encoder, and adds the results to rows."""
+    """Measures the training and encoding speed of an encoder, and adds the results to `rows`."""
 
     settings: GpuSpeedSettings
     rows: Rows
@@ -99,7 +99,7 @@ class Bench:
         self.peak = peak_flops(self.device, torch.bfloat16)
 
     def train(self, what: str, steps: Sequence[Step], tokens: int, variant: Variant, graph_tokens: int = KEPT) -> None:
-        """Add a row with the speed of optimizer steps."""
+        """Measure optimizer steps, and add a result row with the speed."""
         self.rows.measure(
             lambda: self._trained(steps, tokens, variant, graph_tokens),
             variant.missing(self.device, training=True),
@@ -111,7 +111,7 @@ class Bench:
         )
 
     def encode(self, texts: Sequence[str], tokens: int, variant: Variant) -> None:
-        """Add a row with the speed of encoding texts."""
+        """Measure the encoding of texts, and add a result row with the speed."""
         self.rows.measure(
             lambda: self._encoded(texts, tokens, variant),
             variant.missing(self.device, training=False),
@@ -122,7 +122,7 @@ class Bench:
         )
 
     def _trained(self, steps: Sequence[Step], tokens: int, variant: Variant, graph_tokens: int) -> dict[str, Any]:
-        """Run the optimizer steps, and return medians over all steps except the first."""
+        """Run optimizer steps; return the median time and speed over all steps except the first."""
         encoder, before = self.encoder, compilations()
         encoder.model.zero_grad()
         encoder.model.train()
@@ -156,7 +156,7 @@ class Bench:
         }
 
     def _encoded(self, texts: Sequence[str], tokens: int, variant: Variant) -> dict[str, Any]:
-        """Encode the texts several times, and return the values of the median time, without the first time."""
+        """Encode texts several times; return the median time and speed without the first time."""
         before = compilations()
         with variant.used(self.encoder):
             runs = [
@@ -177,7 +177,7 @@ class Bench:
 
 
 def planned(encoder: SentenceEncoder, step: Step, tokens: int) -> list[tuple[Plan, list[PlannedBatch]]]:
-    """Plan the micro-batches of each group of a step."""
+    """Plan the micro-batches of each group (batches that are encoded together) of an optimizer step."""
     objective = AngleObjective()
     return [
         (
@@ -189,7 +189,7 @@ def planned(encoder: SentenceEncoder, step: Step, tokens: int) -> list[tuple[Pla
 
 
 def main(settings: GpuSpeedSettings) -> None:
-    """Run the parts, and print the rows and the comparison with the target speeds."""
+    """Run the parts of --parts, and print result rows and a comparison with the target speeds."""
     if unknown := [part for part in settings.parts if part not in PARTS]:
         raise ValueError(f"--parts: expected some of {', '.join(PARTS)}; got {', '.join(unknown)}.")
     rows = Rows(settings)
@@ -200,7 +200,7 @@ def main(settings: GpuSpeedSettings) -> None:
 
 
 def train_part(settings: GpuSpeedSettings, rows: Rows) -> None:
-    """Measure LoRA on a bfloat16 base: variants on the same pairs, token budgets, accumulation, and a trace."""
+    """Measure LoRA on a bfloat16 base by attention variant, token budget and accumulation; write a profiler trace."""
     bench = Bench(settings, rows, random_encoder(settings, rows.device), "bfloat16")
     bench.encoder.add_lora(settings.lora())
     steps = one_by_one(draw_batches(settings.data, settings.batch, settings.steps + 1))
@@ -223,7 +223,7 @@ def train_part(settings: GpuSpeedSettings, rows: Rows) -> None:
 
 
 def nf4_part(settings: GpuSpeedSettings, rows: Rows) -> None:
-    """Measure QLoRA, LoRA on a base in NF4."""
+    """Measure the training speed of QLoRA (LoRA on a base in NF4)."""
     bench = Bench(settings, rows, random_encoder(settings, rows.device, bits=4), "NF4")
     bench.encoder.add_lora(settings.lora())
     steps = one_by_one(draw_batches(settings.data, settings.batch, settings.steps + 1))
@@ -232,7 +232,7 @@ def nf4_part(settings: GpuSpeedSettings, rows: Rows) -> None:
 
 
 def encode_part(settings: GpuSpeedSettings, rows: Rows) -> None:
-    """Measure encoding of the texts of STS pairs."""
+    """Measure the speed of encoding the texts of STS pairs."""
     bench = Bench(settings, rows, random_encoder(settings, rows.device), "bfloat16")
     texts = TextBatch.from_examples(load_examples(settings.sts).examples).texts
     if settings.is_small:
@@ -245,7 +245,7 @@ def encode_part(settings: GpuSpeedSettings, rows: Rows) -> None:
 
 
 def bert_part(settings: GpuSpeedSettings, rows: Rows) -> None:
-    """Measure LoRA on a BERT: packed texts against padded texts."""
+    """Measure the speed of LoRA on a BERT, with packed and with padded texts."""
     bench = Bench(settings, rows, random_bert(settings, rows.device), "BERT bfloat16")
     bench.encoder.add_lora(settings.lora())
     steps = one_by_one(draw_batches(settings.data, settings.batch, settings.steps + 1))
@@ -263,7 +263,7 @@ PARTS: dict[str, Callable[[GpuSpeedSettings, Rows], None]] = {
 
 
 def one_by_one(batches: Sequence[TextBatch]) -> list[Step]:
-    """Return a step for each batch."""
+    """Return an optimizer step for each batch, with this batch alone."""
     return [[[batch]] for batch in batches]
 
 
@@ -284,10 +284,10 @@ def traced(encoder: SentenceEncoder, step: Step, tokens: int, path: Path) -> dic
 
 
 def aims(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the target speeds, the measured values, and whether they are reached; None if a row is missing."""
+    """Return target speeds, measured values, and whether the targets are reached; None if a measurement is missing."""
 
     def best(name: str, base: str, what: str = "LoRA", layout: str = "") -> float | None:
-        """Return the largest value of a column over the rows of a base and layout."""
+        """Return the largest value of a column over the result rows with a base and layout."""
         values = [
             float(row[name])
             for row in rows

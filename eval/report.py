@@ -28,13 +28,13 @@ from angle_llm.cli import run_cli
 from angle_llm.io import write_text
 
 WHAT = ["grid", "row", "kind", "task", "text", "metric", "reference"]
-"""Columns that identify a value, except the seed."""
+"""Columns of the results file that identify a value, except the seed."""
 PAGE = jinja2.Template(Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8"), autoescape=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Files that the report is built from, and files to write."""
+    """Input and output files of the report."""
 
     results: Path = Path("docs/results.csv")
     """Results file; runs.csv in the same folder is read too."""
@@ -49,7 +49,7 @@ class Settings:
 
 
 def main(settings: Settings) -> None:
-    """Write the page, and the pictures if `--pictures` is set."""
+    """Write the HTML page of results, and the pictures if `--pictures` is set."""
     if settings.add_speed is not None:
         add_speed(settings.add_speed, settings.results)
     measured, runs = read(settings.results)
@@ -78,7 +78,7 @@ def main(settings: Settings) -> None:
 
 
 def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read the measurements and runs of a results file."""
+    """Read the measurements of a results file, and the runs of runs.csv in the same folder."""
     numbers = dict.fromkeys(("value", "low", "high", "n", "p"), float)
     measured = pd.read_csv(
         path, dtype={"seed": str} | numbers, keep_default_na=False, na_values={c: [""] for c in numbers}
@@ -132,7 +132,7 @@ def add_speed(path: Path, results: Path) -> None:
 
 
 def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with a line per value: mean and standard deviation over seeds, and an interval.
+    """Summarise measurements over seeds: return a table with mean, standard deviation and interval of each value.
 
     The interval of a value is over the pairs of the test set, with its ends averaged over seeds. The interval of a
     difference depends on the number of seeds:
@@ -191,7 +191,7 @@ def svg(drawn: Figure) -> Markup:
 
 
 def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the content of the page for a grid: tables of values by row and task, runs, and rows without results."""
+    """Return the page content for a grid: tables of values by row and task, runs, and rows without results."""
     rows, runs = grid.get("rows", {}), runs[runs.grid == name]
     order = {row: place for place, row in enumerate(rows)}
     of = data[data.grid == name].sort_values("row", key=lambda s: s.map(order).fillna(len(order)), kind="stable")
@@ -233,7 +233,7 @@ def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFr
 
 
 def cell(line: Any) -> str:
-    """Format a value with its standard deviation over seeds and its interval."""
+    """Format a line of the summary: value, standard deviation over seeds, and interval."""
     if line.value != line.value:
         return "undefined"
     digits = "+.2f" if line.kind == "difference" else ",.6g" if line.value % 1 == 0 else ".2f"
@@ -245,7 +245,7 @@ def cell(line: Any) -> str:
 
 
 def minus(text: str) -> str:
-    """Replace hyphens before numbers by minus signs."""
+    """Return a text with minus signs instead of hyphens before numbers."""
     return re.sub(r"(?<![\w–-])-(?=\d)", "−", text)
 
 

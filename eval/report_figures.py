@@ -43,7 +43,7 @@ TERMS = {
     ),
     "long": ("256 pairs of bug reports", "issues", "in-batch-cosine in-batch-angle cosine-angle cosine angle-phase"),
 }
-"""Grid → heading, task and rows of the forest plot."""
+"""Name of a grid → heading, task and rows of the grid in the forest plot of loss terms."""
 
 
 def figure(title: str, picture: str) -> Callable[[Draw], Draw]:
@@ -58,7 +58,7 @@ def figure(title: str, picture: str) -> Callable[[Draw], Draw]:
 
 @figure("Quality by number of training triples", "quality")
 def quality(data: pd.DataFrame) -> Drawn:
-    """Draw Spearman by number of NLI triples, from 0 to 43,410."""
+    """Draw the Spearman correlation by number of NLI training triples, from 0 to 43,410."""
     places = {128: ("nli", "zero-shot"), 512: ("ablation", "in-batch"), 2048: ("nli_2048", "in-batch")}
     places |= {8000: ("nli", "in-batch"), 43410: ("nli_whole", "in-batch")}
     sets = {"stsb-dev": "STS-B dev", "stsb": "STS-B test", "average": "average of five sets"}
@@ -146,7 +146,7 @@ def terms(data: pd.DataFrame) -> Drawn:
 
 @figure("First layers, first dimensions", "nested")
 def nested(data: pd.DataFrame) -> Drawn:
-    """Draw Spearman of truncated encoders by number of dimensions and by number of layers."""
+    """Draw the Spearman correlation of truncated encoders by number of dimensions and by number of layers."""
     found = data[data.kind == "nested"].copy()
     if found.empty:
         raise LookupError("grid nested: no row")
@@ -176,7 +176,7 @@ MODELS = {"MiniLM": "minilm", "SmolLM2": "smollm2", "SmolLM2 after 8,000 triples
 
 @figure("Transfer tasks", "transfer")
 def transfer(data: pd.DataFrame) -> Drawn:
-    """Draw the accuracy of a linear classifier on frozen embeddings."""
+    """Draw the accuracy of a linear classifier on frozen embeddings by transfer task."""
     tasks = {"mr": "MR", "cr": "CR", "sst2": "SST2", "trec": "TREC", "mrpc": "MRPC"}
     rows = {label: ("transfer", row) for label, row in MODELS.items()}
     where: dict[str, Any] = {"kind": "transfer", "metric": "accuracy"}
@@ -187,7 +187,7 @@ def transfer(data: pd.DataFrame) -> Drawn:
 
 @figure("Where the gradient goes", "saturation")
 def saturation(data: pd.DataFrame) -> Drawn:
-    """Draw the share of pairs, and of each term's gradient, at a cosine of 0.9 and more."""
+    """Draw the fraction of pairs, and of the gradient of each loss term, at a cosine of 0.9 and more."""
     tasks = {"pairs": "pairs", "cosine": "cosine", "in_batch": "in-batch", "angle (phase)": "angle, phase"}
     tasks |= {"angle (reference)": "angle, reference", "regression": "regression"}
     rows = {"before training": ("nli", "zero-shot"), "after, published weights": ("nli", "published")}

@@ -37,7 +37,7 @@ mpl.rcParams.update(
 )
 
 Drawn = tuple[Figure, str]
-"""A figure and a sentence about it."""
+"""A figure and a sentence that describes the figure."""
 SPEARMAN = "Spearman × 100"
 DIFFERENCE = "difference in Spearman × 100"
 
@@ -64,12 +64,12 @@ def pick(
 
 
 def one(data: pd.DataFrame, grid: str, row: str, task: str, **more: Any) -> Any:
-    """Return the line of the summary for a row and task, with `more` arguments of `pick`."""
+    """Return the line of the summary for a row and task; `more` are arguments of `pick`."""
     return next(pick(data, grid, row, task, **more).itertuples())
 
 
 def axes(height: float, width: float = 5.4, columns: int = 1) -> tuple[Figure, Any]:
-    """Make a figure of this size in inches, and return it with its axes."""
+    """Make a figure of a size in inches, and return the figure and its axes."""
     fig = Figure(figsize=(width, height))
     return fig, fig.subplots(1, columns)
 
@@ -97,7 +97,7 @@ def legend(ax: Axes, columns: int = 3) -> None:
 
 
 def wrapped(text: str, width: int = 36) -> str:
-    """Break a long label into two lines."""
+    """Break a label longer than `width` characters into two lines."""
     cut = text.rfind(" ", 0, width) if len(text) > width else -1
     return text if cut < 0 else f"{text[:cut]}\n{text[cut + 1 :]}"
 
@@ -105,9 +105,9 @@ def wrapped(text: str, width: int = 36) -> str:
 def series(
     data: pd.DataFrame, tasks: dict[str, str], rows: dict[str, tuple[str, str]], xlabel: str, **where: Any
 ) -> Figure:
-    """Draw the values of tasks in rows, with a colour for each of at most three `rows`.
+    """Draw the values of at most three rows of grids on several tasks: a line per task, a colour per row.
 
-    `tasks` maps a task to its label, `rows` maps a label to grid and row.
+    `tasks` maps a task to its label, `rows` maps a label to grid and row. `where` are arguments of `pick`.
     """
     fig, ax = axes(0.36 * len(tasks) + 0.9)
     y = list(range(len(tasks)))[::-1]

@@ -37,7 +37,7 @@ from angle_llm.settings.parsing import SettingsError, changed_settings, load_set
 from angle_llm.settings.train import LoraSettings, ObjectiveSettings, TrainSettings
 
 CACHED_ROWS = 64
-"""Batch size above which the cached loss is used, and its number of rows per forward pass."""
+"""Batch size above which the loss with gradient caching is used, and its number of rows per forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class PeerSettings:
     out: Path
     """Folder of the trained model. peer.json in its parent folder has the time of each step."""
     max_steps: int = -1
-    """Stop after this many steps. -1: train all epochs."""
+    """Maximum number of training steps. -1: train all epochs."""
 
 
 def main(settings: PeerSettings) -> None:
@@ -124,7 +124,7 @@ def main(settings: PeerSettings) -> None:
 
 
 def rows_of(examples: Iterable[Example]) -> dict[int, list[dict[str, str]]]:
-    """Return a row for each positive of each example, grouped by the number of negatives."""
+    """Return number of negatives → training rows, with a row for each positive of each example."""
     rows: dict[int, list[dict[str, str]]] = {}
     for example in examples:
         if isinstance(example, ScoredPair):

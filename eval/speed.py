@@ -42,7 +42,7 @@ from angle_llm.settings.train import DataSource
 PROMPT = "summarize_one_word"
 RANK, ALPHA, LEARNING_RATE = 16, 32, 1e-3
 MICRO_BATCH_TOKENS, GRAPH_TOKENS = 4096, 16384
-"""Token budgets of angle_llm in training."""
+"""Token budgets of angle_llm in training: tokens per micro-batch, and tokens with kept activations."""
 PATIENCE = 180
 """Seconds to wait for a low load of the machine."""
 Peer = Literal["angle-emb", "sentence-transformers"]
@@ -50,7 +50,7 @@ Peer = Literal["angle-emb", "sentence-transformers"]
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedSettings:
-    """What to measure, and how often."""
+    """Settings of the speed comparison: libraries, jobs, data and limits."""
 
     train: bool = False
     """Measure training. Without --train and --encode, both are measured."""
@@ -100,7 +100,7 @@ class SpeedSettings:
 
 
 def main(settings: SpeedSettings) -> list[PeerComparison]:
-    """Run all comparisons, print their reports, and write the results."""
+    """Run all comparisons of libraries, print their reports, and write the results."""
     if settings.plot is not None:
         import report  # before the measurements, so that a missing package is reported at once
     workdir = settings.workdir.expanduser().resolve()
@@ -123,7 +123,7 @@ def main(settings: SpeedSettings) -> list[PeerComparison]:
 
 
 def plan(settings: SpeedSettings, workdir: Path) -> list[PeerComparison]:
-    """Return the comparisons with their jobs. Reads the data and saves the model, so that neither is measured."""
+    """Return the comparisons of libraries to run. Reads the data and saves the model, so that neither is measured."""
     both, libraries, comparisons = settings.train == settings.encode, [OURS, *settings.peers], list[PeerComparison]()
     triples = read_triples(settings) if settings.train or both else []
     texts = read_texts(settings) if settings.encode or both else []
@@ -156,7 +156,7 @@ def plan(settings: SpeedSettings, workdir: Path) -> list[PeerComparison]:
 
 
 def measure(comparison: PeerComparison, settings: SpeedSettings, pythons: dict[str, Path], workdir: Path) -> None:
-    """Run a comparison. Libraries alternate, so that a slow change of the machine affects all of them."""
+    """Run a job with all libraries. Libraries alternate, so that a slow change of the machine affects all of them."""
     comparison.runs = {library: [] for library in comparison.libraries}
     print(comparison.title, flush=True)
     for repetition in range(settings.repetitions):
@@ -219,7 +219,7 @@ def prepare_model(model: str, workdir: Path) -> tuple[Path, Path]:
 
 
 def results(comparisons: Sequence[PeerComparison], settings: SpeedSettings) -> dict[str, Any]:
-    """Return machine, packages, settings and all runs as JSON values."""
+    """Return machine, package versions, settings and all runs as JSON values."""
     cpuinfo = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else []
     runs = [(library, run) for each in comparisons for library, all_runs in each.runs.items() for run in all_runs]

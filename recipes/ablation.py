@@ -82,7 +82,7 @@ class Settings:
 
 
 def main(settings: Settings) -> None:
-    """Train and measure the selected experiments of a grid one after another.
+    """Train and measure the selected experiments of a grid (a row with a seed) one after another.
 
     Raises:
         SettingsError: if the grid or the settings of a row are invalid; nothing has run then.
@@ -96,7 +96,8 @@ def main(settings: Settings) -> None:
     grid = load_grid(settings.grid)
     every = experiments(grid, data_dir)
     selected = experiments(grid, data_dir, settings.rows, settings.seeds)
-    results, made_by = Results(settings.results), commit()  # before training: the checkout may change meanwhile
+    # The commit is read before training, because the checkout may change during training.
+    results, made_by = Results(settings.results), commit()
     for number, one in enumerate(selected, 1):
         known = results.of(one.key)[1]
         missing = missing_kinds(one, known)
@@ -112,7 +113,7 @@ def main(settings: Settings) -> None:
 def run_experiment(
     grid: Grid, one: Experiment, settings: Settings, data_dir: Path, results: Results, made_by: str
 ) -> None:
-    """Train an experiment and record its missing measurements, one kind of measurement at a time."""
+    """Train an experiment (a row of a grid with a seed), measure the model, and write the results after each kind."""
     lines, known = ([], None) if settings.again else results.of(one.key)
     if other := other_settings(one, known):
         raise ExperimentError(
@@ -154,7 +155,7 @@ def one_line(values: dict[str, Any]) -> str:
 
 
 def compare(every: Sequence[Experiment], settings: Settings, results: Results) -> None:
-    """Record the differences between the measured rows of a grid and their reference rows."""
+    """Write the differences between the measured rows of a grid and their reference rows to the results file."""
     measured, runs = results.read()
     by_key = {key_of(run): run for run in runs}
     current = [one for one in every if one.key in by_key and not other_settings(one, by_key[one.key])]
@@ -164,17 +165,17 @@ def compare(every: Sequence[Experiment], settings: Settings, results: Results) -
 
 
 def other_settings(one: Experiment, known: Line | None) -> list[str]:
-    """Return the names of the settings that differ between a run in the results file and the grid."""
+    """Return the names of the settings that differ between an experiment and its line in runs.csv."""
     return changed(yaml.safe_load(known["settings"]), one.given) if known else []
 
 
 def recorded_kinds(known: Line | None) -> dict[str, Any]:
-    """Return the measurements of a run in the results file: kind → the data it was measured on."""
+    """Return the kinds of measurement recorded for a run in runs.csv: kind (such as sts) → its tasks and data."""
     return dict(yaml.safe_load(known["measures"])) if known else {}
 
 
 def missing_kinds(one: Experiment, known: Line | None) -> list[str]:
-    """Return the kinds of measurement that the results file lacks, or has on other data than the grid states."""
+    """Return the kinds of measurement (such as sts) that are not recorded for the tasks and data of the grid."""
     done = recorded_kinds(known)
     return [kind for kind, what in one.stated.items() if done.get(kind) != what]
 
@@ -185,10 +186,10 @@ def folder(one: Experiment, settings: Settings) -> Path:
 
 
 def model_path(path: str, settings: Settings) -> str:
-    """Return the path or name of a model, with `RUNS/` replaced by the folder of trained models.
+    """Return the path or name of a model; replace the prefix `RUNS/` by the folder of trained models.
 
     Raises:
-        ExperimentError: if the model in that folder has not been trained.
+        ExperimentError: if a model in `RUNS/` has not been trained.
     """
     found = settings.runs / path.removeprefix(RUNS)
     if not path.startswith(RUNS):

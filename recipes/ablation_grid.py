@@ -45,7 +45,7 @@ KINDS = {
 
 @settings_class
 class NestedMeasure:
-    """Measure Spearman, as a mean over `tasks`, of the encoder truncated to its first layers and dimensions."""
+    """Spearman correlation, averaged over `tasks`, of the encoder truncated to its first layers and dimensions."""
 
     tasks: tuple[str, ...]
     layers: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class Measures:
     pairs: dict[str, DataSource] = field(default_factory=dict)
     """Name of a task → scored pairs. The metric is the Spearman correlation of cosine and score."""
     saturation: DataSource | None = None
-    """Scored pairs on which the gradient of each loss term is measured by cosine, see `ablation_saturation`."""
+    """Scored pairs for which the gradient of each loss term is summed by range of the cosine, see `saturation`."""
     transfer: tuple[str, ...] = ()
     """Names of transfer tasks, such as mr."""
     transfer_limit: int | None = None
@@ -73,19 +73,19 @@ class Measures:
     retrieval: str | tuple[str, ...] = ()
     """Retrieval tasks: flickr30k, files of groups of texts, and BEIR folders (FOLDER@NAME uses qrels/NAME.tsv)."""
     nested: NestedMeasure | None = None
-    """Measurement at fewer layers and dimensions. None: not measured."""
+    """Measurement of the encoder with fewer layers and dimensions. None: not measured."""
 
 
 @settings_class
 class Row:
-    """A row of a grid, as stated in the file."""
+    """A row of a grid file: settings that differ from the shared settings, and what to measure."""
 
     train: dict[str, Any] | None = field(default_factory=dict)
-    """Training settings that differ from the settings of the grid. null: no training."""
+    """Training settings that differ from the shared settings of the grid. null: no training."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Model settings that differ from the settings of the grid, also for rows without training."""
+    """Model settings that differ from the shared settings of the grid, also for rows without training."""
     label: str | None = None
-    """Name of the row in tables. None: its name in the grid."""
+    """Name of the row in tables. None: the name in the grid file."""
     after: str | None = None
     """Row whose model (with the same seed) this row trains further, as a second stage."""
     seeds: tuple[int, ...] | None = None
@@ -93,12 +93,12 @@ class Row:
     measures: dict[str, Any] | None = None
     """Fields of `Measures` for this row. None: the measures of the grid."""
     reference: str | None = None
-    """Reference of the row. None: the reference of the grid."""
+    """Row that this row is compared with. None: the reference of the grid."""
 
 
 @settings_class
 class Grid:
-    """A table of experiments, as stated in the file."""
+    """A grid file: training settings shared by all rows, the rows, and what to measure."""
 
     title: str
     about: str = ""
@@ -106,15 +106,15 @@ class Grid:
     seeds: tuple[int, ...] = (42,)
     rows: dict[str, Row] = field(default_factory=dict)
     measures: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Measures`."""
+    """What to measure on every row, as fields of `Measures`."""
     reference: str | None = None
     name: str = ""
-    """Name of the file without extension."""
+    """Name of the grid file without extension."""
 
 
 @settings_class
 class Experiment:
-    """A row with a seed: what to train, and what to measure on the model."""
+    """A row of a grid with a seed: what to train, and what to measure on the model."""
 
     grid: str
     row: str
@@ -128,7 +128,8 @@ class Experiment:
     after: str | None
     measures: Measures
     stated: dict[str, dict[str, Any]]
-    """Kind of measurement → its fields in the grid. They are recorded with the results, to detect other data."""
+    """Kind of measurement → its fields in the grid file. They are recorded with the results, to detect results on other
+    data."""
     reference: str | None
 
     @property
@@ -143,7 +144,7 @@ class Experiment:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Grid, row and seed as in the results file; the seed is an empty string if there is none."""
+        """Grid, row and seed, as written to the results file; without a seed, the seed is an empty string."""
         return (self.grid, self.row, "" if self.seed is None else str(self.seed))
 
 
@@ -176,7 +177,7 @@ def load_grid(path: str | Path) -> Grid:
 
 
 def _check_stages(path: Path, grid: Grid, name: str) -> None:
-    """Check the stages before a row, given by `after`: they exist, are trained with the same seeds, and form no cycle.
+    """Check that the training stages before a row (its `after`) exist, have the seeds of the row, and form no cycle.
 
     Raises:
         SettingsError: if a stage is invalid.
@@ -196,9 +197,9 @@ def _check_stages(path: Path, grid: Grid, name: str) -> None:
 
 
 def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Experiment]:
-    """Return an experiment for each row and seed, in the order of the file. `DATA/` is replaced by `data_dir`.
+    """Return an experiment for each row and seed of a grid, in the order of the file.
 
-    `rows` and `seeds` limit the experiments; empty: all.
+    `DATA/` in paths is replaced by `data_dir`. `rows` and `seeds` limit the experiments; empty: all.
 
     Raises:
         SettingsError: if a row is not in the grid, or settings are invalid.
@@ -234,19 +235,19 @@ def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Seq
 
 
 def _stated(measures: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the fields of each kind of measurement that a grid states."""
+    """Return kind of measurement → fields of `Measures` that the grid file sets for this kind."""
     stated = {kind: {name: measures[name] for name in names if measures.get(name)} for kind, names in KINDS.items()}
     return {kind: values for kind, values in stated.items() if {*values} - {"variant"}}
 
 
 def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]:
-    """Return the settings of a row as stated in the grid, with the seed for the sample, initial adapter and order."""
+    """Return the settings of a row as in the grid file. `seed` sets the sample, initial adapter and data order."""
     values = merged_settings(merged_settings(grid.train, row.train or {}), {"model": row.model})
     data = values.get("data") or {}
     for part in (values, data, *data.get("sets", [])):
         for key in ("run_dir", "resume", "seed", "shuffle_seed"):
             if key in part:
-                raise SettingsError(f"{where}: remove {key!r}; the runner sets it from `seeds`.")
+                raise SettingsError(f"{where}: remove {key!r}; the program sets it from `seeds`.")
     model = values.get("model") or {}
     if SEED in str(model.get("path")):
         values = values | {"model": model | {"path": model["path"].replace(SEED, str(seed))}}
@@ -267,5 +268,5 @@ def below(value: Any, data_dir: Path) -> Any:
 
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the dotted names of the settings that differ between two dictionaries."""
+    """Return the dotted names of the settings that differ between two nested dictionaries."""
     return sorted({*changed_settings(then, now), *changed_settings(now, then)})

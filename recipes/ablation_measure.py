@@ -43,13 +43,13 @@ from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_beir
 from angle_llm.model.encoder import SentenceEncoder
 
 BY_SCORE = ("stsb", "stsb-dev", "mrpc", "issues")
-"""Tasks whose cosines are also summarised by gold score."""
+"""Names of STS tasks for which the cosine is also summarised by range of the gold score."""
 SCORE_BINS = 5
-"""Number of ranges of the gold score."""
+"""Number of equal ranges into which the gold score is divided."""
 
 
 def measure(encoder: SentenceEncoder, measures: Measures, kind: str, data_dir: Path, scores: Path) -> list[Measurement]:
-    """Return the measurements of one kind, such as `sts`.
+    """Measure an encoder, and return the measurements of one kind, such as `sts`.
 
     The scores of all pairs (kind `sts`) are written to the file `scores`; the scores of all queries (kind `retrieval`)
     to a file in the same folder. `ablation_results` reads both.
@@ -101,7 +101,7 @@ def _by_score(task: str, scores: PairScores) -> Iterator[Measurement]:
 
 
 def _saturation(encode: Any, measures: Measures, data_dir: Path) -> Iterator[Measurement]:
-    """Yield the shares of pairs and gradients by cosine, see `ablation_saturation`."""
+    """Yield the fraction of the pairs, and of the gradient of each loss term, by range of the cosine."""
     assert measures.saturation is not None
     source = replace(measures.saturation, path=below(measures.saturation.path, data_dir))
     examples = load_examples(source).examples
@@ -131,7 +131,7 @@ def _transfer(encode: Any, measures: Measures, data_dir: Path) -> Iterator[Measu
 
 
 def _retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Iterator[Measurement]:
-    """Yield retrieval metrics, and write the metric of each query to a file beside `scores`."""
+    """Yield retrieval metrics, and write the metric of each query to a file in the folder of `scores`."""
     names = [measures.retrieval] if isinstance(measures.retrieval, str) else measures.retrieval
     tasks = [_retrieval_task(below(name, data_dir), data_dir) for name in names]
     encode = partial(encoder.for_side("query").encode, show_progress=True)
@@ -155,7 +155,7 @@ def _retrieval_task(source: str, data_dir: Path) -> RetrievalTask:
 
 
 def _nested(encoder: SentenceEncoder, measures: Measures, data_dir: Path) -> Iterator[Measurement]:
-    """Yield Spearman of the encoder at fewer layers and dimensions."""
+    """Yield the Spearman correlation of the encoder truncated to fewer layers and dimensions."""
     nested = measures.nested
     assert nested is not None
     tasks = select_tasks(nested.tasks, data_dir, measures.variant)

@@ -35,15 +35,15 @@ SCORES, QUERIES = "scores.npz", "queries.npz"
 DIFFERED = "nDCG@10"
 """Retrieval metric for which differences are recorded."""
 MEAN = "mean"
-"""Value of the column seed for a mean over the seeds."""
+"""Value of the column `seed` in lines that hold a mean over the seeds."""
 SAME = 1e-2
-"""Largest difference (× 100) between a cached and a recorded value of the same model. Another training differs by more."""
+"""Largest difference (× 100) between a cached and a recorded value of one model. A retrained model differs more."""
 
 
 def measurement(
     kind: str, task: str, metric: str, value: float | None, interval: Interval | None = None, **more: Any
 ) -> Measurement:
-    """Return a measurement as a dictionary of columns of the results file. A missing value is None."""
+    """Return a measurement as a dictionary of columns of the results file. `value` is None if it is missing."""
     ends = {} if interval is None else {"low": interval.low, "high": interval.high}
     return {"kind": kind, "task": task, "metric": metric, "value": value, **ends, **more}
 
@@ -60,20 +60,20 @@ class Results:
         self.lock = FileLock(f"{path}.lock")
 
     def read(self) -> tuple[list[Line], list[Line]]:
-        """Return all measurements and all runs."""
+        """Return all lines of the results file (measurements) and of runs.csv (runs)."""
         texts = [path.read_text(encoding="utf-8") if path.is_file() else "" for path in self.paths]
         measurements, runs = (list(csv.DictReader(io.StringIO(text))) for text in texts)
         return measurements, runs
 
     def of(self, key: Key) -> tuple[list[Line], Line | None]:
-        """Return the measurements of a run, and the run; None if the run is not recorded."""
+        """Return the measurements of a run (grid, row, seed) and its line in runs.csv, None if it is not recorded."""
         measurements, runs = self.read()
         return [m for m in measurements if key_of(m) == key], next((run for run in runs if key_of(run) == key), None)
 
     def record(self, key: Key, run: Line, found: Iterable[Measurement]) -> None:
-        """Add measurements of a run, and replace its earlier measurements of the same kinds.
+        """Add measurements of a run to the results file, and replace its earlier measurements of the same kinds.
 
-        Kinds that `run` does not list as measured are removed.
+        Measurements of kinds that `run` does not list as measured are removed.
         """
         named = dict(zip(KEY, key, strict=True))
         new = [line_of(named | one) for one in found]
@@ -84,14 +84,14 @@ class Results:
             self._write([*measurements, *new], [*(r for r in runs if key_of(r) != key), named | run])
 
     def replace_differences(self, grid: str, found: Iterable[Measurement]) -> None:
-        """Replace all differences of a grid."""
+        """Replace all recorded differences between the rows of a grid."""
         with self.lock:
             measurements, runs = self.read()
             rest = [m for m in measurements if m["grid"] != grid or m["kind"] != "difference"]
             self._write([*rest, *(line_of({"grid": grid} | one) for one in found)], runs)
 
     def _write(self, *tables: list[Line]) -> None:
-        """Write measurements and runs, sorted by grid, row and seed."""
+        """Write the results file and runs.csv, sorted by grid, row and seed."""
         for (path, columns), lines in zip(self.paths.items(), tables, strict=True):
             text = io.StringIO()
             writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -101,12 +101,12 @@ class Results:
 
 
 def key_of(line: Mapping[str, str]) -> Key:
-    """Return grid, row and seed of a line."""
+    """Return grid, row and seed of a line of the results file or of runs.csv."""
     return tuple(line[name] for name in KEY)
 
 
 def line_of(values: Measurement) -> Line:
-    """Convert a measurement to text: floats with seven digits, missing values as empty strings."""
+    """Convert a measurement to a line of the results file: floats with seven digits, None as an empty string."""
     return {
         name: "" if value is None or value != value else f"{value:.7g}" if isinstance(value, float) else str(value)
         for name, value in values.items()
@@ -214,15 +214,16 @@ def _with_intervals(
     theirs: Cached,
     known: Mapping[Any, Line],
 ) -> list[Measurement]:
-    """Add intervals from cached scores, or from known lines, to the differences of a row.
+    """Return the differences of a row from its reference as measurements, with intervals where they are known.
 
+    The intervals are computed from the cached scores of both rows, or read from lines of the results file (`known`).
     `key` is row, reference and seed. `by_task` are the differences by task and metric. `averaged` is the number of tasks
     in the average.
     """
     found, paired = [], _paired(ours, theirs)
     for (task, metric), value in by_task.items():
         plain = measurement("difference", task, metric, value, n=averaged if task == "average" else None)
-        # If cached scores or known lines belong to another training, their value differs, and they are not used.
+        # Cached scores and known lines of a model that was trained again have another value, and are not used.
         candidates = (paired.get((task, metric)), known.get((*key, task, metric)), plain)
         best = next(c for c in candidates if c and math.isclose(float(c["value"]), value, rel_tol=0, abs_tol=SAME))
         found.append(dict(zip(("row", "reference", "seed"), key, strict=True)) | best | {"n": plain["n"]})
@@ -230,14 +231,14 @@ def _with_intervals(
 
 
 def _mean_queries(seeds: Sequence[Cached]) -> Cached:
-    """Return the mean score of each query over the seeds, for tasks with the same number of queries in every seed."""
+    """Average the cached score of each query over seeds; skip tasks whose number of queries differs between seeds."""
     values = {task: [one.queries[task] for one in seeds if task in one.queries] for task in seeds[0].queries}
     same = {task: of for task, of in values.items() if len(of) == len(seeds) and len({*map(len, of)}) == 1}
     return Cached({}, {task: np.mean(of, axis=0) for task, of in same.items()})
 
 
 def _paired(ours: Cached, theirs: Cached) -> dict[tuple[str, str], Measurement]:
-    """Return paired differences with intervals by task and metric, for tasks whose scores are of the same pairs or queries."""
+    """Return (task, metric) → paired difference of two runs with interval, for tasks with the same pairs or queries."""
     try:
         compared = compare(ours.pairs, theirs.pairs) if ours.pairs.keys() & theirs.pairs.keys() else None
     except ValueError as error:

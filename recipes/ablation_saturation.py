@@ -1,4 +1,4 @@
-"""Measure which share of the gradient of each loss term goes to pairs with a given cosine.
+"""Measure which fraction of the gradient of each loss term goes to pairs with a given cosine.
 
 AnglE motivates its angle term by saturation: near a cosine of ±1 the derivative of the cosine by the angle, sin θ, is
 near 0, so these pairs get little gradient (arXiv 2309.12871, section 1).
@@ -44,14 +44,14 @@ TERMS = {
 
 
 def saturation(rows_of: dict[str, Tensor], examples: Sequence[Example], *, batch_size: int = 64) -> dict[str, Any]:
-    """Return the share of the pairs and the share of the gradient of each loss term, by range of the cosine.
+    """Return the fraction of the pairs, and of the gradient of each loss term, by range of the cosine.
 
     `rows_of` maps every text of the examples to its embedding (D,). The result contains:
 
     * `edges`: limits of the ranges of the cosine
-    * `pairs`: share of the pairs in each range
-    * `terms`: for each loss term, share of its gradient in each range
-    * `saturated`: for the pairs and each loss term, share at a |cosine| of 0.9 or more
+    * `pairs`: fraction of the pairs in each range
+    * `terms`: for each loss term, fraction of its gradient in each range
+    * `saturated`: fraction of the pairs, and of the gradient of each loss term, at a |cosine| of 0.9 or more
 
     Raises:
         ValueError: if there are no examples, or a loss term has no gradient.
@@ -83,7 +83,11 @@ def saturation(rows_of: dict[str, Tensor], examples: Sequence[Example], *, batch
 
 
 def _pair_gradients(objective: AngleObjective, x_ND: Tensor, batch: TextBatch) -> Tensor:
-    """Return the size (P,) of the gradient of a loss term for each pair, as defined in the docstring of the module."""
+    """Return the size (P,) of the gradient of a loss term for each pair of embeddings.
+
+    The size for a row x is ‖x‖·‖∂L/∂x‖, divided equally among the pairs that contain x. A pair gets the sum of its two
+    rows.
+    """
     leaf_ND = x_ND.detach().clone().requires_grad_()
     loss = objective(leaf_ND, batch.left, batch.right, batch.score).loss
     (gradient_ND,) = torch.autograd.grad(loss, leaf_ND)

@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 
 def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
-    """Parse an answer into lines, sentences and dropped lines.
+    """Parse the answer of a language model into lines, which are sentences or dropped lines.
 
     With `finished=False` the answer was cut off, and its last line is dropped. Lines inside <think> … </think> are dropped
     as thoughts. If the answer contains a list, lines outside the list are dropped as remarks.
@@ -60,7 +60,7 @@ def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
 
 
 def _read(answer: str, finished: bool) -> list[Line]:
-    """Parse an answer without thoughts into lines."""
+    """Parse an answer without <think> blocks into lines."""
     if not answer.strip():
         return [Line(answer, "blank")]
     if (texts := _json_list(answer)) is not None:
@@ -76,7 +76,7 @@ def _read(answer: str, finished: bool) -> list[Line]:
 
 
 def _why_dropped(piece: str, is_list: bool) -> str | None:
-    """Return the reason to drop a line by its form, None for a sentence. `is_list`: the answer contains a list."""
+    """Return the reason to drop a line of an answer, None for a sentence. `is_list`: the answer contains a list."""
     if not piece.strip():
         return "blank"
     if _FENCE.match(piece):
@@ -86,7 +86,7 @@ def _why_dropped(piece: str, is_list: bool) -> str | None:
 
 
 def _without_marks(line: str) -> str:
-    """Remove the list marker, a label such as `Output:`, and quotes or stars around the whole line."""
+    """Return a line without list marker, label such as `Output:`, and quotes or stars around the whole line."""
     text = _LABEL.sub("", _MARKER.sub("", line.strip(), count=1), count=1).strip()
     while True:
         bare = text.removesuffix(",") if text.endswith(('",', "',", "”,")) else text
@@ -103,7 +103,7 @@ def _without_marks(line: str) -> str:
 
 
 def _inline_pieces(line: str) -> Iterator[str]:
-    """Yield the items of a line that is a list numbered from 1, such as `1. … 2. …`; yield another line unchanged."""
+    """Yield the items of a line that is a list numbered from 1, such as `1. … 2. …`; yield any other line unchanged."""
     found = list(_INLINE.finditer(line))
     starts = [match.start() for match in found]
     before = line[: starts[0]].strip() if found else ""
@@ -137,9 +137,9 @@ def _json_list(answer: str) -> list[str] | None:
 
 MIN_CHARACTERS, MAX_CHARACTERS = 6, 400
 MIN_RATIO, MAX_RATIO = 0.35, 2.5
-"""Smallest and largest length relative to the source sentence."""
+"""Smallest and largest length of a generated sentence, relative to its source sentence."""
 _RUN = 4
-"""Number of consecutive words that a sentence and the prompt share only if the sentence copies the prompt."""
+"""Number of consecutive words of the prompt from which on a generated sentence counts as a copy of the prompt."""
 _REFUSAL = re.compile(
     r"\bas an? (?:ai|artificial|language model|large language)|\bi(?:'m| am) (?:sorry|unable|not able)\b|\bi apologi[sz]e\b"
     r"|\bi (?:cannot|can't|can not|won't) (?:help|assist|generate|provide|fulfil|create|write|do that|comply|give)"
@@ -154,17 +154,17 @@ _TALK = re.compile(
 
 
 def _no_words(sentence: str, source: str, prompt: str) -> bool:
-    """Return whether the sentence or its source has no letter or digit."""
+    """Return whether a generated sentence or its source sentence has no letter or digit."""
     return not (any(map(str.isalnum, sentence)) and any(map(str.isalnum, source)))
 
 
 def _prompt_words(sentence: str, source: str, prompt: str) -> bool:
-    """Return whether the sentence copies four consecutive words of the prompt that are not in its source."""
+    """Return whether a generated sentence copies four consecutive words of the prompt that are not in its source."""
     return bool(_runs(normalized(sentence)) & _runs(normalized(prompt)) - _runs(normalized(source)))
 
 
 def _other_script(sentence: str, source: str, prompt: str) -> bool:
-    """Return whether most letters of the sentence are of scripts that its source does not use."""
+    """Return whether most letters of a generated sentence are of scripts that its source sentence does not use."""
     known = {_script(letter) for letter in source if letter.isalpha()}
     letters = [_script(letter) for letter in sentence if letter.isalpha()]
     return bool(known) and sum(script in known for script in letters) < len(letters) / 2
@@ -180,8 +180,8 @@ FILTERS: dict[str, Callable[[str, str, str], bool]] = {
     "too long": lambda sentence, source, _: len(sentence) > min(MAX_CHARACTERS, MAX_RATIO * len(source)),
     "other script": _other_script,
 }
-"""Reason to drop a sentence → function of the sentence, its source sentence and the prompt. Words of the source sentence
-are allowed."""
+"""Reason to drop a generated sentence → function of the sentence, its source sentence and the prompt. Words of the
+source sentence are allowed."""
 
 
 def why_dropped(sentence: str, source: str, prompt: str) -> str | None:
@@ -191,7 +191,7 @@ def why_dropped(sentence: str, source: str, prompt: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _runs(text: str) -> frozenset[tuple[str, ...]]:
-    """Return all runs of four consecutive words."""
+    """Return all sequences of four consecutive words of a text."""
     words = text.split()
     return frozenset(tuple(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1))
 
@@ -207,7 +207,7 @@ def _script(letter: str) -> str:
 
 @dataclass
 class Pair:
-    """A line of an answer with its request. It is a pair of texts unless `dropped` gives a reason."""
+    """A line of an answer, paired with the source sentence of its request. `dropped`: reason why it is not used."""
 
     request: Request
     text: str
@@ -215,7 +215,7 @@ class Pair:
     generators: list[str]
     """Language models that wrote this pair."""
     cosine: float | None = None
-    """Cosine of the judge, if there is a judge."""
+    """Cosine of the two sentences by the encoder `--judge`. None: not computed."""
 
 
 def kept(pairs: Iterable[Pair]) -> list[Pair]:
@@ -224,7 +224,7 @@ def kept(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def read_pairs(requests: Sequence[Request], answers: Mapping[str, Answer], prompts: Mapping[str, str]) -> list[Pair]:
-    """Parse all answers into pairs, and drop lines that fail a filter."""
+    """Parse all answers into pairs of a source sentence and a line; mark lines that fail a filter as dropped."""
     pairs = []
     for request in requests:
         prompt = prompts[request.side].replace("{size}", " ").replace("{text}", " ")
@@ -236,7 +236,7 @@ def read_pairs(requests: Sequence[Request], answers: Mapping[str, Answer], promp
 
 
 def drop_repeats(pairs: Sequence[Pair]) -> None:
-    """Drop repeated pairs, and pairs that occur as synonyms and as antonyms."""
+    """Mark repeated pairs, and pairs that occur as synonyms and as antonyms, as dropped."""
     first, sides = dict[tuple[int, str], Pair](), defaultdict[int, set[str]](set)
     keys = {id(pair): pair_key(normalized(pair.request.text), normalized(pair.text)) for pair in kept(pairs)}
     for pair in kept(pairs):
@@ -252,7 +252,7 @@ def drop_repeats(pairs: Sequence[Pair]) -> None:
 
 
 def drop_surplus(pairs: Sequence[Pair], size: int) -> None:
-    """Drop the pairs of each answer after the first `size` pairs."""
+    """Mark the pairs of each answer after the first `size` pairs as dropped."""
     count = Counter[str]()
     for pair in kept(pairs):
         count[pair.request.key] += 1

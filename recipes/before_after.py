@@ -14,9 +14,9 @@ from angle_llm.settings.train import DataSource, ModelSettings, TrainSettings
 
 
 def train_and_test(defaults: TrainSettings, *, description: str) -> None:
-    """Train on `data`, and print the Spearman correlation on `test` before and after.
+    """Train an encoder, and print the Spearman correlation on test pairs before and after training.
 
-    `defaults` are settings of training with a further field `test`, a `DataSource` of scored pairs.
+    `defaults` are training settings with a further field `test`, a `DataSource` of scored pairs.
     """
     settings: Any = parse_settings(defaults, description=description)
     run = TrainSettings(**{item.name: getattr(settings, item.name) for item in fields(TrainSettings)})
@@ -46,5 +46,5 @@ def pairs_task(name: str, source: DataSource) -> StsTask:
 
 
 def encoder_options(model: ModelSettings) -> dict[str, Any]:
-    """Return the arguments of `SentenceEncoder.from_pretrained` that open a base model as training does."""
+    """Return the arguments of `SentenceEncoder.from_pretrained` that open a base model in the same way as training."""
     return {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "bits")}

@@ -60,10 +60,10 @@ from angle_llm.tools.split import split_rows
 TRAIN, HELD_OUT, CORPUS, MADE_FROM = "train.jsonl", "held_out.jsonl", "corpus.jsonl", "made_from.json"
 MAX_HELD_OUT = 1_000
 POSITIVE_ABOVE = 0.5
-"""Score above which a scored pair is a query and its answer."""
+"""Score above which a scored pair is treated as a query and its answer."""
 TABLE = "documents"
 SHOWN = 3
-"""Documents printed for each query."""
+"""Number of documents printed for each query."""
 
 
 @settings_class
@@ -73,9 +73,9 @@ class DomainSearchSettings(TrainSettings):
     documents: str | None = None
     """JSONL, CSV, TSV or Parquet file with the columns title and text. None: use the pairs of --data.path."""
     held_out: float = 0.1
-    """Share of the pairs held out for evaluation; at most 1,000 pairs."""
+    """Fraction of the pairs held out for evaluation; at most 1,000 pairs."""
     negatives: int = 1
-    """Hard negatives to mine for each training pair. 0: mine none."""
+    """Number of hard negatives to mine for each training pair. 0: mine none."""
     database: Literal["lancedb", "none"] = "lancedb"
     """lancedb: search a LanceDB table in database/ (pip install 'angle_llm[search]'). none: search the vectors directly,
     which is exact."""
@@ -114,7 +114,7 @@ STARTER = settings_from_dict(
 
 
 def main(settings: DomainSearchSettings) -> None:
-    """Run the stages that are not finished yet, and answer the queries.
+    """Run the unfinished stages, from reading pairs to embedding documents, and answer the queries of --ask.
 
     Raises:
         SettingsError: if the run directory was made with other settings or data.
@@ -163,7 +163,7 @@ def print_stage(number: int, title: str) -> None:
 
 
 class Material(NamedTuple):
-    """Pairs of a query and its document, given negatives by query, and all documents."""
+    """Pairs (query, document), negatives in the data by query, and all documents."""
 
     pairs: list[tuple[str, str]]
     negatives: dict[str, list[str]]
@@ -171,7 +171,7 @@ class Material(NamedTuple):
 
 
 def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
-    """Write training pairs, held-out pairs and all documents, unless an earlier run wrote them.
+    """Write training pairs, held-out pairs and all documents to `folder`, unless an earlier run wrote them.
 
     Pairs that share a query or document, up to case, spacing and punctuation, are linked, also through other pairs.
     Linked pairs are held out together, or not at all.
@@ -211,7 +211,7 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
 
 
 def read_documents(path: str) -> Material:
-    """Return the pairs of title and text, and all texts. A document without a title is searched, but is in no pair.
+    """Read documents: return the pairs of title and text, and all texts. A document without a title is in no pair.
 
     Raises:
         DataError: for a file without the columns title and text.
@@ -230,7 +230,7 @@ def read_documents(path: str) -> Material:
 
 
 def read_examples(source: DataSource) -> Material:
-    """Return the positive pairs of examples, the negatives of triples and groups, and all second texts."""
+    """Read the positive pairs of a data source, the negatives of its triples and groups, and all second texts."""
     data = load_examples(source)
     print(data.report.summary(), flush=True)
     pairs, texts, negatives = dict[tuple[str, str], None](), dict[str, None](), dict[str, list[str]]()
@@ -245,7 +245,7 @@ def read_examples(source: DataSource) -> Material:
 
 
 def allowed_negatives(material: Material, held: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the given negatives by query, without held-out texts and texts that answer the query in another row."""
+    """Return query → negatives in the data, without held-out texts and texts that answer the query in another row."""
     held_out = {normalized(text) for pair in held for text in pair}
     answers = {(normalized(query), normalized(text)) for query, text in material.pairs}
     return {
@@ -275,15 +275,15 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def base_options(model: ModelSettings) -> dict[str, Any]:
-    """Return the options that open the base model before training: maximum length and bits of training.
+    """Return the arguments of `SentenceEncoder.from_pretrained` for the base model: maximum length and bits.
 
-    Prompt, pooling and dtype are as saved with the base model.
+    Both are as in training. Prompt, pooling and dtype are as saved with the base model.
     """
     return {"max_length": model.max_length, "bits": model.bits or "auto"}
 
 
 def score(folder: Path, name: str, **options: Any) -> None:
-    """Measure an encoder on the held-out pairs, searching all documents, and write the scores to FOLDER/NAME."""
+    """Measure retrieval of an encoder on the held-out pairs and all documents, and write scores to FOLDER/NAME."""
     if not (folder / name).exists():
         settings = RetrievalSettings(
             pairs=(str(folder / HELD_OUT),), corpus=folder / CORPUS, json=folder / name, **options
@@ -314,7 +314,7 @@ def train(settings: DomainSearchSettings, pairs: Path, run_dir: Path) -> None:
 
 
 def fill_database(vectors: Path, folder: Path) -> None:
-    """Write vectors and texts into a LanceDB table, a shard at a time."""
+    """Write the vectors and texts of all documents into a LanceDB table, a shard at a time."""
     import lancedb
     import pyarrow
 

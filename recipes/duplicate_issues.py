@@ -43,13 +43,13 @@ from angle_llm.settings.parsing import SettingsError
 
 NegativeKind = Literal["random", "overlap", "labels"]
 SPLITS = {"train": 0.8, "valid": 0.1, "test": 0.1}
-"""Name and share of each split."""
+"""Name of each split → its fraction of the clusters of issues."""
 MIN_CHARACTERS, MAX_CHARACTERS = 20, 65_536
-"""An issue with a shorter text is skipped; a longer text is cut."""
+"""Minimum and maximum length of an issue text. An issue with a shorter text is skipped; a longer text is cut."""
 MAX_SIMILARITY = 0.85
 """Largest TF-IDF cosine of a negative pair; issues above it may be duplicates that nobody marked."""
 CANDIDATES = 20
-"""Issues to choose a negative from."""
+"""Number of candidate issues from which a negative is chosen."""
 SEED = 42
 """Seed of the random negatives."""
 
@@ -88,7 +88,7 @@ class IssueSettings:
 
 
 def main(settings: IssueSettings) -> None:
-    """Read the repositories and write the files of pairs."""
+    """Read GitHub repositories, and write pairs of duplicate issues, negative pairs and a report to --out."""
     out = settings.out.expanduser()
     if not (out / "cache").is_dir() and (present := [path.name for path in out.glob("*")]):
         raise SettingsError(f"--out: {out} has files of another program ({present[0]}, …). Choose a new folder.")
@@ -130,7 +130,7 @@ def main(settings: IssueSettings) -> None:
 
 
 def clean_texts(found: Found) -> tuple[dict[Key, str], dict[Key, str]]:
-    """Return the text of each usable issue, and the reason why each other issue is skipped."""
+    """Return issue → cleaned text for usable issues, and issue → reason for skipped issues."""
     entries = [*found.issues.values(), *itertools.chain(*found.comments.values())]
     people = {entry.author.login.lower() for entry in entries}
     texts, skipped = dict[Key, str](), dict[Key, str]()
@@ -168,14 +168,14 @@ def unit_hash(text: str) -> float:
 
 
 def split_of(cluster: Key) -> str:
-    """Return the split of a cluster, by a hash of its oldest issue."""
+    """Return train, valid or test for a cluster of linked issues, by a hash of its oldest issue."""
     position = unit_hash(f"{cluster[0]}#{cluster[1]}") * sum(SPLITS.values())
     ends = itertools.accumulate(SPLITS.values())
     return next(name for name, end in zip(SPLITS, ends, strict=True) if position < end)
 
 
 class Pairs:
-    """Rows of each split. Issues linked by a claim or by equal texts form a cluster; a cluster is in one split."""
+    """Pairs of issues by split. Duplicate issues and issues with equal texts form a cluster, which is in one split."""
 
     def __init__(self, found: Found, texts: Mapping[Key, str], claims: Sequence[Claim]) -> None:
         self._found, self._texts = found, texts
@@ -188,11 +188,11 @@ class Pairs:
         self._anchors = list[Key]()
 
     def rows_of(self, split: str) -> list[Row]:
-        """Return the rows of a split, ordered by a hash of each row."""
+        """Return the pairs of a split as rows, ordered by a hash of the row."""
         return sorted(self._rows[split], key=lambda row: unit_hash(f"{row['id1']} {row['id2']}"))
 
     def _add(self, left: Key, right: Key, label: int, kind: str, why: str) -> None:
-        """Add a pair of issues to the rows of its split."""
+        """Add a pair of issues to the rows of the split of `left`."""
         split, repo = self._group_of[left]
         self._seen.add(frozenset((self._words[left], self._words[right])))
         row = {
@@ -208,7 +208,7 @@ class Pairs:
         self._rows[split].append(row)
 
     def add_positives(self, claims: Sequence[Claim], absent: Mapping[Key, str]) -> Row:
-        """Add a pair for each claim; return how many claims became pairs, and how many are skipped by reason.
+        """Add a positive pair for each claim that an issue is a duplicate; count pairs, and skipped claims by reason.
 
         `absent` gives the reason why an issue has no text.
         """
@@ -227,7 +227,7 @@ class Pairs:
         return {"positives": dict(positives), "duplicates skipped": dict(skipped)}
 
     def add_negatives(self, negatives: Mapping[NegativeKind, float]) -> Row:
-        """Add negatives for the duplicates of each split and repository; return how many could not be found.
+        """Add negative pairs for the duplicates of each split and repository; return the number of missing negatives.
 
         `negatives` gives the number of negatives per positive by kind.
         """
@@ -247,7 +247,7 @@ class Pairs:
         return {"negatives not found": missing}
 
     def _is_negative(self, left: Key, right: Key, cosine: float) -> bool:
-        """Return whether two issues are a new pair of different clusters, without mentions and with different words."""
+        """Return whether two issues can be a negative pair: new, of unrelated clusters, and with different words."""
         clusters = frozenset((self._clusters[left], self._clusters[right]))
         is_new = frozenset((self._words[left], self._words[right])) not in self._seen
         return len(clusters) == 2 and clusters not in self._mentioned and is_new and cosine <= MAX_SIMILARITY
@@ -288,7 +288,7 @@ class NegativePool:
 
 
 def write_pairs(rows: Mapping[str, Sequence[Row]], report: Row, out: Path) -> None:
-    """Write the file of each split atomically, and the report last."""
+    """Write the rows of each split to a file atomically, then the report."""
     (out / "report.json").unlink(missing_ok=True)
     for split in SPLITS:
         lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows[split]]

@@ -46,7 +46,7 @@ VECTOR = "embedding"
 INDEX = "_embedding.json"
 """File that marks an output as complete."""
 FILE_ROWS = 65_536
-"""Minimum number of rows in an output file, except for the last one; they are in memory while the file is written."""
+"""Minimum number of rows in an output file, except for the last file; a file is in memory while it is written."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def count_nulls(table: pyarrow.Table) -> pyarrow.Table:
 
 
 def open_encoder(settings: RaySettings) -> SentenceEncoder:
-    """Open the encoder, with the prompt of `--as`.
+    """Open the encoder for queries or documents, as `--as` states.
 
     Raises:
         DataError: if queries and documents have different prompts, and `--as` is not set.
@@ -212,7 +212,7 @@ class Worker:
         return table.append_column(VECTOR, vectors)
 
     def _problem(self, text: object) -> str:
-        """Return the reason why a value cannot be embedded, an empty string if it can."""
+        """Return the reason why a value cannot be embedded; an empty string if there is none."""
         try:
             return untokenizable(self._encoder, read_text({self._settings.column: text}, self._settings.column))
         except RowError as error:
@@ -268,7 +268,7 @@ def check_empty(output: str) -> None:
 
 
 def write_index(output: str, values: dict[str, Any]) -> None:
-    """Write the index, the file that marks the output as complete."""
+    """Write `values` to `_embedding.json`, the file that marks the output as complete."""
     filesystem, path = located(output)
     with filesystem.open_output_stream(f"{path}/{INDEX}") as file:
         file.write(json.dumps(values, indent=1).encode())

@@ -23,7 +23,7 @@ from angle_llm.settings.parsing import SettingsError
 
 PER_PAGE = 100
 SINCE = "2000-01-01"
-"""Date of the first request for updated issues and comments; before the first issue on GitHub."""
+"""Start date of the first request for updated issues and comments; earlier than the first issue on GitHub."""
 LONGEST_WAIT = 2 * 3600
 """Longest wait in seconds for the rate limit of GitHub."""
 TOKEN = "GITHUB_TOKEN"
@@ -77,17 +77,17 @@ class Issue(Entry):
 
     @property
     def repo(self) -> str:
-        """The repository, as OWNER/REPO."""
+        """The repository of the issue, as OWNER/REPO."""
         return "/".join(self.repository_url.split("/")[-2:])
 
     @property
     def key(self) -> Key:
-        """The repository in lower case, and the number."""
+        """The repository in lower case, and the number of the issue."""
         return self.repo.lower(), self.number
 
     @property
     def name(self) -> str:
-        """The name as GitHub displays it, such as OWNER/REPO#12."""
+        """The issue as GitHub displays it, such as OWNER/REPO#12."""
         return f"{self.repo}#{self.number}"
 
 
@@ -99,7 +99,7 @@ class Comment(Entry):
 
     @property
     def issue(self) -> Key:
-        """The issue of the comment."""
+        """The issue that the comment belongs to."""
         owner, repo, _, number = self.issue_url.split("/")[-4:]
         return f"{owner}/{repo}".lower(), int(number)
 
@@ -142,7 +142,7 @@ def read_token(api: str) -> str | None:
         raise SettingsError(f"{TOKEN}: expected a token of printable ASCII characters.")
     elif parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         raise SettingsError(
-            f"--api: a token needs https://{parts.netloc}, or it is sent unencrypted; or unset {TOKEN}."
+            f"--api: {TOKEN} would be sent unencrypted. Set --api https://{parts.netloc}, or unset {TOKEN}."
         )
     if parts.scheme == "http":
         os.environ["no_proxy"] = str(parts.hostname)  # a proxy could read the token
@@ -188,7 +188,7 @@ class GitHub:
         return str(self._request(f"/repos/{repo}", required=True)[1].get("full_name", repo))
 
     def listing(self, path: str, kind: type[EntryKind], most: int | None = None) -> list[EntryKind]:
-        """Return all issues or comments of a repository, at most `most`; request only what changed since the last call.
+        """Return all issues or comments of a repository, at most `most`; request only changes since the last call.
 
         Each request asks for rows updated since the newest known row. Page numbers alone would miss rows, because an
         update during the listing moves a row to another page.
@@ -216,7 +216,7 @@ class GitHub:
         return sorted(list(rows.values())[:most], key=lambda row: row.id)
 
     def one(self, path: str, kind: type[BaseModel], version: str = "") -> Any:
-        """Return the object or list at a path, None if it is deleted or not visible; request each version only once."""
+        """Return the JSON content of an API path, None if it is deleted or not visible; request a version only once."""
         key = f"{path} {version}"
         if key not in self._objects:
             content = self._request(path, required=False)[1]
@@ -242,12 +242,12 @@ class GitHub:
         return [each for each in events if each.endswith("marked_as_duplicate")][-1:] == ["marked_as_duplicate"]
 
     def _request(self, path: str, *, required: bool) -> tuple[dict[str, Any], Any]:
-        """Request a path; return headers and content. The content is None if it does not exist and is not `required`."""
+        """Request an API path; return headers and JSON content, None if the path is missing and not `required`."""
         import requests
 
         remaining, pause = self._requester.rate_limiting[0], self._requester.rate_limiting_resettime + 1 - time.time()
         if remaining == 0 and pause > LONGEST_WAIT:
-            raise DataError(f"no requests are left for {pause / 3600:.1f} hours; run the same command again then")
+            raise DataError(f"no requests are left for {pause / 3600:.1f} hours. Run the same command again then")
         if remaining == 0 and pause > 0:
             print(f"No requests are left; waiting {pause:.0f} s.", flush=True)
             time.sleep(pause)
@@ -275,7 +275,7 @@ def _second_before(row: Entry) -> str:
 
 @dataclass
 class Found:
-    """Issues, pull requests and comments that were read. `moved` maps former keys of issues to their current keys."""
+    """Issues, pull requests and comments read from GitHub. `moved` maps former keys of moved issues to current keys."""
 
     issues: dict[Key, Issue] = field(default_factory=dict)
     pull_requests: set[Key] = field(default_factory=set)

@@ -62,11 +62,11 @@ _LABEL = re.compile(r"\b(?:duplicate|dupe|dup)\b", re.IGNORECASE)
 
 
 CLOSING_WINDOW = timedelta(days=7)
-"""Time before and after the closing in which a comment can name the duplicate."""
+"""Time before and after the closing of an issue in which a comment can name the duplicate."""
 
 
 class Claim(NamedTuple):
-    """The issue `duplicate` is a duplicate of `target`. `reason` is a row of the table in the module's docstring."""
+    """A claim on GitHub that issue `duplicate` is a duplicate of issue `target`. `reason` is the kind of evidence."""
 
     duplicate: Key
     target: Key
@@ -84,7 +84,7 @@ def is_duplicate_label(label: str) -> bool:
 
 
 def mark(issue: Issue) -> str:
-    """Return what marks an issue as a duplicate: `state_reason`, `label`, or an empty string."""
+    """Return what marks an issue as a duplicate: `state_reason` or `label`; an empty string if nothing does."""
     if issue.state_reason == "duplicate":
         return "state_reason"
     return "label" if any(is_duplicate_label(label.name) for label in issue.labels) else ""
@@ -104,7 +104,7 @@ def named_duplicates(text: str, repo: str) -> list[Key]:
 
 
 def mentioned_pairs(found: Found) -> set[frozenset[Key]]:
-    """Return the pairs of issues in which one issue refers to the other, in its title, body or any comment."""
+    """Return the pairs of issues that are linked by a reference in a title, body or comment."""
     pairs = set[frozenset[Key]]()
     for key, issue in found.issues.items():
         texts = [issue.title or "", *(each.body or "" for each in (issue, *found.comments.get(key, ())))]
@@ -113,7 +113,9 @@ def mentioned_pairs(found: Found) -> set[frozenset[Key]]:
 
 
 def find_claims(found: Found, has_event: Callable[[Issue], bool]) -> tuple[list[Claim], dict[str, int]]:
-    """Return the claims, and the number of issues that look like duplicates but without a clear target, by reason.
+    """Return the claims that an issue is a duplicate of another issue, and count duplicates without a clear target.
+
+    The second result is reason → number of issues.
 
     `has_event` sends a request, so it is called only where the result depends on it.
     """
@@ -146,13 +148,13 @@ def _targets(find: Callable[[str, str], list[Key]], comments: Iterable[Comment],
 
 
 def _without_quotes(text: str) -> str:
-    """Remove code, quoted lines and link texts; keep references that are formatted as code."""
+    """Return a text without code, quoted lines and link texts; references that are formatted as code are kept."""
     text = _CODE.sub(lambda code: f" {code[0][1:-1]} " if REFERENCE.fullmatch(code[0][1:-1]) else " ", text)
     return _LINK.sub("", _QUOTED.sub("", text))
 
 
 def _doubtful(text: str, match: re.Match[str]) -> bool:
-    """Return whether a phrase is negated or doubtful, by the words before it or a question mark after it."""
+    """Return whether a matched phrase is negated or doubtful, by the words before it or a question mark after it."""
     before = text[max(0, match.start() - 60) : match.start()]
     sentence = _SENTENCE_END.split(before)[-1].rpartition("\n")[2]
     return _DOUBT.search(sentence) is not None or _QUESTION.match(text, match.end()) is not None
@@ -174,9 +176,9 @@ _LOGIN = r"([A-Za-z0-9](?:[A-Za-z0-9-]|_(?=[A-Za-z0-9])){0,58})"
 _MENTION = re.compile(rf"(?<![^\W_])(?<![^\W_]_)(?<![.@/+-])@{_LOGIN}(?:\[bot\])?(?![^\W_]|-|/[\w-])")
 _PROFILE = re.compile(rf"https?://(?:www\.)?github\.com/{_LOGIN}(?![^\W_]|-|\.\w|/\.{{0,2}}[\w-])/?", re.IGNORECASE)
 _LONG_LINE = 300
-"""Characters of a line from which on only the phrase is removed instead of the whole line."""
+"""Line length from which on only the phrase that names a duplicate is removed, instead of the whole line."""
 _PASSES = 4
-"""Passes of removing phrases; a removal can form a new phrase."""
+"""Maximum number of passes that remove phrases naming a duplicate; a removal can form a new phrase."""
 
 
 def issue_text(title: str, body: str, people: Set[str], max_characters: int) -> str:
@@ -206,13 +208,13 @@ def _pieces(text: str) -> list[str]:
 
 
 def _tidy(text: str) -> str:
-    """Remove spaces at the ends of lines, and more than one blank line."""
+    """Return a text without spaces at line ends, and with at most one blank line in succession."""
     # Line by line, because the pattern `[ \t]+\n` takes quadratic time.
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip(" \t") for line in text.split("\n"))).strip()
 
 
 def _without_phrases(text: str) -> str:
-    """Remove lines with a phrase that names a duplicate; in a long line, remove only the phrase."""
+    """Return a text without lines that name a duplicate; in a long line, only the phrase is removed."""
     for _ in range(_PASSES):
         found = list(DUPLICATE_PHRASE.finditer(text))
         if not found:
@@ -231,7 +233,7 @@ def _without_phrases(text: str) -> str:
 
 
 def _without_names(text: str, known: Set[str] | None) -> str:
-    """Replace mentions of the names in `known` by `@someone`; None: replace all mentions."""
+    """Replace mentions of the user names in `known` by `@someone`; None: replace all mentions."""
 
     def replace(instead: str) -> Callable[[re.Match[str]], str]:
         return lambda match: instead if known is None or match[1].lower() in known else match[0]

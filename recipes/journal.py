@@ -15,10 +15,10 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """An append-only JSON Lines file, as a context manager. A row that was cut off by a kill is removed when the file is opened.
+    """An append-only JSON Lines file, as a context manager. Opening removes a row that a kill has cut off.
 
     Raises:
-        DataError: if another process has opened the file, or a line is not a JSON object.
+        DataError: if another process writes to the file, or a line is not a JSON object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,12 +27,12 @@ class Journal:
         try:
             self._lock.acquire()
         except Timeout:
-            raise DataError(f"{path}: another process is writing this file; wait for it, or end it") from None
+            raise DataError(f"another process writes to {path}. Wait for it, or end it") from None
         self._file = path.open("ab")
         try:
             content = path.read_bytes()
             whole = content.rfind(b"\n") + 1
-            self._file.truncate(whole)  # the rest is a row that a kill cut off
+            self._file.truncate(whole)  # a kill has cut off the last row
             self.rows = [self._parsed(number, line) for number, line in enumerate(content[:whole].splitlines(), 1)]
         except BaseException:
             self.__exit__()

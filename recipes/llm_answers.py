@@ -28,7 +28,7 @@ LOCALHOST = ("localhost", "127.0.0.1", "::1")
 OVERHEAD_TOKENS = 64
 """Upper bound of the tokens that a chat template adds to a message."""
 MIN_SECRET = 8
-"""Characters from which on a key is a secret. A shorter key is a placeholder for a server that accepts any key."""
+"""Length from which on an API key is a secret. A shorter key is a placeholder for a server that accepts any key."""
 TIMEOUT = 120.0
 """Seconds to wait for an answer of a server."""
 MAX_FAILURES = 20
@@ -51,11 +51,11 @@ class Prices:
 
 @settings_class
 class GeneratorSettings:
-    """Language models that write, sampling, and limits."""
+    """Language models that generate sentences, their sampling, and limits on requests and cost."""
 
     generator: tuple[str, ...] = ()
     """local:MODEL (a folder, a .gguf file, a hub id, package:NAME/path), run with transformers; or URL#MODEL, such as
-    http://127.0.0.1:8000/v1#MODEL, a server with OpenAI's chat completions API. All named models write."""
+    http://127.0.0.1:8000/v1#MODEL, a server with OpenAI's chat completions API. Every model gets all requests."""
     seed: int = 42
     """Seed from which the seed of each request is derived."""
     max_new_tokens: Positive = 128
@@ -73,16 +73,16 @@ class GeneratorSettings:
     concurrency: Positive = 4
     """Number of requests that are sent to a server at the same time."""
     requests_per_minute: PositiveFloat | None = None
-    """Maximum rate of new requests to a server; retries are not counted."""
+    """Maximum number of new requests to a server per minute; retries are not counted."""
     retries: NonNegative = 5
     """Number of times that a failed request to a server is repeated, with growing waiting times."""
     api_key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key of a server.
     The key is sent by https or to this machine only, and never written."""
     max_requests: NonNegative | None = None
-    """Maximum number of requests, including earlier runs with the same settings."""
+    """Maximum number of requests, including requests of earlier runs with the same settings."""
     max_cost: Annotated[float, Ge(0)] | None = None
-    """Maximum cost by --prices.read and --prices.new, including earlier runs with the same settings."""
+    """Maximum cost by --prices.read and --prices.new, including the cost of earlier runs with the same settings."""
     prices: Prices = field(default_factory=Prices)
 
 
@@ -90,11 +90,11 @@ class Request(NamedTuple):
     """A message to a language model. Requests with the same key have the same answer."""
 
     row: int
-    """Index of the row of the sentence."""
+    """Index of the input row with the sentence."""
     text: str
-    """The sentence."""
+    """The source sentence."""
     side: str
-    """synonym or antonym."""
+    """Kind of the requested sentences: synonym (same meaning) or antonym (opposite meaning)."""
     generator: str
     """Name of the language model."""
     message: str
@@ -103,7 +103,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The text of an answer, or the reason of a failed request."""
+    """The answer of a language model: its text, or the reason of a failed request."""
 
     text: str = ""
     finished: bool = True
@@ -117,7 +117,10 @@ Answered = list[tuple[Request, Answer]]
 
 
 def make_request(settings: GeneratorSettings, name: str, row: int, text: str, side: str, message: str) -> Request:
-    """Make a request; derive its seed from row and side, and its key from everything that changes the answer."""
+    """Make a request to a language model.
+
+    The seed is derived from row and side (synonym or antonym), the key from everything that changes the answer.
+    """
     seed = int.from_bytes(_digest([settings.seed, row, side])[:4], "big") >> 1  # servers take 31 bits
     how: object = settings.dtype if name.startswith(LOCAL) else {}  # {}: keys of older journals stay valid
     sampling = [settings.max_new_tokens, settings.temperature, settings.top_p, how]
@@ -130,7 +133,7 @@ def _digest(values: object) -> bytes:
 
 
 class Answers:
-    """Answers in the journal, and the answers, failures and cost of this run."""
+    """Answers to requests: the answers in the journal, and new answers, failures and cost of this run."""
 
     def __init__(self, journal: Journal, settings: GeneratorSettings, requests: Sequence[Request]) -> None:
         self._journal, self._settings = journal, settings
@@ -139,7 +142,9 @@ class Answers:
             try:
                 self.by_key |= {key: Answer(*values) for key, *values in row["answers"]}
             except (KeyError, TypeError, ValueError):
-                raise DataError(f"{journal.path}:{number}: expected answers, got {str(row)[:80]}; remove it") from None
+                raise DataError(
+                    f"{journal.path}:{number}: expected an answer, got {str(row)[:80]}. Remove this line"
+                ) from None
         known = [self.by_key[request.key] for request in requests if request.key in self.by_key]
         self.requests = len(known)
         self.cost = sum(settings.prices.cost(answer.read_tokens, answer.new_tokens) for answer in known)
@@ -220,7 +225,7 @@ class LocalModel:
         return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer, ends
 
     def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
-        """Yield the answers to a batch of requests in a single list."""
+        """Generate the answers to a batch of requests, and yield them in a single list."""
         import torch
 
         model, tokenizer, ends = self._loaded
@@ -303,7 +308,7 @@ class ChatServer:
         self._pace, self._next_request = threading.Lock(), 0.0
 
     def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
-        """Yield answers, each in a list, in the order in which the server completes them."""
+        """Send a batch of requests, and yield each answer in a list, in the order of their completion."""
         most, left, futures = self._settings.concurrency, iter(batch), dict[Future[Answer], Request]()
         pool = ThreadPoolExecutor(most)
         try:

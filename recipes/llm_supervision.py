@@ -49,13 +49,13 @@ from angle_llm.settings.train import (
 )
 
 SCORES = {"synonym": 1, "antonym": 0}
-"""Score of the pairs of each side: a sentence of the same meaning, or of the opposite meaning."""
+"""Score of a pair by its kind: synonym (same meaning) or antonym (opposite meaning)."""
 PROMPTS = Path(__file__).parent / "supervision_prompts"
 
 
 @settings_class
 class GenerateSettings(GeneratorSettings):
-    """Source sentences, language models that write, and filters of the pairs."""
+    """Source sentences, language models that generate sentences, and filters of the pairs."""
 
     sentences: str = ""
     """A text file with one sentence per line, or .jsonl, .csv, .tsv or .parquet; a folder of such files."""
@@ -194,7 +194,7 @@ def generate(arguments: Sequence[str] | None = None) -> None:
 
 
 def load_prompts(name: str) -> dict[str, str]:
-    """Return the prompt template of each side, from supervision_prompts/ or a YAML file."""
+    """Return the prompt templates for `synonym` and `antonym`, from supervision_prompts/ or a YAML file."""
     known = {path.stem: path for path in PROMPTS.glob("*.yaml")}
     path = known.get(name, Path(name).expanduser())
     if not path.is_file():
@@ -220,7 +220,7 @@ def message(template: str, text: str, size: int) -> str:
 
 
 def read_sentences(settings: GenerateSettings) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """Return the sentences as pairs (index of the row, sentence), and the number of rows by outcome."""
+    """Read the source sentences as (index of the row, sentence), and count the rows by outcome."""
     sentences, seen, repeated = list[tuple[int, str]](), set[str](), 0
     for index, row in enumerate(Corpus.open(settings.sentences, settings.column)):
         if isinstance(row, BadRow):
@@ -242,7 +242,7 @@ def read_sentences(settings: GenerateSettings) -> tuple[list[tuple[int, str]], d
 
 
 def drop_by_cosine(pairs: Sequence[Pair], encoder: SentenceEncoder, settings: GenerateSettings) -> None:
-    """Drop synonym pairs with a low cosine and antonym pairs with a high cosine of an encoder."""
+    """Mark synonym pairs with a low cosine and antonym pairs with a high cosine of an encoder as dropped."""
     judged = kept(pairs)
     if not judged:
         return
@@ -268,7 +268,10 @@ def write_pairs(pairs: Sequence[Pair], settings: GenerateSettings) -> None:
 
 
 def count_lines(requests: Sequence[Request], answers: Answers, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Return the numbers of requests, tokens and lines of answers; lines by language model, side and reason."""
+    """Return the numbers of requests, tokens and lines of answers.
+
+    Lines are counted by language model, side (synonym or antonym) and reason to drop them.
+    """
     lines: dict[str, Counter[str]] = {f"{request.side} by {request.generator}": Counter() for request in requests}
     for pair in pairs:
         lines[f"{pair.request.side} by {pair.request.generator}"][pair.dropped or "kept"] += 1

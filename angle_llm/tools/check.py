@@ -51,13 +51,13 @@ LARGE_DECODER: dict[str, Any] = {
     "epochs": 1,
 }
 _LARGE = 1_000_000_000
-"""Number of weights above which `LARGE_DECODER` applies."""
+"""Number of weights above which a decoder gets the settings `LARGE_DECODER`."""
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "positive_pair": {"contrastive_form": "forward"},
     "group": {"contrastive_form": "forward"},
     "scored_pair": {"cosine_weight": 1, "in_batch_weight": 0},
 }
-"""Recommended objective by data format. Other formats use the default objective."""
+"""Data format → recommended settings of the training objective. Other formats use the default objective."""
 
 
 @settings_class
@@ -80,9 +80,9 @@ class CheckSettings(RowFilter, TextEncoding, RowSettings):
     json: bool = False
     """Print JSON instead of text."""
     fix: Path | None = None
-    """A new folder for cleaned copies, NAME.jsonl, without bad, repeated and contaminated rows. All rows of a contradiction,
-    and rows that label equal texts as dissimilar, are removed too. Case, spacing and punctuation are ignored. Removed
-    rows are written to NAME.quarantine.jsonl with the reason."""
+    """A new folder for cleaned copies, NAME.jsonl, without bad rows, repeated rows and rows of --against. Rows
+    that contradict each other, and rows that label equal texts as dissimilar, are all removed too. Case, spacing and
+    punctuation are ignored. Removed rows are written to NAME.quarantine.jsonl with the reason."""
 
     def __post_init__(self) -> None:
         if not self.files:
@@ -90,13 +90,13 @@ class CheckSettings(RowFilter, TextEncoding, RowSettings):
 
     @property
     def model_settings(self) -> ModelSettings:
-        """The model for the token counts and for the printed training command."""
+        """Model settings for the token counts and for the printed training command."""
         path = self.model or DEFAULT_MODEL
         return ModelSettings(path=path, prompt=self.prompt, max_length=self.max_length)
 
 
 def check_main(settings: CheckSettings) -> None:
-    """Check the files and print a report for each; exit with code 1 if a file has trouble, else 0.
+    """Check data files and print a report per file; exit with code 1 if a problem must be fixed first, else 0.
 
     Raises:
         DataError, FileNotFoundError, ArtifactError, PromptError, ValueError: if an evaluation set, the model or the
@@ -188,7 +188,10 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
 
 
 def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) -> str:
-    """Return the flags of the recommended training command; without settings for a `model`, its path is MODEL."""
+    """Return the flags of the recommended `angle-llm train` command for a data file.
+
+    `model` is the result of `_recommended`. If it is empty, the command contains the placeholder MODEL.
+    """
     from angle_llm.data.quality import data_settings
 
     one_label = len(report.scores) == 1
@@ -209,7 +212,8 @@ class TokenCounter:
     pooling: str
     max_length: int
     tiny_copy: tuple[SentenceEncoder, Any] | None = None
-    """Result of `tiny_encoder_copy`. None for a saved encoder, because its base can be missing."""
+    """Encoder with a tiny copy of a base model, and the configuration of the base model. None for a saved encoder,
+    because its base model can be missing."""
 
     @property
     def two_prompts(self) -> bool:
@@ -219,7 +223,7 @@ class TokenCounter:
     def lengths(self, texts: list[str]) -> list[int | str]:
         """Return the number of tokens of each text, before truncation, or the error message if a text has no tokens.
 
-        With two prompts, it is the larger number of both prompts.
+        If queries and documents have different prompts, the larger number of tokens is returned.
         """
         try:
             sides = [[len(ids) for ids in tokenize(texts)] for tokenize in self._unlimited.distinct]
@@ -231,16 +235,19 @@ class TokenCounter:
 
     @cached_property
     def _unlimited(self) -> SideTokenizers:
-        """The tokenizers without truncation."""
+        """Tokenizers of queries and documents, without truncation."""
         return type(self.tokenizers).of(self.tokenizers.query.tokenizer, self.tokenizers.prompts, _NO_LIMIT)
 
     def render(self, text: str) -> str:
-        """Return the tokens of a text separated by bars, with the pooled token in ⟦ ⟧; for two prompts, of both prompts."""
+        """Return the tokens of a text with its prompt as one line, separated by bars, with the pooled token in ⟦ ⟧.
+
+        If queries and documents have different prompts, the line contains the tokens with both prompts.
+        """
         shown = [self._render(tokenize, text) for tokenize in self.tokenizers.distinct]
         return shown[0] if len(shown) == 1 else f"query: {shown[0]}  document: {shown[1]}"
 
     def _render(self, tokenize: SentenceTokenizer, text: str) -> str:
-        """Return the tokens of a text for a prompt, shortened if there are many."""
+        """Return the tokens of a text with its prompt, separated by bars; the middle of a long text is omitted."""
         from angle_llm.data.keys import printable
 
         (ids,) = tokenize([text])
@@ -254,7 +261,7 @@ class TokenCounter:
 
 
 def _open_tokens_or_explain(settings: CheckSettings) -> tuple[TokenCounter | None, str]:
-    """Return the token counter of the model, None if there is no model, and a line of text that describes it."""
+    """Return the token counter of `--model` and a line that describes it; without a model, None and the reason."""
     if settings.model == "none":
         return None, f"no model: {_WITHOUT}"
     model = settings.model_settings

@@ -45,7 +45,7 @@ _FILE_ENDINGS = (
 )  # fmt: skip
 """Extensions with which `--output` is refused, because the user probably means a file and not a folder."""
 _POLL_SECONDS = 1.0
-"""Seconds between two checks for the shards of other processes."""
+"""Seconds between two checks whether other processes have written their shards."""
 _LOG_SECONDS = 60
 """Seconds between two messages while waiting for other processes."""
 
@@ -75,7 +75,7 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
     normalize: bool = False
     """Scale every row to length 1. An encoder that normalises always does this."""
     dim: Positive | None = None
-    """Keep only this many first dimensions; rows are cut before they are scaled. None: all."""
+    """Number of first dimensions to keep; rows are cut before they are scaled. None: all."""
     precision: Precision = "float32"
     """Type of the stored values. int8: with a scale per row, the largest magnitude / 127. binary: the signs, eight per byte."""
     complex: bool = False
@@ -152,7 +152,8 @@ def embed_main(settings: EmbedSettings) -> None:
         raise SettingsError(f"--dim must be at most {size}, the dimensions of {settings.model}, got {settings.dim}.")
     if settings.complex and size % 2:
         raise SettingsError(f"--complex needs an even number of dimensions; {settings.model} has {size}.")
-    normalize = settings.normalize or (encoder.normalize and settings.dim is not None)  # the cut shortens the rows
+    # Cut rows are no longer of length 1.
+    normalize = settings.normalize or (encoder.normalize and settings.dim is not None)
     form = VectorForm(size, settings.dim or size, normalize, settings.precision, settings.complex)
     shards = ShardOptions(
         "bare npy" if settings.one_file else settings.format,
@@ -198,10 +199,11 @@ def embed_corpus(
     rank: int = 0,
     world_size: int = 1,
 ) -> int:
-    """Embed the blocks of one process into `folder`, or resume; return the number of vectors of the whole corpus.
+    """Write the vectors of a corpus to shards in `folder`, or resume; return the number of vectors of the whole corpus.
 
-    Rank 0 waits for the other processes and writes the index. With `target`, it writes the .npy file `target` instead
-    and removes `folder`. Other ranks return 0. `model` is the name that the encoder was loaded from.
+    A process writes every `world_size`-th shard, starting with shard `rank`. Rank 0 then waits for the other processes
+    and writes the index. With `target`, rank 0 writes the .npy file `target` instead and removes `folder`. Other ranks
+    return 0. `model` is the name or path that the encoder was loaded from.
 
     Raises:
         FolderError: if the folder contains other files, or was started with other input, model or settings.
@@ -211,7 +213,7 @@ def embed_corpus(
     if rank >= len(names):
         return 0
     columns = {"column": corpus.column, "id_column": corpus.id_column}
-    # Everything that changes the bytes of the shards. Paths and the number of processes do not.
+    # All inputs that change the bytes of the shards. Paths and the number of processes do not change them.
     identity: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "input": {
@@ -284,7 +286,10 @@ def _wait_for(parts: ResumableFolder, missing: Sequence[str]) -> None:
 
 
 def _join(paths: list[Path], target: Path, rows: int) -> None:
-    """Join the .npy files of the shards to one file, and their lists of skipped rows to one list beside it."""
+    """Concatenate the .npy files of all shards into `target`, and their lists of skipped rows into NAME.skipped.jsonl.
+
+    `paths` are the files of all shards, `rows` is the total number of vectors.
+    """
     lists = [path for path in paths if path.name.endswith(SKIPPED)]
     arrays = [path for path in paths if path.suffix == ".npy"]
     beside = target.with_name(target.stem + SKIPPED)
@@ -306,7 +311,13 @@ def _join(paths: list[Path], target: Path, rows: int) -> None:
 def _encode_block(
     block: TextBlock, encoder: SentenceEncoder, skip_bad: bool, show_progress: bool
 ) -> tuple[dict[int, CorpusText], Array, list[dict[str, Any]]]:
-    """Encode a block; return its usable rows by index in the corpus, their vectors (N, D), and an entry per skipped row."""
+    """Encode a block of texts; return encoded rows by index in the corpus, their vectors (N, D), and skipped rows.
+
+    A skipped row is a dictionary of the index in the corpus, the place in the file, and the reason.
+
+    Raises:
+        DataError: if a row is bad and `skip_bad` is False, or a vector is not finite.
+    """
     texts: dict[int, CorpusText] = {}
     bad: dict[int, tuple[str, str]] = {}
     for number, row in enumerate(block.rows, block.first):

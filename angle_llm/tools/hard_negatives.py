@@ -1,9 +1,11 @@
-"""Choose the hard negatives of each query among its nearest candidates. `mine` writes the groups.
+"""Choose the hard negatives of each query among its nearest candidates. `mine` writes the result to a file.
 
     examples, corpus ──► MiningData ──► nearest candidates of each query ──► guards ──► groups (query, positives, negatives)
 
-A guard is a rule that refuses candidates. Dimensions: T distinct texts, C candidates, W candidates of one query within
-the ranks, Q queries, R ranks, O pairs of a query and its positive or given negative.
+A guard is a rule that refuses candidates. A group is a query with its positives and negatives.
+
+Dimensions: T distinct texts, C candidates, W candidates of one query within the ranks, Q queries, R ranks, O pairs of a
+query and its positive or its negative in the input.
 """
 
 from __future__ import annotations
@@ -24,21 +26,23 @@ from angle_llm.tools.search import Search, cosines, on_grid
 from angle_llm.tools.text_vectors import TextVectors
 
 SCORES_AT_ONCE = 10_000_000
-"""Maximum size of an array of cosines. It bounds the number of queries searched at a time; about six such arrays exist."""
+"""Maximum number of values in an array of cosines; limits the number of queries searched at a time. About six such
+arrays exist at the same time."""
 QUERIES_AT_ONCE = 1024
-"""Number of queries mined at a time; at most this many are mined again after a kill."""
+"""Number of queries whose negatives are mined at a time; after a kill, at most this many are mined again."""
 CANDIDATES_AT_ONCE = 8192
-"""Number of candidates in memory at a time."""
+"""Number of candidate negatives whose vectors are in memory at a time."""
 _SEED = 42
-"""Seed of random sampling."""
+"""Seed for the random choice of negatives."""
 _DIGITS = 6
 """Decimal places of the cosines in the output."""
 _FIRST_RANK = 10
-"""Largest default of the first rank; the nearest candidates are often unlabelled paraphrases."""
+"""Largest default of the first rank for negatives (rank 1: the candidate nearest to the query). Nearer candidates are
+often unlabelled paraphrases."""
 _POOL_PER_RANK = 1000
-"""The default first rank rises by 1 for this many candidates."""
+"""Number of candidates by which the pool must grow to raise the default first rank for negatives by 1."""
 _WINDOW = 40
-"""Default number of ranks."""
+"""Default number of nearest-candidate ranks from which negatives are chosen, after the first rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +56,10 @@ class NegativeRules:
     margin: Finite | None = None
     """The cosine of a negative must be below the cosine of every positive by more than this. None: no bound."""
     relative_margin: Finite | None = 0.05
-    """The cosine of a negative must be below the cosine of every positive by more than this share: with 0.05, below 95 % of
-    it, the best of the positive-aware rules in NV-Retriever (arXiv 2407.15831). None: no bound."""
+    """The cosine of a negative must be below the cosine of every positive by more than this fraction: with 0.05, below
+    95 % of the positive cosine, the best positive-aware rule in NV-Retriever (arXiv 2407.15831). None: no bound."""
     max_score: Finite | None = None
-    """Largest cosine of a negative."""
+    """Largest cosine of a negative with its query. None: no bound."""
     negatives: Positive = 1
     """Negatives to mine per query."""
     sampling: Literal["top", "random"] = "top"
@@ -76,14 +80,14 @@ class NegativeRules:
                 )
 
     def ranks_of(self, count: int) -> tuple[int, int]:
-        """Return the first and last rank to use among `count` candidates."""
+        """Return the first and last rank of possible negatives among `count` candidates; rank 1 is the nearest."""
         if self.ranks is not None:
             return self.ranks[0], self.ranks[1] or count
         first = min(_FIRST_RANK, 1 + count // _POOL_PER_RANK)
         return first, min(count, first + max(_WINDOW, _WINDOW // 10 * self.negatives))
 
     def check_candidates(self, count: int) -> str | None:
-        """Return a warning if the first rank omits more than 1 % of `count` candidates, else None.
+        """Return a warning if `--ranks` omits more than the nearest 1 % of `count` candidates, else None.
 
         Raises:
             SettingsError: if the ranks or the number of negatives need more than `count` candidates.
@@ -108,38 +112,40 @@ class NegativeRules:
 
 @dataclass(frozen=True)
 class Window:
-    """Candidates for the negatives of one query, nearest first. Texts are given by their number in `MiningData.texts`."""
+    """Candidate negatives of a query, nearest first. All texts are given as indices into `MiningData.texts`."""
 
     query: int
     positives: tuple[int, ...]
     positive_cosine: float
     """Smallest cosine of the query with its positives."""
     text_W: Array
-    """Text numbers of the candidates."""
+    """(W,) candidates, as indices into `MiningData.texts`."""
     cosine_W: Array
-    """Cosines of the candidates with the query."""
+    """(W,) cosines of the candidates with the query."""
     rank_W: Array
-    """Ranks of the candidates, starting at 1."""
+    """(W,) ranks of the candidates by cosine, starting at 1."""
 
     def where(self, kept_W: Array) -> Window:
-        """Return a window with only the candidates selected by a mask or by indices."""
+        """Return a copy of the window with only the candidates selected by a mask or by indices."""
         return replace(self, text_W=self.text_W[kept_W], cosine_W=self.cosine_W[kept_W], rank_W=self.rank_W[kept_W])
 
 
 Judge = Callable[[int, Array], Array]
-"""`judge(query, text_W)` returns the cosines (W,) of a query with texts by the second encoder; texts by number."""
+"""`judge(query, text_W)` returns the cosines (W,) of a query with texts by a second encoder. Query and texts are
+indices into `MiningData.texts`."""
 Guard = Callable[[Window], Array]
-"""`guard(window)` returns a mask (W,) of the candidates that it refuses."""
+"""`guard(window)` returns a mask (W,) of the candidates in a `Window` that must not become negatives of the query."""
 
 REASONS = (
     "the query itself", "a positive of the query", "known from another row", "of the query's cluster", "above --max-score",
     "within --margin", "within --relative-margin", "the judge disagrees",
 )  # fmt: skip
-"""Reasons to refuse a candidate, in the order of the guards. A candidate is counted under the first reason that applies."""
+"""Reasons to refuse a candidate negative, in the order of the checks. A candidate is counted under the first reason
+that applies."""
 
 
 def make_guards(material: MiningData, rules: NegativeRules, judge: Judge | None = None) -> dict[str, Guard]:
-    """Return the guards that the rules require, by reason, in the order of `REASONS`.
+    """Return reason → guard (a function that refuses candidate negatives) for some rules, in the order of `REASONS`.
 
     Texts that differ only in case, spacing and punctuation count as equal.
     """
@@ -176,36 +182,36 @@ def make_guards(material: MiningData, rules: NegativeRules, judge: Judge | None 
 
 
 class MinedPart(NamedTuple):
-    """Groups and counts of a block of queries, as plain JSON values."""
+    """Result of mining a block of queries: groups (query, positives, negatives) and counts, as JSON values."""
 
     rows: list[dict[str, Any]]
-    """Groups as they are written to the output."""
+    """Groups (a query with its positives and negatives), as written to the output file."""
     counts: dict[str, int]
-    """Number of queries with all requested negatives (`full`), with fewer (`short`), with none (`without`), and
-    `dropped`."""
+    """Number of queries by outcome: all requested negatives (`full`), fewer (`short`) or none (`without`); and the
+    number of queries that are not written (`dropped`)."""
     refused: dict[str, int]
-    """Number of refused candidates by reason."""
+    """Reason → number of candidate negatives refused for this reason."""
 
 
 @dataclass(frozen=True)
 class Miner:
-    """Mines the negatives of queries. The negatives of a query do not depend on other queries."""
+    """Mines hard negatives for queries, in blocks. The negatives of a query do not depend on other queries."""
 
     material: MiningData
     rules: NegativeRules
     vectors: TextVectors
     search: Search
-    """Search among `material.candidates_C`."""
+    """Function that finds the nearest `material.candidates_C` of query vectors."""
     judge_vectors: TextVectors | None = None
-    """Vectors of the second encoder, if a judge is set."""
+    """Vectors of all texts by the second encoder (`--judge`). None: no second encoder."""
 
     @property
     def parts(self) -> int:
-        """Number of blocks of `QUERIES_AT_ONCE` queries."""
+        """Number of blocks into which the queries are divided, with `QUERIES_AT_ONCE` queries per block."""
         return -(-len(self.material.queries) // QUERIES_AT_ONCE)
 
     def part(self, number: int) -> MinedPart:
-        """Mine the negatives of a block of queries, and return groups and counts."""
+        """Mine hard negatives for block `number` of the queries, and return groups and counts."""
         rules = self.rules
         queries = self.material.queries[number * QUERIES_AT_ONCE : (number + 1) * QUERIES_AT_ONCE]
         guards = make_guards(self.material, rules, None if self.judge_vectors is None else self._judge)
@@ -226,7 +232,7 @@ class Miner:
         return part
 
     def _windows(self, queries: Sequence[Query]) -> Iterator[tuple[Query, Window, list[float]]]:
-        """Yield each query with its candidates, and its cosines with its positives and given negatives."""
+        """Yield each query, its candidate negatives, and its cosines with the positives and negatives of the input."""
         candidates_C = self.material.candidates_C
         first, last = self.rules.ranks_of(len(candidates_C))
         ranks = np.arange(first, last + 1)
@@ -240,13 +246,13 @@ class Miner:
                 yield query, Window(query.text, query.positives, smallest, text_W, cosine_W, ranks), own
 
     def _judge(self, query: int, text_W: Array) -> Array:
-        """Return the cosines (W,) of a query with texts by the second encoder."""
+        """Return the cosines (W,) of a query with texts by the second encoder, given as indices of texts."""
         assert self.judge_vectors is not None
         return cosines(on_grid(self.judge_vectors.queries([query])), on_grid(self.judge_vectors.documents(text_W)))
 
 
 def own_cosines(queries: Sequence[Query], vectors: TextVectors) -> list[list[float]]:
-    """Return for each query its cosines with its positives, followed by its cosines with its given negatives."""
+    """Return the cosines of each query with its positives, followed by the cosines with its negatives in the input."""
     numbers = [(query.text, text) for query in queries for text in (*query.positives, *query.negatives)]
     query_O, text_O = np.array(numbers).T
     values = iter(cosines(on_grid(vectors.queries(query_O)), on_grid(vectors.documents(text_O))).tolist())
@@ -256,9 +262,9 @@ def own_cosines(queries: Sequence[Query], vectors: TextVectors) -> list[list[flo
 def group_row(
     material: MiningData, query: Query, own_cosines: Sequence[float], mined: Window | None = None
 ) -> dict[str, Any]:
-    """Return a query as a row of format group: positives, given negatives, then mined negatives, with cosines as scores.
+    """Return the output row (format group) of a query: positives, input negatives and mined negatives, with cosines.
 
-    `own_cosines` are the cosines of the query with its positives and given negatives.
+    `own_cosines` are the cosines of the query with its positives, followed by its negatives in the input.
     """
     row: dict[str, Any] = {
         "query": material.texts[query.text],
@@ -275,14 +281,17 @@ def group_row(
 
 
 def group_lines(groups: Iterable[dict[str, Any]], split_positives: bool) -> Iterator[bytes]:
-    """Yield JSON lines: one for each group, or with `split_positives` one for each positive of each group."""
+    """Yield groups (a query with its positives and negatives) as JSON lines.
+
+    With `split_positives`, a group becomes a line for each positive, with all negatives of the group.
+    """
     for group in groups:
         for row in _split(group) if split_positives else [group]:
             yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
 def _split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a group for each positive of a group, with all its negatives."""
+    """Yield a copy of a group (query, positives, negatives) for each positive, with this positive and all negatives."""
     count, scores = len(group["positives"]), group["scores"]
     for text, example, score in zip(group["positives"], group["examples"], scores[:count], strict=True):
         yield group | {"positives": [text], "examples": [example], "scores": [score, *scores[count:]]}
@@ -291,8 +300,8 @@ def _split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _sampled(count: int, rules: NegativeRules, example: int) -> Array:
     """Return the indices of the negatives among `count` candidates: the first ones, or random ones in ascending order.
 
-    `example` makes the random choice differ between queries. It sorts by values of `random()`, because only these are
-    the same in every version of Python.
+    `example`, the index of an example, makes the random choice differ between queries. The choice sorts by values of
+    `random()`, because only these values are the same in every version of Python.
     """
     if rules.sampling == "top":
         return np.arange(min(rules.negatives, count))

@@ -3,7 +3,7 @@
 An encoder embeds all texts. For each query, the nearest candidates that pass the rules of `hard_negatives` become its
 negatives. The output of `--out NAME.jsonl`:
 
-    NAME.jsonl             groups: one for each query, or one for each positive
+    NAME.jsonl             groups (query, positives, negatives): one for each query, or one for each positive
     NAME.report.json       settings, counts of queries and candidates, quantiles of cosines; written last
     NAME.jsonl.parts/      while mining: finished parts of the groups, and the vectors unless `--vectors` is set
 
@@ -60,12 +60,13 @@ from angle_llm.tools.text_vectors import vectors_of
 
 FORMAT_VERSION = 3
 _IDENTITY = (*(rule.name for rule in fields(NegativeRules)), "positive_above", "index")
-"""Settings that change the groups."""
+"""Names of settings that change the mined groups. An unfinished output resumes only with equal values."""
 _NAMED = (
     "pairs", "format", "columns", "score_range", "where", "limit", "shuffle_seed", "corpus", "column",
     "model", "judge",
 )  # fmt: skip
-"""Settings that name the pairs, corpus and encoders. The identity has hashes of their content instead."""
+"""Names of settings that name the pairs, corpus and encoders. The report lists their values. To resume, hashes of the
+content are compared instead."""
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ class MineFiles(EncoderName):
     """Positive pairs, scored pairs, triples or groups: a file, dataset folder or hub id, as for training.
     With two prompts, the first texts of the pairs are queries, and candidates are documents."""
     out: Path
-    """The .jsonl file of groups. The report is written to NAME.report.json in the same folder.
+    """The .jsonl file of groups (a query, positives, negatives). NAME.report.json in the same folder is the report.
     The same command resumes after a kill."""
 
     limit: Positive | None = None
@@ -98,7 +99,7 @@ class MineFiles(EncoderName):
     column: str | None = None
     """Column of the corpus that contains the text. None: `text`, `sentence`, or the only column."""
     judge: str | None = None
-    """A second encoder. By its cosines too, a negative must be farther from the query than every positive."""
+    """A second encoder. By its cosines too, a negative must be less similar to the query than every positive."""
 
     index: Literal["exact", "faiss"] = "exact"
     """exact: compare with every candidate. faiss: faiss finds the nearest candidates in float32, then they are ranked
@@ -119,7 +120,7 @@ class MineSettings(NegativeRules, RowFilter, RowSettings, EncoderOptions, MineFi
             (self.out.suffix != ".jsonl", f"--out must name the file of groups, NAME.jsonl; got {self.out}."),
             (
                 self.column and not self.corpus,
-                "--column belongs to --corpus, which is not set. For the pairs: --columns.",
+                "--column names a column of --corpus, which is not set. For PAIRS use --columns.",
             ),
             (vectors and vectors.is_file(), f"--vectors must name a folder; {self.vectors} is a file."),
         ):
@@ -128,7 +129,7 @@ class MineSettings(NegativeRules, RowFilter, RowSettings, EncoderOptions, MineFi
 
     @property
     def source(self) -> DataSource:
-        """The pairs as a data source, as training reads them."""
+        """Data source of the pairs, read as in training."""
         return self.source_of(self.pairs, where=self.where, shuffle_seed=self.shuffle_seed)
 
 
@@ -173,7 +174,10 @@ def log_replaced_scores(examples: Iterable[Example]) -> None:
 
 
 def mine(settings: MineSettings, material: MiningData, output: GroupsOutput) -> dict[str, Any]:
-    """Write the groups and the report, and return the report; only read the report if both files are complete."""
+    """Mine hard negatives, write the groups (a query with its positives and negatives), and return the report.
+
+    If the output is complete already, only its report is read.
+    """
     from angle_llm.model.encoder import SentenceEncoder
 
     encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
@@ -184,7 +188,7 @@ def mine(settings: MineSettings, material: MiningData, output: GroupsOutput) -> 
         "model": encoder_identity(encoder),
         "judge": None if judge is None else encoder_identity(judge),
         "settings": {name: getattr(settings, name) for name in _IDENTITY}
-        | {"split_positives": settings.split_positives or None},  # None: as in older files
+        | {"split_positives": settings.split_positives or None},  # None: equals the reports of older versions
     })  # fmt: skip
     if (finished := output.finished(identity)) is not None:
         print(f"{settings.out} exists already, from the same pairs, encoder and settings", file=sys.stderr)
@@ -214,7 +218,7 @@ def mine(settings: MineSettings, material: MiningData, output: GroupsOutput) -> 
 
 
 def _write_bytes(folder: Path, name: str, content: bytes) -> None:
-    """Write a file of a part into its folder."""
+    """Write `content` to the file FOLDER/NAME."""
     (folder / name).write_bytes(content)
 
 
@@ -222,7 +226,7 @@ def _write_bytes(folder: Path, name: str, content: bytes) -> None:
 
 
 class GroupsOutput:
-    """The output of mining and scoring: the file of groups, its report NAME.report.json, and the working folder."""
+    """Output of `data mine` and `data score`: the file of groups, its report NAME.report.json, and a working folder."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -230,7 +234,7 @@ class GroupsOutput:
         self.folder = out.with_name(out.name + ".parts")
 
     def check_free(self) -> None:
-        """Check that the output can be written or resumed.
+        """Check that the output files can be written, or that an unfinished output can resume.
 
         Raises:
             FolderError: if files of another program, or an incomplete output, exist at its paths.
@@ -245,10 +249,10 @@ class GroupsOutput:
             check_resumable(self.folder, "--out")
 
     def finished(self, identity: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the report of a complete output, None if the output is incomplete.
+        """Return the report if the output is complete, else None; remove the working folder of a complete output.
 
         Raises:
-            FolderError: if the output was written with another identity, or the groups were changed since.
+            FolderError: if other settings or inputs made the output, or the groups were changed since.
         """
         report = read_object(self.report)
         if report is None or not self.out.exists():
@@ -264,13 +268,17 @@ class GroupsOutput:
                 f"{self.out} was changed since it was written. Choose another --out, or remove both files."
             )
         if not self.folder.exists() or read_object(self.folder / IDENTITY) == identity:
-            remove_folder(self.folder)  # a process that was killed at the end can have left it, or a hidden half of it
+            remove_folder(self.folder)  # left by a process that was killed while it removed the folder
         return report
 
     def finish(
         self, content: Iterable[bytes], identity: dict[str, Any], named: dict[str, Any], counts: dict[str, Any]
     ) -> dict[str, Any]:
-        """Write the groups, then the report, and remove the working folder; return the report."""
+        """Write the file of groups, then the report, and remove the working folder; return the report.
+
+        `content` are the bytes of the file of groups. The report contains `identity` (settings and hashes that
+        determine the groups), `named` (settings that name the input), `counts`, and the result of `describe_groups`.
+        """
         write_file(self.out, lambda file: file.writelines(content), writer="")
         head = {"format_version": identity["format_version"], "identity": identity, "named": named}
         report: dict[str, Any] = plain({**head, **counts, **describe_groups(self.out)})
@@ -285,9 +293,9 @@ _QUANTILES = {0: "minimum", 5: "5 %", 25: "25 %", 50: "median", 75: "75 %", 95: 
 
 
 def count_outcomes(parts: Sequence[dict[str, Any]], queries: int) -> dict[str, Any]:
-    """Return the number of queries by outcome, and the number of refused candidates by reason.
+    """Return the number of queries by outcome, and the number of refused candidate negatives by reason.
 
-    `parts` holds the counts of each part, `queries` is the number of queries that were mined.
+    `parts` are the counts of all blocks of queries, `queries` is the total number of queries.
 
     Raises:
         RuntimeError: if the counts do not add up to `queries`, which is a bug.
@@ -312,7 +320,7 @@ def count_outcomes(parts: Sequence[dict[str, Any]], queries: int) -> dict[str, A
 
 
 def describe_groups(out: Path) -> dict[str, Any]:
-    """Return the number of groups and texts in a file of groups, and the quantiles of its cosines and ranks."""
+    """Return the number of rows and texts in an output file of groups, and the quantiles of its cosines and ranks."""
     figures: dict[str, list[float]] = {
         "positive_cosine": [], "own_negative_cosine": [], "negative_cosine": [], "rank": [],
     }  # fmt: skip

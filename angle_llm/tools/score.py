@@ -42,7 +42,7 @@ class ScoreFiles:
     teacher: str
     """The encoder that scores: a saved directory, a model folder, a hub id, a .gguf file, or package:NAME/path/inside."""
     out: Path
-    """The .jsonl file of groups. The same command resumes after a kill."""
+    """The .jsonl file of groups (a query, positives, negatives). The same command resumes after a kill."""
 
     positive_above: Finite = 0.8
     """Scored pairs above this score (rescaled to 0..1) are positives of their first text, other pairs are negatives."""
@@ -60,7 +60,7 @@ class ScoreSettings(RowSettings, EncoderOptions, ScoreFiles):
 
 
 def score_main(settings: ScoreSettings) -> None:
-    """Write a group with cosines for each query, or resume, and print quantiles of the cosines.
+    """Write each query with its positives, negatives and cosines, or resume; then print quantiles of the cosines.
 
     Data, settings and output are checked before the encoder is loaded.
 
@@ -85,7 +85,7 @@ def score_main(settings: ScoreSettings) -> None:
         "model": encoder_identity(encoder),
         "settings": {
             "positive_above": settings.positive_above,
-            "split_positives": settings.split_positives or None,  # None: as in older files
+            "split_positives": settings.split_positives or None,  # None: equals the reports of older versions
         },
     })  # fmt: skip
     report = output.finished(identity)
@@ -104,7 +104,7 @@ def score_main(settings: ScoreSettings) -> None:
 
 
 def _groups(material: MiningData, vectors: TextVectors) -> Iterator[dict[str, Any]]:
-    """Yield a group for each query, with the cosines of its positives and negatives as scores."""
+    """Yield a row of format group for each query, with the cosines of its positives and negatives as scores."""
     for first in range(0, len(material.queries), _BLOCK_QUERIES):
         some = material.queries[first : first + _BLOCK_QUERIES]
         for query, cosines in zip(some, own_cosines(some, vectors), strict=True):

@@ -26,18 +26,19 @@ from angle_llm.prompts import Side
 from angle_llm.settings.parsing import Positive, SettingsError, need_library, settings_class
 
 STEPS = 2.0**26
-"""Steps of the grid between 0 and 1."""
+"""Number of steps between 0 and 1 to which the values of unit vectors are rounded."""
 FAISS_SLACK = 64
 """Additional results requested from faiss, which can misorder candidates with nearly equal cosines in float32."""
 QUERIES_AT_ONCE = 256
-"""Number of queries compared with a block at a time."""
+"""Number of queries compared with a block of candidates at a time."""
 _TEXT_SHOWN = 200
 """Maximum number of printed characters of a text."""
 _MANY_ROWS = 100_000
-"""Number of rows from which on `angle-llm search` recommends an index."""
+"""Number of vectors from which on `angle-llm search` recommends an approximate index."""
 
 Search = Callable[[Array, int], tuple[Array, Array]]
-"""`search(queries_QD, top)` takes queries on the grid and returns indices and cosines (Q, R) of candidates, best first."""
+"""`search(queries_QD, top)` takes query vectors from `on_grid`, and returns indices and cosines (Q, R) of the nearest
+candidates, best first."""
 
 
 def on_grid(rows_ND: Array) -> Array:
@@ -53,19 +54,19 @@ def on_grid(rows_ND: Array) -> Array:
 
 
 def cosines(left_ND: Array, right_ND: Array) -> Array:
-    """Return the cosines (N,) of corresponding rows of two matrices (N, D) on the grid."""
+    """Return the cosines (N,) of corresponding rows of two matrices (N, D), which `on_grid` has normalized."""
     cosine_N: Array = (left_ND * right_ND).sum(axis=1) / STEPS**2
     return cosine_N
 
 
 def cosine_matrix(queries_QD: Array, candidates_CD: Array) -> Array:
-    """Return the cosines (Q, C) of all queries with all candidates, given on the grid."""
+    """Return the cosines (Q, C) of all queries with all candidates, which `on_grid` has normalized."""
     cosine_QC: Array = queries_QD @ candidates_CD.T / STEPS**2
     return cosine_QC
 
 
 def best(position_QC: Array, score_QC: Array, top: int) -> tuple[Array, Array]:
-    """Return the `top` largest scores (Q, R) of each row and their positions, largest first; ties in order of the columns."""
+    """Return positions and scores (Q, R) of the `top` largest scores per row, largest first; ties in column order."""
     if score_QC.shape[1] > top:
         edge_Q1 = np.partition(score_QC, -top, axis=1)[:, -top, None]
         above, at_edge = score_QC > edge_Q1, score_QC == edge_Q1
@@ -80,10 +81,10 @@ def best(position_QC: Array, score_QC: Array, top: int) -> tuple[Array, Array]:
 def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array, Array]:
     """Return the `top` nearest candidates of each query, comparing with every candidate.
 
-    `blocks` are the candidates in blocks (C, D); queries and candidates are on the grid. Returns indices (Q, R) of
-    candidates, counted over all blocks, and cosines (Q, R), best first; ties in order of the candidates. The result does
-    not depend on the size of the blocks. Vectors that are not finite give NaN. Memory is Q × R, and 256 × C for the
-    cosines of a block.
+    `blocks` are the candidates in blocks (C, D); `on_grid` has normalized queries and candidates. Returns indices
+    (Q, R) of candidates, counted over all blocks, and cosines (Q, R), best first; ties in order of the candidates. The
+    result does not depend on the size of the blocks. Vectors that are not finite give NaN. Memory is Q × R, and 256 × C
+    for the cosines of a block.
     """
     starts = range(0, max(1, len(queries_QD)), QUERIES_AT_ONCE)
     sizes = [len(queries_QD[start : start + QUERIES_AT_ONCE]) for start in starts]
@@ -103,11 +104,11 @@ def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array
 
 
 def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192, faiss: bool = False) -> Search:
-    """Return a function that searches vectors (N, D), in memory or memory-mapped.
+    """Return a function that finds the nearest of `vectors_ND` (N, D) for query vectors.
 
-    `rows` limits the search to these rows, and results are indices into `rows`. `block` is the number of rows in memory
-    at a time. With `faiss`, its flat index in float32 finds more candidates than requested, which are then ranked
-    exactly.
+    `vectors_ND` can be memory-mapped. `rows` limits the search to these rows, and results are indices into `rows`.
+    `block` is the number of rows in memory at a time. With `faiss`, its flat index in float32 finds more candidates than
+    requested, which are then ranked exactly.
 
     Raises:
         MissingLibraryError: if `faiss` is set and not installed.
@@ -199,7 +200,7 @@ class VectorSearch:
         """Load the encoder and the vectors.
 
         `model` is the path of the encoder, if it was moved. `prompt` replaces the prompt of the queries stored in the
-        folder. `side` is the side of the texts to search for: query (the default) or document.
+        folder. `side` is query (the default) or document: the prompt for the texts to search for.
 
         Raises:
             FolderError: if the folder is unfinished or damaged, or was made by another encoder.
@@ -282,11 +283,11 @@ def search_main(settings: SearchSettings) -> None:
 def search_folder(
     folder: Path, index: VectorIndex, queries_QD: Array, top: int, pieces: Sequence[Piece] | None = None
 ) -> list[list[Hit]]:
-    """Return the `top` rows with the largest cosines in a finished folder for each query, best first; ties in order.
+    """Search a folder written by `angle-llm embed`: return the `top` rows with the largest cosines for each query.
 
-    `queries_QD` are vectors of the encoder; they are cut to the stored dimensions. Vectors stored as int8 are compared as
-    stored, binary vectors by their signs. `pieces` is the result of `pieces_on_grid`, to search in memory; without it, one
-    shard is in memory at a time.
+    Rows are sorted best first; ties in row order. `queries_QD` are vectors of the encoder; they are cut to the stored
+    dimensions. Vectors stored as int8 are compared as stored, binary vectors by their signs. `pieces` is the result of
+    `pieces_on_grid`, to search in memory; without it, one shard is in memory at a time.
 
     Raises:
         FolderError: if the folder is damaged, or a query vector is not finite.
@@ -306,7 +307,8 @@ def search_folder(
 
 
 def pieces_on_grid(folder: Path, index: VectorIndex) -> Iterator[Piece]:
-    """Yield the rows of a finished folder, a shard at a time, with vectors rounded to the grid of `on_grid`."""
+    """Yield the vectors, row numbers, ids and texts of a finished folder, a shard at a time; `on_grid` has normalized
+    the vectors."""
     for piece in read_vectors(folder, index):
         yield piece._replace(vectors=on_grid(piece.vectors))
 
@@ -314,7 +316,7 @@ def pieces_on_grid(folder: Path, index: VectorIndex) -> Iterator[Piece]:
 def _rows_at(
     folder: Path, index: VectorIndex, positions: set[int], pieces: Sequence[Piece] | None
 ) -> dict[int, tuple[int, str | None, str | None]]:
-    """Return index in the corpus, id and text of stored rows, by position in the folder; read only their shards."""
+    """Return position in the folder → (index in the corpus, id, text) of rows. Read only the shards with these rows."""
     found = {}
     start = 0
     for number, shard in enumerate(index.parts):
@@ -328,7 +330,7 @@ def _rows_at(
 
 
 def source_texts(index: VectorIndex, rows: set[int]) -> dict[int, str]:
-    """Return the texts of rows from the embedded files, by row; an empty dictionary if the files were removed or changed."""
+    """Read row → text from the files that were embedded; return an empty dictionary if they were removed or changed."""
     from angle_llm.data.corpus import Corpus
     from angle_llm.data.formats import DataError
 

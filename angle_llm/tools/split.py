@@ -39,7 +39,7 @@ class SplitSettings(TextEncoding, RowSettings):
     out: Path
     """A new folder for the parts, NAME.jsonl, and for corpus.jsonl: the distinct second texts of all rows."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Name of each part and its share of the rows. The other rows are in train.jsonl. Empty: valid 0.15 held_out 0.15."""
+    """Name of each part and its fraction of the rows. Other rows: train.jsonl. Empty: valid 0.15 held_out 0.15."""
 
     def __post_init__(self) -> None:
         for name, share in self.parts.items():
@@ -55,7 +55,9 @@ class SplitSettings(TextEncoding, RowSettings):
 
 
 def split_main(settings: SplitSettings) -> None:
-    """Write the parts and the corpus, and print their sizes. All rows are held in memory.
+    """Split a data file; write the parts and the corpus (distinct second texts), and print their sizes.
+
+    All rows are held in memory.
 
     Raises:
         DataError: if the file cannot be used, a row is bad, or a part would have no rows.
@@ -108,8 +110,8 @@ def split_main(settings: SplitSettings) -> None:
 def split_rows(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> list[list[int]]:
     """Return the row numbers of each part: at most `counts[p]` rows in part p, and the other rows in a further last part.
 
-    `texts` are the texts of each row. Rows that share a text, directly or through other rows, form a group. In the order
-    of a hash of its first text, each group goes to the first part with enough space.
+    `texts` are the texts of each row. Rows that share a text, directly or through other rows, form a group. Groups
+    are sorted by a hash of their first text; a group goes to the first part with enough space.
     """
     from angle_llm.data.keys import normalized
 
@@ -122,7 +124,10 @@ def split_rows(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> list[li
 
 
 def _linked(texts: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Return the row numbers in groups: rows that share a text, up to case, spacing and punctuation, are in the same group."""
+    """Return the row numbers in groups, such that rows that share a text are in the same group.
+
+    Texts that differ only in case, spacing and punctuation count as equal.
+    """
     from angle_llm.data.keys import normalized
     from angle_llm.data.positives import components
 

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
 SHARD_ROWS = 8192
-"""Number of texts embedded at a time; at most this many are embedded again after a kill. It may change the last digits."""
+"""Number of texts embedded at a time; after a kill, at most this many are embedded again. Another number can change the
+last digits of the vectors."""
 _BLOCK_TEXTS = 8192
-"""Number of texts checked at a time."""
+"""Number of texts whose tokens or vectors are checked at a time."""
 
 
 @dataclass(frozen=True)
 class TextVectors:
-    """Vectors of the texts of a `MiningData`, in memory or memory-mapped, looked up by text number."""
+    """Vectors of the texts of a `MiningData`, in memory or memory-mapped, looked up by the index of a text."""
 
     document_ED: Array
     """(E, D) vectors of texts encoded as documents."""
@@ -41,21 +42,21 @@ class TextVectors:
     """(Q, D) vectors of texts encoded as queries. None: queries and documents have the same prompt, and `document_ED`
     contains all texts."""
     document_texts: Array | None = None
-    """(E,) text numbers of the rows of `document_ED`, ascending. None: row i is text i."""
+    """(E,) indices into `MiningData.texts` of the rows of `document_ED`, ascending. None: row i is text i."""
     query_texts: Array | None = None
-    """(Q,) text numbers of the rows of `query_QD`, ascending."""
+    """(Q,) indices into `MiningData.texts` of the rows of `query_QD`, ascending."""
 
     def document_rows(self, texts: Sequence[int] | Array) -> Array:
-        """Return the row indices in `document_ED` for text numbers."""
+        """Return the row indices in `document_ED` of texts, given as indices into `MiningData.texts`."""
         return np.asarray(texts) if self.document_texts is None else np.searchsorted(self.document_texts, texts)
 
     def documents(self, texts: Sequence[int] | Array) -> Array:
-        """Return the vectors (N, D) of texts as documents, for text numbers (N,)."""
+        """Return the document vectors (N, D) of N texts, given as indices into `MiningData.texts`."""
         found: Array = self.document_ED[self.document_rows(texts)]
         return found
 
     def queries(self, texts: Sequence[int] | Array) -> Array:
-        """Return the vectors (N, D) of texts as queries, for text numbers (N,)."""
+        """Return the query vectors (N, D) of N texts, given as indices into `MiningData.texts`."""
         if self.query_QD is None or self.query_texts is None:
             return self.documents(texts)
         found: Array = self.query_QD[np.searchsorted(self.query_texts, texts)]
@@ -63,7 +64,7 @@ class TextVectors:
 
 
 def vectors_of(material: MiningData, encoder: SentenceEncoder, name: str, folder: Path) -> TextVectors:
-    """Return the vectors of all texts, memory-mapped from files FOLDER/vectors-DIGEST.npy; missing files are made first.
+    """Return the vectors of all texts, memory-mapped from FOLDER/vectors-DIGEST.npy; embed texts if a file is missing.
 
     If queries and documents have different prompts, the queries are encoded as queries, and their positives, negatives
     and candidates as documents. `name` is the name or path that the encoder was loaded from. `SHARD_ROWS`
@@ -83,13 +84,13 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, name: str, folder
 
 @dataclass(frozen=True)
 class _Texts(Corpus):
-    """Texts of a `MiningData` as a corpus for `embed_corpus`. The place of a text is its place in the user's data."""
+    """Texts of a `MiningData` as a corpus for `embed_corpus`. Errors name the place of a text in the user's data."""
 
     material: MiningData | None = None
     numbers: Sequence[int] = ()
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
-        """Yield blocks of `size` texts whose block number is `wanted`."""
+        """Yield blocks of `size` texts, only those for which `wanted(block number)` is True."""
         assert self.material is not None
         texts, place = self.material.texts, self.material.place
         for number, first in enumerate(range(0, len(self.numbers), size)):
@@ -99,14 +100,20 @@ class _Texts(Corpus):
 
 
 def _embedded(material: MiningData, numbers: Sequence[int], encoder: SentenceEncoder, name: str, folder: Path) -> Array:
-    """Return the vectors (N, D) of texts by number, memory-mapped from a file that is made if it is missing."""
+    """Return the vectors (N, D) of N texts, memory-mapped from a file; if the file is missing, embed the texts first.
+
+    `numbers` are indices into `MiningData.texts`.
+
+    Raises:
+        DataError: for a text without tokens, or a vector that is 0 or not finite.
+    """
     texts = [material.texts[number] for number in numbers]
     made_from = json.dumps([encoder_identity(encoder), SHARD_ROWS, texts])
     digest = hashlib.sha256(made_from.encode()).hexdigest()
     target = folder / f"vectors-{digest[:16]}.npy"
     blocks = range(0, len(numbers), _BLOCK_TEXTS)
     if not target.is_file():
-        for first in blocks:  # costs a hundredth of the time of embedding
+        for first in blocks:  # takes a hundredth of the time of embedding
             _check_tokens(material, encoder, numbers[first : first + _BLOCK_TEXTS])
         corpus = _Texts(RowSource("texts", []), "text", material=material, numbers=numbers)
         survey = Survey(len(numbers), 0, [{"sha256": digest}], [])
@@ -125,7 +132,7 @@ def _embedded(material: MiningData, numbers: Sequence[int], encoder: SentenceEnc
 
 
 def _check_tokens(material: MiningData, encoder: SentenceEncoder, some: Sequence[int]) -> None:
-    """Raise `DataError` for the first text without tokens."""
+    """Raise `DataError` for the first text without tokens; `some` are indices into `MiningData.texts`."""
     try:
         encoder.tokenize([material.texts[number] for number in some])
     except ValueError:

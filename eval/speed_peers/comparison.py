@@ -10,9 +10,9 @@ from typing import Any
 from speed_peers.processes import GIB, OURS, Run
 
 LOSS_TOLERANCE = 0.05
-"""Largest difference of first losses for the same work; bfloat16 changes a loss of 2 by some hundredths."""
+"""Largest difference of the first loss between libraries; bfloat16 changes a loss of 2 by some hundredths."""
 LOWEST_COSINE = 0.99
-"""Smallest cosine of vectors for the same work."""
+"""Smallest cosine between the vectors of two libraries for the same text."""
 QUIET_CORES = 0.1
 """Largest use of CPU cores by other programs that does not disturb a measurement."""
 COLUMNS = {
@@ -29,7 +29,7 @@ COLUMNS = {
 
 @dataclass
 class PeerComparison:
-    """A job, and the runs of each library on it."""
+    """A training or encoding job, and the runs of each library on this job."""
 
     title: str
     unit: str
@@ -42,7 +42,7 @@ class PeerComparison:
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
     def summary(self, library: str) -> dict[str, float]:
-        """Return the values of `COLUMNS` for a library; empty if no run has a time.
+        """Return times, memory and ratios of a library, by the names in `COLUMNS`; empty if no run has a time.
 
         Ratios are times divided by the time of angle_llm in the same repetition.
         """
@@ -58,7 +58,7 @@ class PeerComparison:
         return found | ({"cosine_min": min(cosines)} if cosines else {})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values, without texts and without absolute paths."""
+        """Return the comparison as JSON values, without texts and absolute paths."""
         job = {k: without_folder(v) for k, v in self.job.items() if k not in ("triples", "texts")}
         return {
             **asdict(self),
@@ -67,7 +67,7 @@ class PeerComparison:
         }
 
     def report(self) -> str:
-        """Return times, losses and notes as text."""
+        """Return times, losses and notes of a comparison as text."""
         lines = [self.title]
         for library in self.runs:
             found = self.summary(library)

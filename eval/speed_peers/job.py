@@ -22,9 +22,9 @@ from typing import Any
 
 PACKAGES = ("angle_llm", "angle-emb", "sentence-transformers", "torch", "transformers", "peft", "tokenizers")
 Job = SimpleNamespace
-"""Settings and texts of a job."""
+"""Settings and texts of a training or encoding job."""
 Answer = dict[str, Any]
-"""Times and results of a job."""
+"""Times and results of a training or encoding job."""
 
 
 def serve(*kinds: Callable[[Job], Answer]) -> None:
@@ -53,7 +53,7 @@ def serve(*kinds: Callable[[Job], Answer]) -> None:
 
 
 def timed(encode: Callable[[list[str]], Any], job: Job) -> Answer:
-    """Encode all texts, after a first batch as warm-up; return seconds and vectors."""
+    """Encode the texts of a job, after a first batch as warm-up; return seconds and vectors."""
     encode(job.texts[: job.batch])
     started = time.perf_counter()
     rows = encode(job.texts)

@@ -142,7 +142,7 @@ def smallest_cosine(rows_ND: np.ndarray, other_ND: np.ndarray) -> float:
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """Return the environment variables of a worker: number of threads, no network, no GPU."""
+    """Return the environment variables of a worker process: number of threads, no network, no GPU."""
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": ""}
     paths = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": "1"}

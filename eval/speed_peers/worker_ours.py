@@ -26,7 +26,7 @@ NO_LIMIT = 8192
 
 
 def train(job: Job) -> Answer:
-    """Time the training steps of the job, including tokenization, as for the other libraries."""
+    """Time the training steps of the job with angle_llm, including tokenization."""
     encoder = open_encoder(job)
     encoder.add_lora(LoraSettings(rank=job.rank, alpha=job.alpha, dropout=0, targets=["all-linear"]))
     load_start(encoder.model, job.adapter)
@@ -55,13 +55,13 @@ def train(job: Job) -> Answer:
 
 
 def encode(job: Job) -> Answer:
-    """Time the encoding of the texts of the job."""
+    """Time the encoding of the texts of the job with angle_llm."""
     encoder = open_encoder(job)
     return timed(encoder.encode, job) | {"facts": text_facts(encoder, job.texts)}
 
 
 def open_encoder(job: Job) -> SentenceEncoder:
-    """Open the encoder of the job."""
+    """Open the encoder of the job with angle_llm."""
     prompt = PromptTemplate(name="speed", template=job.template)
     return SentenceEncoder.from_pretrained(
         job.model, prompt=prompt, pooling=job.pooling, max_length=job.max_length, dtype=job.dtype, device="cpu"

@@ -19,7 +19,7 @@ POOLINGS = {"last": "lasttoken", "mean": "mean"}
 
 
 def open_model(job: Job) -> Any:
-    """Open the model of the job, with its pooling."""
+    """Open the model of the job with sentence-transformers, with the pooling of the job."""
     transformer = modules.Transformer(
         job.model,
         max_seq_length=job.max_length,
@@ -33,7 +33,7 @@ def open_model(job: Job) -> Any:
 
 
 def train(job: Job) -> Answer:
-    """Time the training steps of the job."""
+    """Time the training steps of the job with sentence-transformers."""
     from datasets import Dataset
     from peft import LoraConfig, TaskType
     from torch.utils.data import BatchSampler, SequentialSampler
@@ -74,7 +74,7 @@ def train(job: Job) -> Answer:
 
 
 def encode(job: Job) -> Answer:
-    """Time the encoding of the texts of the job."""
+    """Time the encoding of the texts of the job with sentence-transformers."""
     model = open_model(job)
 
     def formatted(texts: list[str]) -> Any:  # prompts of the library can only precede a text

@@ -92,7 +92,7 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
 
 
 def changed_names(tokenizer: Tokenizer) -> list[str]:
-    """Return the names of added tokens that get other ids if a tokenizer splits the names like plain text.
+    """Return the names of added tokens whose token ids change if the tokenizer reads the names as plain text.
 
     Special tokens are not included.
 

@@ -34,7 +34,7 @@ class RowVector(Protocol):
     """Interface of a vector (V,) that is computed from the rows of an embedding matrix, in blocks to save memory."""
 
     def fits(self, columns: int) -> bool:
-        """Return whether the vector is computed in a single block if embeddings have `columns` dimensions."""
+        """Return whether memory suffices to compute the whole vector at once, from embeddings with `columns` dimensions."""
 
     def value(self, x_ND: Tensor) -> Tensor:
         """Compute the vector (V,) from embeddings (N, D), differentiable by autograd.

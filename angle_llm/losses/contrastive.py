@@ -57,8 +57,12 @@ def forward(relation: Relation, is_positive_P: Tensor, rows: int) -> Edges:
     """Choose the left texts of positive pairs as anchors, the right texts of all pairs as candidates for negatives.
 
     Queries are compared with all positives and hard negatives, as in supervised SimCSE (Gao et al. 2021) and
-    `contrastive_with_negative_loss` of angle-emb 0.6.1. Queries are not negatives of other queries. If a row p
-    forms a positive pair with an anchor a only as (p, a, 1), p is neither a positive nor a negative of a.
+    `contrastive_with_negative_loss` of angle-emb 0.6.1. Queries are not negatives of other queries. A left text whose
+    positive is the anchor itself is neither a positive nor a negative of this anchor.
+
+    Args:
+        is_positive_P: whether each of the P pairs is positive.
+        rows: number of embeddings.
     """
     anchor_M, positive_M = _distinct(relation.left[is_positive_P], relation.right[is_positive_P], rows)
     return Edges(anchor_M, positive_M, torch.unique(relation.right[relation.left != relation.right]))

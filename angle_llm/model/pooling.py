@@ -251,9 +251,14 @@ class EmbeddingModel(nn.Module):
         return short
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, sequence: TokenSequence | None = None) -> Tensor:
-        """Return an embedding per text: (B, D) for B right-padded texts with `mask_BT`, or (R, D) for R texts in `sequence`.
+        """Return an embedding per text: (B, D) for B right-padded texts, or (R, D) for R texts in one sequence.
 
-        After `read_layers`, a row also contains the embeddings after fewer layers: (R, D · (1 + len(inner_layers))).
+        After `read_layers([m, …])`, a row also contains the embeddings after the first m layers, side by side.
+
+        Args:
+            ids_BT: token ids (B, T) of padded texts, or (1, T) of a sequence.
+            mask_BT: 1 for tokens and 0 for padding, for padded texts.
+            sequence: place of each text in the sequence.
         """
         with forward_lock(self.backbone):
             with self._half(ids_BT.device):

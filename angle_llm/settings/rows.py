@@ -40,7 +40,7 @@ class RowSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RowFilter:
-    """Flag that selects the rows of data files."""
+    """The flag --where of commands that read data files: only rows with the given column values are read."""
 
     where: dict[str, str | bool | int | float] = field(default_factory=dict)
     """Pairs of COLUMN VALUE. Only rows with these values are read."""
@@ -48,7 +48,7 @@ class RowFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class TextEncoding:
-    """Flag for the character encoding of text files."""
+    """The flag --encoding of commands that read text files."""
 
     encoding: str = "utf-8"
     """Character encoding of text files, such as utf-8 or cp1252. Output files are UTF-8."""

@@ -122,12 +122,12 @@ class TokenSequence:
         return end_T
 
     def groups(self) -> tuple[tuple[SequenceGroup, ...], Tensor]:
-        """Group texts of similar length for attention with gathered keys; return the groups, and an index (T,) of tokens.
+        """Group texts of similar length, whose attention is computed as one padded batch; return the groups and an index.
 
-        The index is the place of each token in the flattened queries of all groups. In a prefix trie, the texts of a group
-        have lengths between the same powers of two. The same holds for the numbers of tokens after the shared prefix. So at
-        most four times the necessary scores are computed. Packed texts in a group have lengths in the same interval of
-        `LENGTH_STEP`. A text that equals the text before it adds no token and is in no group.
+        The index (T,) is the place of each token in the queries of all groups, one group after the other. In a prefix trie,
+        the texts of a group have lengths between the same powers of two, and so do the numbers of tokens after the shared
+        prefix. So at most four times the necessary scores are computed. Packed texts in a group have lengths in the same
+        interval of `LENGTH_STEP`. A text that equals the text before it adds no token and is in no group.
         """
         paths, added_R, shares = list(self.paths()), self.lengths_R - self.shared_R, bool(self.shared_R.any())
         adding: dict[tuple[int, int], list[int]] = {}

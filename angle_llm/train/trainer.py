@@ -205,8 +205,10 @@ class Trainer:
                 best = (
                     "No model was saved" if self._model.best is None else f"The best model is in {self._model.folder}"
                 )
+                # DeepSpeed checks no gradient norm before it updates the weights.
+                kept = "" if self._processes.zero_stage else "The optimizer did not take this step. "
                 raise TrainingError(
-                    f"step {self._step + 1}: {error}. The optimizer did not take this step. Lower the learning rate "
+                    f"step {self._step + 1}: {error}. {kept}Lower the learning rate "
                     f"(--optimizer.learning-rate; {rate:.3g} in this step), do not train in float16, or check the texts of the "
                     f"batch. {best}."
                 ) from error

@@ -18,6 +18,7 @@ from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex
 from angle_llm.model.layout.token_sequence import build_sequence, shared_prefixes
 
 pytestmark = [
+    pytest.mark.slow,  # the compiler takes ten seconds a kernel
     pytest.mark.skipif(
         not any(compiler and shutil.which(compiler) for compiler in config.cpp.cxx), reason="needs a C++ compiler"
     ),
@@ -75,10 +76,10 @@ def dense(query: Tensor, key: Tensor, value: Tensor, visible_TT: Tensor, softcap
     ("dtype", "kv_heads", "softcap", "causal"),
     [
         (torch.float32, KV_HEADS, 30.0, True),
-        pytest.param(torch.float32, KV_HEADS, None, False, marks=pytest.mark.slow),
-        pytest.param(torch.bfloat16, HEADS, None, True, marks=pytest.mark.slow),
-        pytest.param(torch.bfloat16, KV_HEADS, 30.0, False, marks=pytest.mark.slow),
-        pytest.param(torch.float16, HEADS, None, True, marks=pytest.mark.slow),
+        (torch.float32, KV_HEADS, None, False),
+        (torch.bfloat16, HEADS, None, True),
+        (torch.bfloat16, KV_HEADS, 30.0, False),
+        (torch.float16, HEADS, None, True),
     ],
 )
 def test_the_compiled_kernel_equals_dense_attention(

@@ -85,8 +85,10 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
     from angle_llm.evaluate.transfer import TransferSettings, transfer_main
     from angle_llm.export import commands as forms
+    from angle_llm.serve.listen import serve_main
     from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
     from angle_llm.settings.plan import PlanSettings
+    from angle_llm.settings.serve import ServeSettings
     from angle_llm.tools.check import CheckSettings, check_main
     from angle_llm.tools.embed import EmbedSettings, embed_main
     from angle_llm.tools.mine import MineSettings, mine_main
@@ -131,6 +133,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
             "Compare the vectors of saved encoders: exit code 0 if equal, 1 if not.",
         ),
         "export": (ExportSettings, forms.export_main, "Export an encoder for another library."),
+        "serve": (ServeSettings, serve_main, "Serve an encoder over HTTP, as OpenAI and TEI do."),
         "push": (PushSettings, forms.push_main, "Upload a saved encoder to the Hugging Face hub."),
     }
 

@@ -25,7 +25,8 @@ ALLOWED = {
     "settings": {"prompts", "io", "objective"},
     "data": BASE,
     "model": BASE | {"data"},
-    **dict.fromkeys(("train", "evaluate", "export"), CORE),
+    **dict.fromkeys(("train", "evaluate", "serve"), CORE),
+    "export": CORE | {"serve"},
     "tools": CORE | {"train"},
 }
 MOST_MODULES = 15

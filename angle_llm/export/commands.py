@@ -78,23 +78,30 @@ def _print_verification(
 def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> None:
     """Run `angle-llm verify`: compare stored versions of an encoder and print the report. Exit code 1 if they differ.
 
+    Exit code 3 if a server agrees with an encoder whose base is unknown: an untrained encoder would agree too.
+
     `score_on` takes the path of a file of scored pairs, and returns a function from an encoder to its score on the
     file.
     """
-    from angle_llm.export.verify import verify
+    from angle_llm.export.verify import SERVER, verify
 
     score = None if settings.pairs is None else score_on(settings.pairs)
     texts = None if settings.texts is None else _read_texts(settings.texts)
     found = verify(
-        settings.forms,
+        [*settings.forms, *settings.server],
         texts=texts,
         score=score,
         tolerance=settings.tolerance,
         side=settings.side,
+        base=settings.base,
+        server_options={"send_prompt": settings.send_prompt, "model": settings.server_model},
     )
     if settings.json is not None:
         write_json(settings.json, found.to_dict())
     print(found.text())
+    has_server = any(other.form.kind == SERVER for other in found.comparisons)
+    if found.holds and has_server and found.base_difference is None:
+        sys.exit(3)
     sys.exit(0 if found.holds else 1)
 
 

@@ -41,7 +41,7 @@ class FormFacts:
 
     name: str
     kind: str
-    """Kind of storage: adapter, whole model, backbone (a model without encoder settings), or sentence-transformers."""
+    """Kind of storage: adapter, whole model, backbone (a model without encoder settings), or a program that computes it."""
     dtype: str
     """Dtype of the stored weights; for an adapter, dtype of its base in training."""
     prompt: str
@@ -55,6 +55,8 @@ class FormFacts:
     """Spearman × 100 on the given scored pairs; None without pairs."""
 
     def __str__(self) -> str:
+        if self.kind == "server":  # the other facts are expected, not known
+            return f"{self.name}: server, {self.dimensions} dimensions" + (", normalised" if self.normalize else "")
         return (
             f"{self.name}: {self.kind}, {self.dtype}, prompt {self.prompt}, {self.pooling}, {self.max_length} tokens"
             + (", normalised" if self.normalize else "")
@@ -176,7 +178,8 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], toleranc
         for name in ("prompt", "pooling", "max_length", "dimensions", "normalize")
         if (found := getattr(theirs, name)) != (expected := getattr(ours, name))
     ]
-    other_ids = sum(a != b for a, b in zip(first.ids, other.ids, strict=True))
+    # A server does not report token ids.
+    other_ids = sum(a != b for a, b in zip(first.ids, other.ids, strict=True)) if other.ids else 0
     if other_ids:
         problems.append(f"{other_ids} of {len(texts)} texts have different token ids")
     if theirs.dimensions != ours.dimensions:
@@ -189,6 +192,9 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], toleranc
     largest = float(differences_N[worst])
     if not largest <= allowed:  # true for NaN too
         problems.append(f"1-cos {largest:.1e} exceeds {allowed:.0e}, for the text {texts[worst]!r:.60}")
+    # Vectors whose direction differs by `allowed` differ by sqrt(2 · allowed) of their length.
+    elif theirs.normalize == ours.normalize and relative_N.max() > max(10 * np.sqrt(2 * allowed), 0.1):
+        problems.append(f"the vectors have other lengths: the largest relative difference is {relative_N.max():.1e}")
     if ours.spearman is not None and theirs.spearman is not None:
         apart = abs(theirs.spearman - ours.spearman)
         if not apart <= (SPEARMAN_TOLERANCE_HALF if half else SPEARMAN_TOLERANCE):

@@ -8,6 +8,7 @@ differences come from the weights and not from the arithmetic:
     whole model             stored weights, converted to float32
     backbone                like a whole model, with prompt, pooling, maximum length and normalisation of the first form
     sentence-transformers   like a whole model, encoded by sentence-transformers
+    server                  texts are sent to a server, which computes as it is configured
 
 For an adapter and its merged model, the weights are compared too (`weights.count_wrong`), because vectors cannot show a
 merge in bfloat16 arithmetic. Forms of an untrained encoder would agree in any case, so the first form must differ from
@@ -17,11 +18,11 @@ its base `TIMES_SMALLER` times more than from the other forms. One form is in me
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -52,8 +53,56 @@ from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.quantization import dequantize
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompts
+from angle_llm.serve.client import ServerModel, is_server
+from angle_llm.serve.mistakes import likely_mistake
 
-Form: TypeAlias = SentenceEncoder | SentenceTransformersModel
+
+class ProgramModel(Protocol):
+    """An encoder that another program computes, such as sentence-transformers or a server."""
+
+    bits: Any
+    dtype: Any
+    """Dtype of the stored weights, which selects the tolerance."""
+    prompts: SidePrompts
+    pooling: str
+    max_length: int
+    normalize: bool
+
+    def for_side(self, side: Side) -> ProgramModel:
+        """Return a model that encodes all texts as queries or as documents."""
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text, with prompt; an empty list if they are not known."""
+
+    def encode(self, texts: Sequence[str], **_: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the embeddings (N, D) in float32."""
+
+
+@dataclass(frozen=True)
+class ProgramKind:
+    """A kind of form that another program computes."""
+
+    name: str
+    recognises: Callable[[str | Path], bool]
+    """Returns whether a path or URL is a form of this kind."""
+    open: Callable[[str | Path, str | None, dict[str, Any]], ProgramModel]
+    """Opens a form. Arguments: path or URL, device, and the expected `prompt`, `pooling`, `max_length`, `normalize`."""
+
+
+SERVER = "server"
+PROGRAM_KINDS: tuple[ProgramKind, ...] = (
+    ProgramKind(SERVER, is_server, lambda url, device, usage: ServerModel(str(url), **usage)),
+    ProgramKind(
+        LIBRARY,
+        is_sentence_transformers_folder,
+        lambda path, device, usage: SentenceTransformersModel(
+            path, device=device, prompt=usage["prompt"], pooling=usage["pooling"]
+        ),
+    ),
+)
+"""The kinds of forms that other programs compute. The first kind that recognises a path is used."""
+
+Form: TypeAlias = SentenceEncoder | ProgramModel
 Score = Callable[[SentenceEncoder], float]
 """A function from an encoder to its Spearman × 100 on a file of scored pairs."""
 
@@ -72,12 +121,14 @@ def verify(
     names: Sequence[str] | None = None,
     original_base: bool = False,
     side: Side | None = None,
+    base: str | None = None,
+    server_options: Mapping[str, Any] | None = None,
 ) -> Verification:
     """Check that stored versions of an encoder (forms) give the same embeddings as the first form; return the report.
 
     Args:
         forms: at least two folders or model names: saved encoders (adapter or whole model), sentence-transformers
-            folders, or other models.
+            folders, URLs of servers, or other models.
         texts: texts to encode; None: the built-in texts that all forms can encode alike.
         score: function that computes a score of each form, which is compared too.
         tolerance: largest allowed 1 - cos. None: chosen by the stored dtypes; wrong weights are then not allowed.
@@ -85,31 +136,39 @@ def verify(
         names: names of the forms in the report; None: the paths.
         original_base: apply adapters to the stored base weights, not to the values in training (rounded, dequantised).
         side: compare encoders with two prompts as encoders of queries only, or of documents only. None: both.
+        base: the untrained base of the first form; None: as stored with it, if it is stored.
+        server_options: `send_prompt` and `model` of `ServerModel`, for servers.
 
     Raises:
-        ValueError: if the first form is a sentence-transformers folder, or for texts that cannot be encoded.
+        ValueError: if the first form is computed by another program, or for texts that cannot be encoded.
+        ServerError: if a server does not answer with embeddings.
         FileNotFoundError, ArtifactError: for a form that cannot be opened.
         MissingLibraryError: for a sentence-transformers folder if the library is not installed.
     """
     names = [str(form) for form in forms] if names is None else names
-    forms = [form if is_sentence_transformers_folder(form) else _saved_folder(form) for form in forms]
-    if is_sentence_transformers_folder(forms[0]):
+    programs = [_program(form) for form in forms]
+    forms = [form if program else _saved_folder(form) for form, program in zip(forms, programs, strict=True)]
+    if programs[0] is not None:
         raise ValueError(
-            f"{names[0]} is a sentence-transformers folder, which does not store how it was trained. Name the original "
-            "encoder first, and the folder after it."
+            f"{names[0]} is a {programs[0].name} {'' if programs[0].name == SERVER else 'folder'}".rstrip()
+            + ", which does not store how it was trained. Name the original encoder first, and this form after it."
         )
     encoder = _open(forms[0], device, {}, original_base)
     assert isinstance(encoder, SentenceEncoder)
     prompts = encoder.prompts if side is None else load_prompts(encoder.prompts.of(side))
     usage = {"prompt": prompts, "pooling": encoder.pooling, "max_length": encoder.max_length}
     usage["normalize"] = encoder.normalize
+    server_usage = usage | dict(server_options or {})
     sides: Sequence[Side | None] = SIDES if prompts.differ else [side]
     notes: list[str] = []
     if texts is None:
         texts, notes = _built_in_texts(encoder, forms)
     texts = list(texts)
     first = _encode(encoder, _kind(forms[0]), names[0], texts, score, sides)
-    base_rows_ND, base_note = _base_rows(encoder, forms[0], texts, device, sides)
+    base_rows_ND, base_note = _base_rows(encoder, forms[0], texts, device, sides, base)
+    has_server = any(program is not None and program.name == SERVER for program in programs)
+    if base_rows_ND is None and has_server:
+        notes.append("base distance not checked. Name the untrained base: --base MODEL.")
     del encoder  # free the memory before the next form is opened
 
     base_difference, problems = None, []
@@ -119,8 +178,11 @@ def verify(
             problems.append(f"{names[0]} equals its base: it was not trained.")
     untrained = bool(problems)
     comparisons = []
-    for path, name in zip(forms[1:], names[1:], strict=True):
-        other = _encode(_open(path, device, usage, original_base), _kind(path), name, texts, score, sides)
+    for path, name, program in list(zip(forms, names, programs, strict=True))[1:]:
+        is_url = program is not None and program.name == SERVER
+        opened = _open(path, device, server_usage if is_url else usage, original_base)
+        other = _encode(opened, _kind(path), name, texts, score, sides)
+        notes += [f"{name}: {note}" for note in getattr(opened, "notes", [])]
         compared = compare_forms(first, other, texts * len(sides), tolerance)
         count = _count([(forms[0], first.facts), (path, other.facts)], original_base)
         found = list(compared.problems)
@@ -131,6 +193,12 @@ def verify(
                 f"1-cos {compared.largest_difference:.1e} is not {TIMES_SMALLER} times smaller than the difference from "
                 f"the base, {base_difference:.1e}"
             )
+        if found and program is not None:
+            mistake = _mistake(
+                cast("SentenceEncoder", _open(forms[0], device, {}, original_base)).with_prompt(prompts),
+                opened, [first.rows_ND, other.rows_ND, base_rows_ND], texts, sides, compared.tolerance,
+            )  # fmt: skip
+            found += [f"likely mistake: {mistake}"] if mistake else []
         comparisons.append(replace(compared, weights=count, problems=tuple(found)))
         problems += [f"{name}: {problem}" for problem in found]
     return Verification(
@@ -143,6 +211,27 @@ def verify(
         notes=tuple(notes),
         compared_in=_library_versions(forms),
     )
+
+
+def _mistake(
+    encoder: SentenceEncoder,
+    form: Form,
+    rows: Sequence[Rows | None],
+    texts: Sequence[str],
+    sides: Sequence[Side | None],
+    tolerance: float,
+) -> str:
+    """Return the likely mistake of a form that another program computes; `rows` of encoder, form and base."""
+
+    def alone(text: str, side: Side | None) -> Rows:
+        return _rows(_by_side(form, [side]), [text])
+
+    _widen(encoder)
+    due_MD, found_MD, base_MD = rows
+    assert due_MD is not None
+    assert found_MD is not None
+    sided = [(text, side) for side in sides for text in texts]
+    return likely_mistake(encoder, due_MD, found_MD, base_MD, sided, alone, tolerance)
 
 
 def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[str | Path]) -> tuple[list[str], list[str]]:
@@ -237,15 +326,20 @@ def finish_folder(
 
 
 def _kind(path: str | Path) -> str:
-    """Return the kind of a stored encoder: adapter, whole model, backbone, or sentence-transformers.
+    """Return the kind of a stored encoder: adapter, whole model, backbone, or the name of a `ProgramKind`.
 
     A backbone is a model without the settings of an encoder, such as prompt and pooling.
     """
-    if is_sentence_transformers_folder(path):
-        return LIBRARY
+    if (program := _program(path)) is not None:
+        return program.name
     if not is_saved_encoder(path):
         return "backbone"
     return "whole model" if EncoderCard.read(Path(path).expanduser()).base is None else "adapter"
+
+
+def _program(path: str | Path) -> ProgramKind | None:
+    """Return the kind of a form that another program computes; None for a form that this package computes."""
+    return next((kind for kind in PROGRAM_KINDS if kind.recognises(path)), None)
 
 
 def _saved_folder(path: str | Path) -> str | Path:
@@ -263,9 +357,9 @@ def _open(path: str | Path, device: str | None, usage: dict[str, Any], original_
     `usage` is the prompt, pooling, maximum length and normalisation for a model that does not store these settings.
     `original_base` opens an adapter on the stored base weights, not on the values in training.
     """
+    if (program := _program(path)) is not None:
+        return program.open(path, device, usage)
     kind = _kind(path)
-    if kind == LIBRARY:
-        return SentenceTransformersModel(path, device=device, prompt=usage["prompt"], pooling=usage["pooling"])
     if kind == "backbone":
         named = {name: value for name, value in usage.items() if name != "normalize"}
         encoder = SentenceEncoder.from_pretrained(path, device=device, **named)
@@ -353,22 +447,30 @@ def _base_rows(
     texts: Sequence[str],
     device: str | None,
     sides: Sequence[Side | None],
+    named: str | None,
 ) -> tuple[Rows | None, str]:
     """Return the embeddings of texts by the untrained base model of an encoder, or None and the reason.
 
     The base gets the prompt and pooling of the encoder. The reason is that the base is unknown or cannot be opened; it
     is "" if there are embeddings. `encoder` is the opened encoder, and `path` its folder. Texts are encoded for each of
-    `sides`: as queries, as documents, or with the only prompt (None).
+    `sides`: as queries, as documents, or with the only prompt (None). `named` is the base if it is not stored.
     """
     if _kind(path) == "adapter":
         backbone: Any = encoder.model.backbone
         with backbone.disable_adapter():
             return _rows(_by_side(encoder, sides), texts), ""
     merged = Path(path).expanduser() / MERGE_NAME
-    if not merged.is_file():
+    if named is None and not merged.is_file():
         return None, "not compared: a whole model was not merged, so its base is unknown"
     try:
-        origin = json.loads(merged.read_text(encoding="utf-8"))
+        unknown: dict[str, Any] = {
+            "base": named,
+            "base_dtype": "auto",
+            "base_revision": None,
+            "bits": None,
+            "layers": None,
+        }
+        origin = unknown if named else json.loads(merged.read_text(encoding="utf-8"))
         base = SentenceEncoder.from_pretrained(
             origin["base"],
             prompt=encoder.prompts,

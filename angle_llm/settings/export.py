@@ -54,9 +54,19 @@ class ExportSettings:
 class VerifySettings:
     """Settings of `angle-llm verify`."""
 
-    forms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="A B [C …]")]
+    forms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="A [B …]")]
     """Two or more saved folders (adapter or whole), sentence-transformers folders, or models; all are compared with A.
     A plain model gets the prompt, pooling and maximum length of A."""
+    server: tuple[str, ...] = ()
+    """URL of a server to compare with A, such as http://127.0.0.1:8000: OpenAI's /v1/embeddings, or /embed of Text
+    Embeddings Inference if the URL ends with /embed. A bearer token is read from ANGLE_LLM_SERVER_TOKEN."""
+    server_model: str | None = None
+    """Model name in requests to the server. None: the first name in /v1/models."""
+    send_prompt: bool = False
+    """Send each text with the prompt of A, for a server that adds none."""
+    base: str | None = None
+    """The untrained base of A, if A is a whole model. Without it, `--server` cannot show that A was trained: exit code
+    3."""
     texts: Path | None = None
     """A UTF-8 file with the texts to compare, one text per line. None: built-in texts."""
     pairs: str | None = None
@@ -72,8 +82,14 @@ class VerifySettings:
     """Also write the report to this JSON file."""
 
     def __post_init__(self) -> None:
-        if len(self.forms) < 2:
-            raise SettingsError(f"verify: expected two or more folders or models to compare, got {len(self.forms)}.")
+        if len(self.forms) + len(self.server) < 2:
+            raise SettingsError(
+                "verify: expected two or more folders or models to compare, or one and --server URL; got "
+                f"{len(self.forms)}."
+            )
+        for url in self.server:
+            if not url.startswith(("http://", "https://")):
+                raise SettingsError(f"--server: expected an address that starts with http://, got {url!r}.")
 
 
 @settings_class

@@ -1,0 +1,1 @@
+"""Serve an encoder over HTTP, and check the vectors of a server."""

@@ -1,0 +1,190 @@
+"""Client of an embedding server that speaks OpenAI's `/v1/embeddings` or `/embed` of Text Embeddings Inference (TEI)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+import numpy as np
+
+from angle_llm.prompts import Side, SidePrompts
+
+TOKEN_VARIABLE = "ANGLE_LLM_SERVER_TOKEN"
+"""Environment variable with the bearer token of the server, for `serve` and for `verify --server`."""
+TEXTS_PER_REQUEST, CHARACTERS_PER_REQUEST = 16, 50_000
+"""Maximum number of texts and of characters in a request; the smallest default of TEI is 32 texts."""
+SECONDS = 600
+"""Timeout of a request; a server on a CPU may compute long texts for minutes."""
+TRUNCATION: dict[str, dict[str, Any]] = {"openai": {"truncate_prompt_tokens": -1}, "tei": {"truncate": True}}
+"""Protocol → fields that make servers truncate long texts (vLLM, TEI) instead of refusing them."""
+UNIT = 1e-3
+"""Largest difference from 1 of the norm of a normalised vector: rounding in bfloat16."""
+
+Rows = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class ServerError(ValueError):
+    """Error for a server that cannot be reached, refuses a request, or answers with something else than embeddings."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status of the answer; None if there is no answer, or the answer is not valid."""
+
+
+def is_server(path: str | Path) -> bool:
+    """Return whether the name of a form is the URL of a server."""
+    return str(path).startswith(("http://", "https://"))
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Refuses redirects, which would send texts and token to an address that the user did not give."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return None: the redirect is an error."""
+
+
+class ServerModel:
+    """An embedding server with the interface of `SentenceEncoder`, for comparison with other encoders."""
+
+    bits = None
+    dtype = "float32"  # not known: the tolerance is that of float32
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prompt: SidePrompts,
+        pooling: str,
+        max_length: int,
+        normalize: bool = False,
+        send_prompt: bool = False,
+        model: str | None = None,
+    ) -> None:
+        """Find the protocol and the model name of the server, and encode a text.
+
+        Prompt, pooling and maximum length are the expected ones, because a server does not report them.
+
+        Args:
+            url: address of the server, or of its `/v1/embeddings` or `/embed`.
+            normalize: whether normalised vectors are requested from TEI, which normalises by default.
+            send_prompt: send texts with their prompt, for servers that add none.
+            model: model name in requests; None: the first name in `/v1/models`.
+
+        Raises:
+            ServerError: if the server does not answer with an embedding.
+        """
+        self.prompts, self.pooling, self.max_length = prompt, pooling, max_length
+        self.send_prompt = send_prompt
+        self.side: Side | None = None
+        self.notes: list[str] = []
+        """What a client of this server must send, for the report."""
+        address = url.rstrip("/")
+        loopback = urlsplit(address).hostname in ("127.0.0.1", "localhost", "::1")
+        self._opener = build_opener(_NoRedirect, *([ProxyHandler({})] if loopback else []))
+        base = address.removesuffix("/embed").removesuffix("/embeddings").removesuffix("/v1")
+        self._models = [] if address.endswith("/embed") else self._model_names(base)
+        if self._models or address.endswith("/embeddings"):
+            self._protocol, self.url = "openai", f"{base}/v1/embeddings"
+            self._fields: dict[str, Any] = {"model": model or (self._models or ["default"])[0]}
+        else:
+            self._protocol, self.url = "tei", f"{base}/embed"
+            self._fields = {"normalize": normalize}
+        probe_ND = self.for_side("query" if prompt.differ else None).encode(["A man is eating."])
+        self.normalize = bool(abs(np.linalg.norm(probe_ND[0]) - 1) < UNIT)
+
+    def _model_names(self, base: str) -> list[str]:
+        """Return the names in `/v1/models`; an empty list if the server does not have this address."""
+        try:
+            return [str(model["id"]) for model in self._answer(f"{base}/v1/models")["data"]]
+        except (ServerError, KeyError, TypeError) as error:
+            if getattr(error, "status", 404) not in (404, 405):
+                raise
+            return []
+
+    def for_side(self, side: Side | None) -> ServerModel:
+        """Return a client that requests the vectors of queries or of documents, if the server has sides."""
+        other = copy.copy(self)
+        other.side = side
+        if side is not None and not self.send_prompt:
+            if self._protocol == "tei":
+                other._fields = self._fields | {"prompt_name": side}
+            elif (named := f"{self._fields['model']}:{side}") in self._models:
+                other._fields = self._fields | {"model": named}
+        return other
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return no token ids, because a server does not report them."""
+        return []
+
+    def encode(self, texts: Sequence[str], **_: Any) -> Rows:
+        """Return the embeddings (N, D) in float32. Options of `SentenceEncoder.encode` have no effect.
+
+        Raises:
+            ServerError: if the server refuses a request, or does not answer with a finite vector for each text.
+        """
+        if self.send_prompt:
+            texts = [self.prompts.of(self.side or "query").format(text) for text in texts]
+        parts = [self._rows(part) for part in _parts(texts)]
+        if len({part_ND.shape[1] for part_ND in parts}) != 1:
+            raise ServerError(f"{self.url}: expected vectors of one length, got several.")
+        return np.concatenate(parts)
+
+    def _rows(self, texts: Sequence[str]) -> Rows:
+        """Return the embeddings of the texts of a request; repeat it with `TRUNCATION` if the server refuses it."""
+        body = self._fields | {"input" if self._protocol == "openai" else "inputs": list(texts)}
+        try:
+            answer = self._answer(self.url, body)
+        except ServerError as refused:
+            if refused.status not in (400, 413, 422):
+                raise
+            more = TRUNCATION[self._protocol]
+            answer = self._answer(self.url, body | more)
+            note = f"the server refuses long texts, unless a request has {json.dumps(more)}"
+            if note not in self.notes:
+                self.notes.append(note)
+        try:
+            if self._protocol == "openai":
+                places = [item["index"] for item in answer["data"]]
+                if sorted(places) != list(range(len(texts))):
+                    raise ValueError(f"the indices {places}")
+                answer = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
+            rows_ND: Rows = np.array(answer, dtype=np.float32)
+            if rows_ND.ndim != 2 or len(rows_ND) != len(texts) or not np.isfinite(rows_ND).all():
+                raise ValueError(f"an array of shape {rows_ND.shape}, or values that are not finite")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerError(f"{self.url}: expected {len(texts)} finite vectors, got {error!s:.200}.") from None
+        return rows_ND
+
+    def _answer(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return the JSON answer to a request: POST of `body` as JSON, or GET without a body."""
+        headers = {"Content-Type": "application/json"}
+        if token := os.environ.get(TOKEN_VARIABLE):
+            headers["Authorization"] = f"Bearer {token}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            with self._opener.open(Request(url, data, headers), timeout=SECONDS) as reply:
+                return json.loads(reply.read())
+        except HTTPError as error:
+            reason = " ".join(error.read(2000).decode(errors="replace").split())
+            raise ServerError(f"{url} answered {error.code} {error.reason}: {reason:.300}", error.code) from None
+        except (OSError, ValueError) as error:
+            raise ServerError(f"{url}: no valid answer ({error}). Is the server running?") from None
+
+
+def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the texts in order, in lists of at most `TEXTS_PER_REQUEST` texts and about `CHARACTERS_PER_REQUEST`."""
+    part: list[str] = []
+    for text in texts:
+        if part and (len(part) == TEXTS_PER_REQUEST or sum(map(len, part)) + len(text) > CHARACTERS_PER_REQUEST):
+            yield part
+            part = []
+        part.append(text)
+    yield part

@@ -1,0 +1,47 @@
+"""The command `angle-llm serve`: load an encoder and answer requests until a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+from angle_llm.serve.client import TOKEN_VARIABLE
+from angle_llm.settings.parsing import SettingsError, need_library
+from angle_llm.settings.serve import ServeSettings
+
+
+def serve_main(settings: ServeSettings) -> None:
+    """Run `angle-llm serve`. SIGTERM and Ctrl-C stop the server after the requests in progress; exit code 0.
+
+    Raises:
+        MissingLibraryError: if fastapi, uvicorn or prometheus-client is not installed.
+        SettingsError: for an address that is not free.
+    """
+    for library in ("fastapi", "uvicorn", "prometheus_client"):
+        need_library(library, "serve", "serve")
+    import uvicorn
+
+    from angle_llm.model.encoder import SentenceEncoder
+    from angle_llm.serve.app import make_app
+
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    try:  # before the model is loaded, which takes longer
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        raise SettingsError(f"--host {settings.host} --port {settings.port}: cannot listen there ({error}).") from None
+    with listener:
+        encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
+        app = make_app(encoder, settings, token)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        print(f"Serving {settings.model} on http://{host}:{listener.getsockname()[1]}", flush=True)
+        if token is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
+            print(f"warning: other machines can use this server. Set a token in {TOKEN_VARIABLE}.", file=sys.stderr)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=60)
+        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after its shutdown
+            uvicorn.Server(config).run(sockets=[listener])
+    print("stopped")

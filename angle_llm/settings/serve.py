@@ -1,0 +1,36 @@
+"""Settings of the command `angle-llm serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import tyro
+
+from angle_llm.settings.encoder import EncoderOptions
+from angle_llm.settings.parsing import NonNegative, NonNegativeFloat, Positive, settings_class
+
+
+@settings_class
+class ServeSettings(EncoderOptions):
+    """Settings of `angle-llm serve`. A bearer token is read from the environment: ANGLE_LLM_SERVER_TOKEN."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """The encoder to serve, such as runs/nli/model; as in `angle-llm embed --model`."""
+    host: str = "127.0.0.1"
+    """Address to listen on. 0.0.0.0: all addresses of this machine; set a token then."""
+    port: NonNegative = 8000
+    """Port to listen on. 0: a free port."""
+    name: str | None = None
+    """Model name in requests and answers. None: the last part of MODEL."""
+    window: NonNegativeFloat = 0.005
+    """Seconds that a request waits for others, which are computed together with it."""
+    max_batch_texts: Positive = 256
+    """Texts that are computed together, at most; a request with more texts is computed alone."""
+    max_texts: Positive = 2048
+    """Texts in a request, at most."""
+    max_characters: Positive = 200_000
+    """Characters in a text, at most."""
+    max_bytes: Positive = 16 * 2**20
+    """Bytes in the body of a request, at most."""
+    max_waiting: Positive = 8192
+    """Texts that wait for computation, at most; further requests are answered with 429."""

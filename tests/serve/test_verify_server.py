@@ -1,0 +1,142 @@
+"""`verify --server` accepts a server of the encoder, and names the mistake of each wrong server."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import save_tiny_adapter, save_tiny_base
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+from served import served, transformers_app
+
+from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
+from angle_llm.export.comparison import Verification
+from angle_llm.export.merge import merge
+from angle_llm.export.texts import SENTENCES
+from angle_llm.export.verify import verify
+from angle_llm.prompts import SidePrompts
+from angle_llm.serve.app import make_app
+from angle_llm.settings.serve import ServeSettings
+
+PROMPT = load_prompt("summarize_one_word")
+TEXTS = [*SENTENCES[:9], *SENTENCES[18:21], SENTENCES[-3], SENTENCES[-2]]
+"""Twelve short texts and two that are longer than the maximum length."""
+TWO = SidePrompts(PromptTemplate("ask", "Question: {text}"), PromptTemplate("answer", "Answer: {text} ->"))
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """base/, adapter/ on it with one prompt, merged/ of it; two/ with two prompts."""
+    folder = tmp_path_factory.mktemp("forms")
+    base = save_tiny_base("llama", folder / "base")
+    save_tiny_adapter(base, folder / "adapter", max_length=100)
+    merge(folder / "adapter", folder / "merged", check=False)
+    save_tiny_adapter(base, folder / "two", prompt=TWO, max_length=100)
+    return folder
+
+
+def opened(folder: Path, **options: Any) -> SentenceEncoder:
+    return SentenceEncoder.from_pretrained(folder, device="cpu", **options)
+
+
+def app_of(encoder: SentenceEncoder) -> Any:
+    return make_app(encoder, ServeSettings(model="runs/tiny"))
+
+
+def checked(run: Path, app: Any, path: str = "", **options: Any) -> Verification:
+    with served(app) as url:
+        return verify([run, url + path], device="cpu", **options)
+
+
+@pytest.mark.parametrize("run", ["adapter", "two"])
+@pytest.mark.parametrize("path", ["", "/v1/embeddings", "/embed"])
+def test_the_right_server_passes_over_both_protocols(run: str, path: str, forms: Path) -> None:
+    found = checked(forms / run, app_of(opened(forms / run)), path if run == "adapter" or "v1" not in path else "/v1")
+    assert found.holds, found.text()
+    assert found.comparisons[0].largest_difference < 1e-9
+    assert found.base_difference is not None
+    assert found.base_difference > 0.01
+
+
+def normalised(folder: Path) -> SentenceEncoder:
+    encoder = opened(folder)
+    encoder.model.normalize = True
+    return encoder
+
+
+def swapped(folder: Path) -> SentenceEncoder:
+    return opened(folder).with_prompt(SidePrompts(TWO.document, TWO.query))
+
+
+def with_eos(ids: list[int], tokenizer: Any) -> list[int]:
+    return [*ids, tokenizer.eos_token_id]
+
+
+def twice_bos(ids: list[int], tokenizer: Any) -> list[int]:
+    return [tokenizer.bos_token_id, *ids]
+
+
+WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "prompt dropped": ("adapter", lambda f: app_of(opened(f / "merged", prompt="plain")), "the prompt is dropped"),
+    "prompt twice": (
+        "adapter",
+        lambda f: app_of(opened(f / "merged", prompt=replace(PROMPT, template=PROMPT.format(PROMPT.template)))),
+        "added twice",
+    ),
+    "other side": ("two", lambda f: app_of(swapped(f / "two")), "prompt of the other side"),
+    "one side for both": (
+        "two",
+        lambda f: app_of(opened(f / "two").with_prompt(TWO.query)),
+        "prompt of the other side",
+    ),
+    "mean pooling": ("adapter", lambda f: app_of(opened(f / "merged", pooling="mean")), "pooling mean"),
+    "max pooling": ("adapter", lambda f: app_of(opened(f / "merged", pooling="max")), "pooling max"),
+    "mean pooling without prompt": (
+        "adapter",
+        lambda f: app_of(opened(f / "merged", pooling="mean", prompt="plain")),
+        "the prompt is dropped, and pooling mean",
+    ),
+    "bare base": (
+        "adapter",
+        lambda f: app_of(opened(f / "base", max_length=100, prompt=PROMPT)),
+        "the bare base is served, without the training",
+    ),
+    "bare base without prompt": (
+        "adapter",
+        lambda f: app_of(opened(f / "base", max_length=100, prompt="plain")),
+        "the prompt is dropped, and the bare base",
+    ),
+    "shorter texts": ("adapter", lambda f: app_of(opened(f / "merged", max_length=64)), "truncated to 64 tokens, exp"),
+    "longer texts": ("adapter", lambda f: app_of(opened(f / "merged", max_length=128)), "not truncated"),
+    "end of the prompt cut": (
+        "adapter",
+        lambda f: transformers_app(f / "merged", PROMPT),
+        "truncated to 100 tokens without the end of the prompt",
+    ),
+    "token after": ("adapter", lambda f: transformers_app(f / "merged", PROMPT, ids=with_eos), "</s> is added after"),
+    "token before": ("adapter", lambda f: transformers_app(f / "merged", PROMPT, ids=twice_bos), "<s> is added before"),
+    "token missing": (
+        "adapter",
+        lambda f: transformers_app(f / "merged", PROMPT, ids=lambda ids, _: ids[1:]),
+        "special tokens are dropped",
+    ),
+    "normalised": ("adapter", lambda f: app_of(normalised(f / "merged")), "normalize True, expected False"),
+    "wrong order": (
+        "adapter",
+        lambda f: transformers_app(f / "merged", PROMPT, order=lambda rows: rows[::-1]),
+        "the order is wrong",
+    ),
+    "padding": ("adapter", lambda f: transformers_app(f / "merged", PROMPT, masked=False), "padding is not masked"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_the_mistake_of_a_wrong_server_is_named(mistake: str, forms: Path) -> None:
+    run, make, named = WRONG[mistake]
+    found = checked(forms / run, make(forms), texts=TEXTS)
+    assert not found.holds
+    print(found.text())
+    assert named in "\n".join(found.problems)

@@ -131,7 +131,9 @@ class Usage:
 
     def described(self, folder: Path) -> str:
         """Return how to serve and how to use the file, as text for the command line."""
-        lines = [f"llama-server -m {folder / GGUF_NAME} --embedding -c {self.max_length} -ub {self.max_length}", ""]
+        batch = max(512, self.max_length)
+        options = f"--embedding --kv-unified -np {_SLOTS} -c {_SLOTS * self.max_length} -b {batch} -ub {batch}"
+        lines = [f"llama-server -m {folder / GGUF_NAME} {options}", ""]
         for side in SIDES if self.prompt.differ else SIDES[:1]:
             prompt = self.prompt.of(side)
             lines.append(f"The file has no prompt. Send {'each' if not self.prompt.differ else side} text as")
@@ -269,7 +271,9 @@ def _start(file: Path, max_length: int, slots: int, threads: int | None) -> Any:
     parameters.embedding = True
     parameters.port, parameters.verbosity = 0, -1
     parameters.n_parallel, parameters.n_ctx = slots, slots * max_length
-    # A pooling other than `last` needs all tokens of a text in one micro-batch.
+    # A pooling other than `last` needs all tokens of a text in one micro-batch. Without a common store of keys, llama.cpp
+    # cuts texts of different lengths into several, and `mean` is then wrong without an error (1 - cos up to 0.7).
+    parameters.kv_unified = True
     parameters.n_batch = parameters.n_ubatch = max(512, max_length)
     parameters.cache_type_k = parameters.cache_type_v = library.ggml_type.GGML_TYPE_F32
     parameters.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

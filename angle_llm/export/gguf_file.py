@@ -47,18 +47,21 @@ GGUF_DTYPES = {"float32": "F32", "float16": "F16", "q8_0": "Q8_0"}
 """Type of the weight matrices in the file, by setting. Vectors stay in float32."""
 _POOLINGS = {"last": "LAST", "mean": "MEAN", "cls": "CLS"}
 _ACTIVATIONS = {"gemma3": "gelu_pytorch_tanh"}
-_FOUND_BY_NAME = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
-    "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ "
-    "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|> <|fim_suffix|> "
-    "<fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|> <|fim_middle|> <fim-middle> "
-    "<fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] "
-    "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|> <|channel|> <|message|> <|start|> "
-    "<|constrain|>".split()
-)
+_FOUND_BY_NAME = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[", "<|fim_prefix|>",
+    "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>", "<|prefix|>",
+    "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>",
+    "<|suffix|>", "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+    "<|code_middle|>", "<|middle|>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>",
+    "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>", "<|channel|>", "<|message|>",
+    "<|start|>", "<|constrain|>",
+}  # fmt: skip
 """Names that llama.cpp (2026-10) makes special tokens, whatever their type in the file is."""
 _LLAMA_3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SPLITS = {
     (_LLAMA_3_SPLIT, True): "llama-bpe",
@@ -170,7 +173,7 @@ class Vocabulary:
         spaces = _spaces(spec, steps) if sentencepiece else False
         if spaces is None or (not sentencepiece and steps not in ([], [{"type": "NFC"}])):
             raise _unsupported("normalizer or pre-tokenizer", spec["normalizer"], spec["pre_tokenizer"])
-        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
         tokens, types, special_names = _tokens(spec, sentencepiece)
         bos, eos = _around(tokenizers)
         ids = {"bos": bos, "eos": eos}
@@ -253,7 +256,9 @@ def write_gguf(file: Path, weights: BaseWeights, vocabulary: Vocabulary, pooling
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         # The shapes come first in the file, then the values, one tensor at a time.
         sources = _sources(weights, gguf, architecture, config.num_hidden_layers)
-        kinds = {name: _kind(gguf, weights.skeleton.state_dict()[source].shape, dtype) for name, source in sources.items()}
+        kinds = {
+            name: _kind(gguf, weights.skeleton.state_dict()[source].shape, dtype) for name, source in sources.items()
+        }
         for name, source in sources.items():
             shape = tuple(weights.skeleton.state_dict()[source].shape)
             block, size = gguf.GGML_QUANT_SIZES[kinds[name]]
@@ -360,7 +365,9 @@ def _add_rope(
     writer.add_rope_freq_base(rope["rope_theta"])
     kind = rope["rope_type"]
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ArtifactError(f"llama.cpp rotates all dimensions of {architecture}; this model has partial_rotary_factor.")
+        raise ArtifactError(
+            f"llama.cpp rotates all dimensions of {architecture}; this model has partial_rotary_factor."
+        )
     if kind == "default":
         return None
     if kind == "llama3" and architecture == "llama":
@@ -478,8 +485,8 @@ def _tokens(spec: dict[str, Any], sentencepiece: bool) -> tuple[list[str], list[
 def _scores(tokens: list[str], merges: list[Any]) -> list[float]:
     """Return the score of each token: sentencepiece joins the pair with the highest score, BPE the pair of lowest rank."""
     rank: dict[str, int] = {}
-    for number, merge in enumerate(merges):
-        rank.setdefault("".join(merge.split(" ") if isinstance(merge, str) else merge), number)
+    for number, pair in enumerate(merges):
+        rank.setdefault("".join(pair.split(" ") if isinstance(pair, str) else pair), number)
     return [-float(rank.get(token, len(merges))) for token in tokens]
 
 
@@ -489,12 +496,11 @@ def _around(tokenizers: SideTokenizers) -> tuple[int | None, int | None]:
     Raises:
         ArtifactError: if the ids of a side need several tokens, or the two sides differ.
     """
-    pairs = set()
+    pairs: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     for sentences in tokenizers.distinct:
-        before, after = sentences.special_tokens
-        eos = sentences.tokenizer.eos_token_id
-        appended = [eos] if sentences.prompt.append == "eos" and eos not in after else []
-        pairs.add(((*before,), (*appended, *after)))
+        special, eos = sentences.special_tokens, sentences.tokenizer.eos_token_id
+        appended = [eos] if sentences.prompt.append == "eos" and eos not in special.after else []
+        pairs.add(((*special.before,), (*appended, *special.after)))
     (before, after), *others = pairs
     if others or len(before) > 1 or len(after) > 1:
         raise ArtifactError(

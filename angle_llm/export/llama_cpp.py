@@ -100,9 +100,7 @@ class Usage:
             "query": Request.of(tokenizers.query),
             "document": Request.of(tokenizers.document),
         }
-        return cls(
-            tokenizers.prompts, tokenizers.query.max_length, normalize, unicode, list(special_names), requests
-        )
+        return cls(tokenizers.prompts, tokenizers.query.max_length, normalize, unicode, list(special_names), requests)
 
     def write(self, folder: Path) -> None:
         """Write the usage into a folder."""

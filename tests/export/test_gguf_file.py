@@ -1,7 +1,7 @@
 """Export to GGUF, and the file in llama.cpp: token ids first, then vectors."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,9 @@ def save(folder: Path, config: Any, tokenizer: str, **options: Any) -> Path:
     with torch.no_grad():
         for parameter in backbone.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
-    encoder = SentenceEncoder(backbone.eval(), TOKENIZERS[tokenizer](), **{"max_length": LENGTH, "prompt": ONE_WORD} | options)
+    encoder = SentenceEncoder(
+        backbone.eval(), TOKENIZERS[tokenizer](), **{"max_length": LENGTH, "prompt": ONE_WORD} | options
+    )
     encoder.save_pretrained(folder)
     return folder
 
@@ -112,7 +114,9 @@ def test_llama_cpp_gives_the_token_ids_and_vectors_of_the_encoder(name: str, tmp
 
 def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path) -> None:
     """A Qwen3-Embedding-like encoder: EOS after the text, here by the prompt; two sides; mean pooling."""
-    query = PromptTemplate("q", 'Find "{text}" now', edits=("append_full_stop", "double_quotes_to_single"), append="eos")
+    query = PromptTemplate(
+        "q", 'Find "{text}" now', edits=("append_full_stop", "double_quotes_to_single"), append="eos"
+    )
     document = PromptTemplate("d", "{text}", tokenization="segments", append="eos")
     prompts = SidePrompts(query, document)
     config, tokenizer = MODELS["llama, llama3 scaling and biases"]
@@ -141,10 +145,10 @@ def test_a_merged_adapter_in_a_smaller_dtype(dtype: Any, tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+def right(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("right")
     save_tiny_base("llama", folder / "base")
-    yield save_tiny_adapter(folder / "base", folder / "adapter", max_length=LENGTH), folder / "base"
+    return save_tiny_adapter(folder / "base", folder / "adapter", max_length=LENGTH), folder / "base"
 
 
 def set_field(folder: Path, key: str, value: Any) -> None:
@@ -286,10 +290,22 @@ def test_what_a_file_cannot_hold_is_refused_by_name(kind: str, options: Any, mes
 @pytest.mark.parametrize(
     ("config", "tokenizer", "message"),
     [
-        (lambda: LlamaConfig(**SIZES, rope_parameters={**PLAIN, "rope_type": "dynamic", "factor": 2.0}), "smollm2", "dynamic"),
-        (lambda: LlamaConfig(**SIZES, rope_parameters={**YARN, "attention_factor": 1.0}), "smollm2", "attention_factor"),
+        (
+            lambda: LlamaConfig(**SIZES, rope_parameters={**PLAIN, "rope_type": "dynamic", "factor": 2.0}),
+            "smollm2",
+            "dynamic",
+        ),
+        (
+            lambda: LlamaConfig(**SIZES, rope_parameters={**YARN, "attention_factor": 1.0}),
+            "smollm2",
+            "attention_factor",
+        ),
         (lambda: LlamaConfig(**SIZES, hidden_act="gelu"), "smollm2", "gelu"),
-        (lambda: Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=0), "qwen", "windows"),
+        (
+            lambda: Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=0),
+            "qwen",
+            "windows",
+        ),
         (lambda: gemma(layer_types=["full_attention", "sliding_attention"] * 2), "gemma", "every n-th layer"),
     ],
 )

@@ -100,6 +100,7 @@ def compared(saved: Path, folder: Path, side: Any = None) -> Comparison:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_llama_cpp_gives_the_token_ids_and_vectors_of_the_encoder(name: str, tmp_path: Path) -> None:
     config, tokenizer = MODELS[name]
@@ -112,6 +113,7 @@ def test_llama_cpp_gives_the_token_ids_and_vectors_of_the_encoder(name: str, tmp
     assert is_gguf_export(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path) -> None:
     """A Qwen3-Embedding-like encoder: EOS after the text, here by the prompt; two sides; mean pooling."""
     query = PromptTemplate(
@@ -129,6 +131,7 @@ def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path
         assert compared(saved, tmp_path / "out", side).problems == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "q8_0"])
 def test_a_merged_adapter_in_a_smaller_dtype(dtype: Any, tmp_path: Path) -> None:
     base = save_tiny_base("llama-tied", tmp_path / "base")
@@ -198,6 +201,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_the_comparison_finds_a_wrong_file(name: str, right: tuple[Path, Path], tmp_path: Path) -> None:
     spoil, message = WRONG[name]
@@ -209,6 +213,7 @@ def test_the_comparison_finds_a_wrong_file(name: str, right: tuple[Path, Path], 
     assert any("1-cos" in problem for problem in problems), problems
 
 
+@pytest.mark.slow
 def test_the_comparison_finds_the_base_in_place_of_the_merged_model(right: tuple[Path, Path], tmp_path: Path) -> None:
     SentenceEncoder.from_pretrained(right[1], device="cpu", max_length=LENGTH).save_pretrained(tmp_path / "whole")
     export_gguf(tmp_path / "whole", tmp_path / "out")
@@ -216,6 +221,7 @@ def test_the_comparison_finds_the_base_in_place_of_the_merged_model(right: tuple
     assert problem.startswith("1-cos")
 
 
+@pytest.mark.slow
 def test_the_comparison_finds_rows_of_q_and_k_that_are_not_permuted(
     right: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +231,7 @@ def test_the_comparison_finds_rows_of_q_and_k_that_are_not_permuted(
     assert problem.startswith("1-cos")
 
 
+@pytest.mark.slow
 def test_the_comparison_finds_texts_that_llama_cpp_pools_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

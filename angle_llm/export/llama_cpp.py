@@ -1,0 +1,284 @@
+"""A folder of `angle-llm export --to gguf`, opened with llama.cpp.
+
+    encoder.gguf        weights, tokenizer, pooling, BOS and EOS flags: all that llama.cpp reads
+    encoder.gguf.json   what the file cannot hold: prompt, edits, maximum length, normalisation
+
+llama.cpp does not add a prompt, so a client formats each text. `Request` is the rule for clients, and `LlamaCppModel`
+follows it: it sends the formatted text, or token ids if the text would be cut or read in another way. llama.cpp is
+optional (`pip install 'angle_llm[gguf]'`). It runs as its own HTTP server on the loopback interface of this machine.
+"""
+
+from __future__ import annotations
+
+import copy
+import http.client
+import importlib
+import json
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from angle_llm import __version__
+from angle_llm.io import write_json
+from angle_llm.model.source.checks import ArtifactError
+from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers, check_texts
+from angle_llm.prompts import SIDES, PromptError, PromptTemplate, Side, SidePrompts
+from angle_llm.settings.parsing import need_library
+
+PROGRAM = "llama.cpp"
+"""Name of the program and of this kind of form."""
+GGUF_NAME, USAGE_NAME = "encoder.gguf", "encoder.gguf.json"
+TOLERANCES = {"float32": 1e-5, "float16": 1e-4, "q8_0": 1e-2}
+"""Largest allowed 1 - cos of a text, by the dtype of the file.
+
+float32: as for other forms. float16: weights and activations have 11 bits. q8_0: only a guard against a wrong file; the
+quality of 8 bits is measured by Spearman on scored pairs.
+"""
+_DTYPES = {0: "float32", 1: "float16", 7: "q8_0"}
+"""dtype by `general.file_type`."""
+_POOLINGS = {1: "mean", 2: "cls", 3: "last"}
+_TOGETHER = 64
+"""Texts in a request."""
+_SLOTS = 4
+"""Texts that llama.cpp computes at the same time."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a client makes the input for a text: a formatted text, or token ids.
+
+    The formatted text is `template` with the edited text. It has the right ids if `as_text` is true and it has at most
+    `max_length` tokens. The ids of all texts are `before + tokenize(head + text + merge_span)[:most] + after`, where
+    `tokenize` adds no special token and finds no special token in the text (`/tokenize` with its defaults for
+    `add_special`, and `"parse_special": false`). So a long text loses its end, and the prompt is kept.
+    """
+
+    as_text: bool
+    """Whether the formatted text can be sent. False: the parts of the prompt are tokenized separately; send ids."""
+    before: list[int]
+    head: str
+    merge_span: str
+    most: int
+    """Number of kept ids of `head + text + merge_span`."""
+    after: list[int]
+
+    @classmethod
+    def of(cls, sentences: SentenceTokenizer) -> Request:
+        """Return the rule for the tokenizer of an encoder."""
+        (before, head, merge_span, after), special = sentences.template, sentences.special_tokens
+        start, end = [*special.before, *before], [*after, *special.after]
+        most = sentences.max_length - len(start) - len(end)
+        return cls(sentences.prompt.tokenization == "joined", start, head, merge_span, most, end)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Content of `encoder.gguf.json`: what a client of the file must do."""
+
+    prompt: SidePrompts
+    max_length: int
+    """Tokens of a text, prompt and special tokens included."""
+    normalize: bool
+    """Whether vectors have length 1."""
+    unicode: Literal["NFC"] | None
+    """Unicode normalisation of a text before it is sent, which the tokenizer of the encoder applies and llama.cpp does
+    not."""
+    special_names: list[str]
+    """Names of special tokens that llama.cpp finds in a text. In the encoder they are plain characters: send ids."""
+    requests: dict[Side, Request]
+
+    @classmethod
+    def of(
+        cls, tokenizers: SideTokenizers, *, normalize: bool, unicode: Literal["NFC"] | None, special_names: list[str]
+    ) -> Usage:
+        """Return the usage of an encoder with these tokenizers."""
+        requests: dict[Side, Request] = {
+            "query": Request.of(tokenizers.query),
+            "document": Request.of(tokenizers.document),
+        }
+        return cls(tokenizers.prompts, tokenizers.query.max_length, normalize, unicode, list(special_names), requests)
+
+    def write(self, folder: Path) -> None:
+        """Write the usage into a folder."""
+        values = asdict(self) | {"prompt": self.prompt.to_dict(), "angle_llm": __version__}
+        write_json(folder / USAGE_NAME, {"format_version": 1, "form": "gguf", **values})
+
+    @classmethod
+    def read(cls, path: str | Path) -> Usage:
+        """Read the usage of a folder.
+
+        Raises:
+            ArtifactError: for a missing or damaged file.
+        """
+        file = Path(path).expanduser() / USAGE_NAME
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            prompt = SidePrompts.from_dict(values["prompt"], where=str(file))
+            requests: dict[Side, Request] = {side: Request(**values["requests"][side]) for side in SIDES}
+            length, normalize = int(values["max_length"]), bool(values["normalize"])
+            names = [str(name) for name in values["special_names"]]
+            return cls(prompt, length, normalize, values["unicode"], names, requests)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, PromptError):
+                raise
+            raise ArtifactError(f"{file} is missing or damaged ({error}). Export the encoder again.") from error
+
+    def described(self, folder: Path) -> str:
+        """Return how to serve and how to use the file, as text for the command line."""
+        batch = max(512, self.max_length)
+        options = f"--embedding --kv-unified -np {_SLOTS} -c {_SLOTS * self.max_length} -b {batch} -ub {batch}"
+        lines = [f"llama-server -m {folder / GGUF_NAME} {options}", ""]
+        for side in SIDES if self.prompt.differ else SIDES[:1]:
+            prompt = self.prompt.of(side)
+            lines.append(f"The file has no prompt. Send {'each' if not self.prompt.differ else side} text as")
+            lines.append(f"    {prompt.template}" + (f"   (edits: {', '.join(prompt.edits)})" if prompt.edits else ""))
+            if not self.requests[side].as_text:
+                lines.append("    Its parts are tokenized separately: send token ids, see `requests` in " + USAGE_NAME)
+        lines.append(
+            f"Cut a text so that the whole has at most {self.max_length} tokens; the server cuts nothing, or the end of the "
+            f"prompt. {USAGE_NAME} has the rule for token ids."
+        )
+        if self.unicode:
+            lines.append(f"Normalise texts to Unicode {self.unicode}.")
+        if self.special_names:
+            lines.append(f"Texts with the name of a special token ({', '.join(self.special_names)}): send token ids.")
+        return "\n".join(lines)
+
+
+def is_gguf_export(path: str | Path) -> bool:
+    """Return whether a path is a folder of `angle-llm export --to gguf`."""
+    return (Path(path).expanduser() / USAGE_NAME).is_file()
+
+
+class LlamaCppModel:
+    """A folder of `export --to gguf` with the interface of `SentenceEncoder`, computed by llama.cpp on the CPU.
+
+    Keys and values of attention are stored in float32, not in float16 as is the default of llama.cpp.
+    """
+
+    bits = None
+
+    def __init__(self, path: str | Path, *, threads: int | None = None, slots: int = _SLOTS) -> None:
+        """Open the folder and start llama.cpp on a free port of the loopback interface.
+
+        Args:
+            path: the folder.
+            threads: threads of llama.cpp; None: its default.
+            slots: texts that llama.cpp computes at the same time.
+
+        Raises:
+            MissingLibraryError: if xllamacpp is not installed.
+            ArtifactError: for a damaged folder, or a file that llama.cpp does not open.
+        """
+        need_library("xllamacpp", "the comparison (--no-verify skips it)", "gguf")
+        folder = Path(path).expanduser()
+        self.usage = Usage.read(folder)
+        self.prompts, self.max_length = self.usage.prompt, self.usage.max_length
+        self.normalize = self.usage.normalize
+        self.dtype, self.pooling = _stored(folder / GGUF_NAME)
+        self.side: Side | None = None
+        self._server = _start(folder / GGUF_NAME, self.max_length, slots, threads)
+
+    def for_side(self, side: Side) -> LlamaCppModel:
+        """Return a model that formats texts with the prompt of a side."""
+        other = copy.copy(self)
+        other.side = side
+        return other
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids that llama.cpp computes for each text, prompt included."""
+        return [self._ids(content) for content in self._contents(texts)]
+
+    def encode(self, texts: Sequence[str], **_: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the embeddings (N, D) in float32. Options of `SentenceEncoder.encode` have no effect."""
+        contents = self._contents(texts)
+        rows: list[list[float]] = []
+        for first in range(0, len(contents), _TOGETHER):
+            part = contents[first : first + _TOGETHER]
+            found = self._post("/embedding", {"content": part, "embd_normalize": 2 if self.normalize else -1})
+            rows += [row["embedding"][0] for row in sorted(found, key=lambda row: row["index"])]
+        return np.array(rows, dtype=np.float32)
+
+    def _contents(self, texts: Sequence[str]) -> list[str | list[int]]:
+        """Return the input of llama.cpp for each text, by the rule of `Request`."""
+        check_texts(texts)
+        side: Side = self.side or "query"
+        prompt, request = self.usage.prompt.of(side), self.usage.requests[side]
+        return [self._content(prompt, request, prompt.edit(text)) for text in texts]
+
+    def _content(self, prompt: PromptTemplate, request: Request, text: str) -> str | list[int]:
+        if self.usage.unicode:
+            text = unicodedata.normalize(self.usage.unicode, text)
+        if request.as_text and not any(name in text for name in self.usage.special_names):
+            formatted = prompt.head + text + prompt.tail
+            if len(self._ids(formatted)) <= self.max_length:
+                return formatted
+        middle = {"content": request.head + text + request.merge_span, "parse_special": False}
+        ids: list[int] = self._post("/tokenize", middle)["tokens"]
+        return [*request.before, *ids[: request.most], *request.after]
+
+    def _ids(self, content: str | list[int]) -> list[int]:
+        """Return the token ids that the embedding endpoint of llama.cpp makes of an input."""
+        if not isinstance(content, str):
+            return content
+        asked = {"content": content, "add_special": True, "parse_special": True}
+        ids: list[int] = self._post("/tokenize", asked)["tokens"]
+        return ids
+
+    def _post(self, path: str, values: dict[str, Any]) -> Any:
+        """Send a request to llama.cpp and return the answer. Raises `ArtifactError` if llama.cpp refuses it."""
+        # No proxy of the environment is used, unlike with urllib.
+        connection = http.client.HTTPConnection(self._server.listening_address.removeprefix("http://"), timeout=600)
+        try:
+            connection.request("POST", path, json.dumps(values), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise ArtifactError(f"llama.cpp refuses {path}: {content.decode(errors='replace'):.300}")
+        return json.loads(content)
+
+
+def _stored(file: Path) -> tuple[str, str]:
+    """Return the dtype and the pooling in a GGUF file.
+
+    Raises:
+        ArtifactError: for a damaged file.
+    """
+    from gguf import GGUFReader
+
+    try:
+        fields = GGUFReader(file).fields
+        architecture = fields["general.architecture"].contents()
+        pooling = fields[f"{architecture}.pooling_type"].contents() if f"{architecture}.pooling_type" in fields else 0
+        return _DTYPES.get(fields["general.file_type"].contents(), "other"), _POOLINGS.get(pooling, "none")
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise ArtifactError(f"{file} is missing or damaged ({error}). Export the encoder again.") from error
+
+
+def _start(file: Path, max_length: int, slots: int, threads: int | None) -> Any:
+    """Start the server of llama.cpp, which ends with the returned object. Raises `ArtifactError` if it fails."""
+    library: Any = importlib.import_module("xllamacpp")
+    parameters = library.CommonParams()
+    parameters.model.path = str(file)
+    parameters.embedding = True
+    parameters.port, parameters.verbosity = 0, -1
+    parameters.n_parallel, parameters.n_ctx = slots, slots * max_length
+    # A pooling other than `last` needs all tokens of a text in one micro-batch. Without a common store of keys, llama.cpp
+    # cuts texts of different lengths into several, and `mean` is then wrong without an error (1 - cos up to 0.7).
+    parameters.kv_unified = True
+    parameters.n_batch = parameters.n_ubatch = max(512, max_length)
+    parameters.cache_type_k = parameters.cache_type_v = library.ggml_type.GGML_TYPE_F32
+    parameters.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    parameters.warmup = parameters.fit_params = False
+    if threads is not None:
+        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+    try:
+        return library.Server(parameters)
+    except (RuntimeError, ValueError) as error:
+        raise ArtifactError(f"llama.cpp does not open {file}: {error}") from error

@@ -1,0 +1,340 @@
+"""Export to GGUF, and the file in llama.cpp: token ids first, then vectors."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tiny import save_tiny_adapter, save_tiny_base, tiny_backbone, tiny_encoder
+from tiny_tokenizers import TOKENIZERS, VOCABULARY
+from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen3Config
+
+from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
+from angle_llm.export import gguf_file
+from angle_llm.export.comparison import Comparison, Encoded, FormFacts, compare_forms
+from angle_llm.export.gguf_file import export_gguf
+from angle_llm.export.llama_cpp import GGUF_NAME, TOLERANCES, USAGE_NAME, LlamaCppModel, Usage, is_gguf_export
+from angle_llm.export.texts import SENTENCES
+from angle_llm.model.source.checks import ArtifactError
+from angle_llm.prompts import SidePrompts
+
+LENGTH = 80
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+}
+PLAIN = {"rope_type": "default", "rope_theta": 30_000.0}
+LLAMA_3 = {
+    "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 30_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "rope_theta": 30_000.0, "factor": 2.0}
+
+
+def gemma(**changed: Any) -> Gemma3TextConfig:
+    layers = ["sliding_attention", "full_attention"] * 2
+    theta = {"sliding_attention": PLAIN, "full_attention": LINEAR}
+    values = SIZES | {"num_hidden_layers": 4, "sliding_window": 16, "query_pre_attn_scalar": 48}
+    return Gemma3TextConfig(**values | {"layer_types": layers, "rope_parameters": theta} | changed)
+
+
+MODELS: dict[str, tuple[Callable[[], Any], str]] = {
+    "llama, sentencepiece": (lambda: LlamaConfig(**SIZES, rope_parameters=YARN), "llama2"),
+    "llama, llama3 scaling and biases": (
+        lambda: LlamaConfig(**SIZES, rope_parameters=LLAMA_3, attention_bias=True),
+        "llama3",
+    ),
+    "llama, gpt-2 split": (lambda: LlamaConfig(**SIZES, rope_parameters=LINEAR), "smollm2"),
+    "qwen3": (lambda: Qwen3Config(**SIZES, rope_parameters=PLAIN), "qwen"),
+    "gemma-3": (gemma, "gemma"),
+}
+ONE_WORD = load_prompt("summarize_one_word")
+
+
+def save(folder: Path, config: Any, tokenizer: str, **options: Any) -> Path:
+    """Save an encoder with random weights, also of norms and biases."""
+    torch.manual_seed(0)
+    backbone: Any = AutoModel.from_config(config)
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    encoder = SentenceEncoder(
+        backbone.eval(), TOKENIZERS[tokenizer](), **{"max_length": LENGTH, "prompt": ONE_WORD} | options
+    )
+    encoder.save_pretrained(folder)
+    return folder
+
+
+def encoded(form: Any, kind: str, texts: list[str]) -> Encoded:
+    dtype = str(form.dtype).removeprefix("torch.")
+    rows_ND = form.encode(texts).astype(np.float64)
+    names = " / ".join(form.prompts.of(side).template for side in ("query", "document"))
+    facts = FormFacts(
+        kind, kind, dtype, names, form.pooling, form.max_length, rows_ND.shape[1], normalize=form.normalize
+    )
+    return Encoded(facts, form.tokenize(texts), rows_ND)
+
+
+def compared(saved: Path, folder: Path, side: Any = None) -> Comparison:
+    """Compare an exported folder in llama.cpp with the encoder it was made from."""
+    pytest.importorskip("xllamacpp")
+    encoder: Any = SentenceEncoder.from_pretrained(saved, device="cpu")
+    other: Any = LlamaCppModel(folder, threads=1)
+    if side is not None:
+        encoder, other = encoder.for_side(side), other.for_side(side)
+    texts = list(SENTENCES)
+    return compare_forms(
+        encoded(encoder, "whole model", texts), encoded(other, "llama.cpp", texts), texts, TOLERANCES[other.dtype]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_llama_cpp_gives_the_token_ids_and_vectors_of_the_encoder(name: str, tmp_path: Path) -> None:
+    config, tokenizer = MODELS[name]
+    saved = save(tmp_path / "model", config(), tokenizer)
+    usage = export_gguf(saved, tmp_path / "out")
+    found = compared(saved, tmp_path / "out")
+    assert found.problems == ()
+    assert found.largest_difference <= 1e-6  # measured: 4e-11 at most, 2e-7 for Gemma, whose GELU is a table in float16
+    assert usage == Usage.read(tmp_path / "out")
+    assert is_gguf_export(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path) -> None:
+    """A Qwen3-Embedding-like encoder: EOS after the text, here by the prompt; two sides; mean pooling."""
+    query = PromptTemplate(
+        "q", 'Find "{text}" now', edits=("append_full_stop", "double_quotes_to_single"), append="eos"
+    )
+    document = PromptTemplate("d", "{text}", tokenization="segments", append="eos")
+    prompts = SidePrompts(query, document)
+    config, tokenizer = MODELS["llama, llama3 scaling and biases"]
+    saved = save(tmp_path / "model", config(), tokenizer, prompt=prompts, pooling="mean")
+    card = json.loads((saved / "angle_llm.json").read_text())
+    (saved / "angle_llm.json").write_text(json.dumps(card | {"normalize": True}))
+    usage = export_gguf(saved, tmp_path / "out")
+    assert [usage.requests[side].as_text for side in ("query", "document")] == [True, False]
+    for side in ("query", "document"):
+        assert compared(saved, tmp_path / "out", side).problems == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "q8_0"])
+def test_a_merged_adapter_in_a_smaller_dtype(dtype: Any, tmp_path: Path) -> None:
+    base = save_tiny_base("llama-tied", tmp_path / "base")
+    saved = save_tiny_adapter(base, tmp_path / "adapter", max_length=LENGTH)
+    sizes = {}
+    for stored in ("float32", dtype):
+        export_gguf(saved, tmp_path / stored, dtype=stored)
+        sizes[stored] = (tmp_path / stored / GGUF_NAME).stat().st_size
+    assert sizes[dtype] < 0.75 * sizes["float32"]
+    assert compared(saved, tmp_path / dtype).problems == ()
+
+
+# --- wrong artefacts --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("right")
+    save_tiny_base("llama", folder / "base")
+    return save_tiny_adapter(folder / "base", folder / "adapter", max_length=LENGTH), folder / "base"
+
+
+def set_field(folder: Path, key: str, value: Any) -> None:
+    """Change a value in the header of a GGUF file, as `gguf_set_metadata` of llama.cpp does."""
+    field = gguf.GGUFReader(folder / GGUF_NAME, "r+").fields[key]
+    field.parts[field.data[0]][0] = value
+
+
+def set_usage(folder: Path, **changed: Any) -> None:
+    path = folder / USAGE_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+
+def no_prompt(folder: Path) -> None:
+    set_usage(folder, prompt=load_prompt("plain").to_dict())
+
+
+def wrong_pooling(folder: Path) -> None:
+    set_field(folder, "llama.pooling_type", 1)
+
+
+def no_bos(folder: Path) -> None:
+    set_field(folder, "tokenizer.ggml.add_bos_token", False)
+
+
+def extra_eos(folder: Path) -> None:
+    set_field(folder, "tokenizer.ggml.add_eos_token", True)
+
+
+def wrong_theta(folder: Path) -> None:
+    set_field(folder, "llama.rope.freq_base", 20_000.0)
+
+
+def cut_longer(folder: Path) -> None:
+    requests = json.loads((folder / USAGE_NAME).read_text())["requests"]
+    longer = {side: {**request, "most": request["most"] + 20} for side, request in requests.items()}
+    set_usage(folder, max_length=LENGTH + 20, requests=longer)
+
+
+WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no prompt": (no_prompt, "prompt {text}"),
+    "wrong pooling": (wrong_pooling, "pooling mean, expected last"),
+    "no BOS": (no_bos, "different token ids"),
+    "extra EOS": (extra_eos, "different token ids"),
+    "wrong rotary base": (wrong_theta, "1-cos"),
+    "another maximum length": (cut_longer, "max_length 100, expected 80"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG)
+def test_the_comparison_finds_a_wrong_file(name: str, right: tuple[Path, Path], tmp_path: Path) -> None:
+    spoil, message = WRONG[name]
+    export_gguf(right[0], tmp_path / "out")
+    assert compared(right[0], tmp_path / "out").problems == ()
+    spoil(tmp_path / "out")
+    problems = compared(right[0], tmp_path / "out").problems
+    assert any(message in problem for problem in problems), problems
+    assert any("1-cos" in problem for problem in problems), problems
+
+
+@pytest.mark.slow
+def test_the_comparison_finds_the_base_in_place_of_the_merged_model(right: tuple[Path, Path], tmp_path: Path) -> None:
+    SentenceEncoder.from_pretrained(right[1], device="cpu", max_length=LENGTH).save_pretrained(tmp_path / "whole")
+    export_gguf(tmp_path / "whole", tmp_path / "out")
+    (problem,) = compared(right[0], tmp_path / "out").problems
+    assert problem.startswith("1-cos")
+
+
+@pytest.mark.slow
+def test_the_comparison_finds_rows_of_q_and_k_that_are_not_permuted(
+    right: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_file, "_converted", lambda source, values, config, architecture: values)
+    export_gguf(right[0], tmp_path / "out")
+    (problem,) = compared(right[0], tmp_path / "out").problems
+    assert problem.startswith("1-cos")
+
+
+@pytest.mark.slow
+def test_the_comparison_finds_texts_that_llama_cpp_pools_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several slots and no common store of keys, llama.cpp pools only a part of a text. `--kv-unified` prevents it."""
+    library = pytest.importorskip("xllamacpp")
+    config, tokenizer = MODELS["llama, gpt-2 split"]
+    saved = save(tmp_path / "model", config(), tokenizer, pooling="mean")
+    export_gguf(saved, tmp_path / "out")
+    assert compared(saved, tmp_path / "out").problems == ()
+    start = library.Server
+
+    def apart(parameters: Any) -> Any:
+        parameters.kv_unified = False
+        return start(parameters)
+
+    monkeypatch.setattr(library, "Server", apart)
+    (problem,) = compared(saved, tmp_path / "out").problems
+    assert problem.startswith("1-cos")
+
+
+# --- without llama.cpp ------------------------------------------------------------------------------------------------
+
+
+def test_this_package_opens_the_file_as_a_backbone(tmp_path: Path) -> None:
+    saved = tmp_path / "model"
+    tiny_encoder("llama-tied", max_length=LENGTH).save_pretrained(saved)
+    export_gguf(saved, tmp_path / "out")
+    ours = SentenceEncoder.from_pretrained(saved, device="cpu")
+    theirs = SentenceEncoder.from_pretrained(tmp_path / "out" / GGUF_NAME, device="cpu", max_length=LENGTH)
+    assert theirs.tokenize(SENTENCES) == ours.tokenize(SENTENCES)
+    np.testing.assert_allclose(theirs.encode(SENTENCES), ours.encode(SENTENCES), rtol=0, atol=1e-6)
+
+
+def test_nothing_is_written_if_the_check_fails(right: tuple[Path, Path], tmp_path: Path) -> None:
+    seen = []
+
+    def refuse(folder: Path) -> None:
+        seen.extend(sorted(path.name for path in folder.iterdir()))
+        raise ValueError("differs")
+
+    with pytest.raises(ValueError, match="differs"):
+        export_gguf(right[0], tmp_path / "out", finish=refuse)
+    assert seen == [GGUF_NAME, USAGE_NAME]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("gpt2", {}, "this model has type 'gpt2'"),
+        ("mistral", {}, "this model has type 'mistral'"),
+        ("bert", {}, "this tokenizer is WordPiece"),
+        ("llama", {"pooling": "weightedmean"}, "pooling 'weightedmean'"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_refused_by_name(kind: str, options: Any, message: str, tmp_path: Path) -> None:
+    tiny_encoder(kind, max_length=LENGTH, **options).save_pretrained(tmp_path / "model")
+    with pytest.raises(ArtifactError, match=message):
+        export_gguf(tmp_path / "model", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "message"),
+    [
+        (
+            lambda: LlamaConfig(**SIZES, rope_parameters={**PLAIN, "rope_type": "dynamic", "factor": 2.0}),
+            "smollm2",
+            "dynamic",
+        ),
+        (
+            lambda: LlamaConfig(**SIZES, rope_parameters={**YARN, "attention_factor": 1.0}),
+            "smollm2",
+            "attention_factor",
+        ),
+        (lambda: LlamaConfig(**SIZES, hidden_act="gelu"), "smollm2", "gelu"),
+        (
+            lambda: Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=0),
+            "qwen",
+            "windows",
+        ),
+        (lambda: gemma(layer_types=["full_attention", "sliding_attention"] * 2), "gemma", "every n-th layer"),
+    ],
+)
+def test_a_configuration_that_llama_cpp_does_not_have_is_refused_by_name(
+    config: Callable[[], Any], tokenizer: str, message: str, tmp_path: Path
+) -> None:
+    saved = save(tmp_path / "model", config(), tokenizer)
+    with pytest.raises(ArtifactError, match=message):
+        export_gguf(saved, tmp_path / "out")
+
+
+def test_usage_names_the_prompt_the_length_and_special_names(tmp_path: Path) -> None:
+    tiny_encoder("qwen2", max_length=LENGTH, prompt=replace(ONE_WORD, tokenization="segments")).save_pretrained(
+        tmp_path / "model"
+    )
+    text = export_gguf(tmp_path / "model", tmp_path / "out").described(tmp_path / "out")
+    for part in (ONE_WORD.template, f"at most {LENGTH} tokens", "<|im_end|>", "llama-server -m", "send token ids"):
+        assert part in text
+    assert tiny_backbone("qwen2").config.model_type in gguf_file.ARCHITECTURES
+
+
+def test_a_damaged_usage_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / USAGE_NAME).write_text("{}")
+    with pytest.raises(ArtifactError, match=USAGE_NAME):
+        Usage.read(tmp_path)

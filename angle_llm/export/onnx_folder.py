@@ -108,7 +108,7 @@ def export_onnx(
             for path in exported.iterdir():
                 if not path.name.startswith("model") or path.suffix == ".md":
                     shutil.move(path, folder / path.name)
-        _add_padding(folder)
+        _adapt_files(folder)
         _record(folder, bits=None)
         found.append(finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=device))
         if int8:
@@ -136,16 +136,15 @@ def _write_graph(folder: Path, path: Path) -> None:
     ids_BT = torch.full((2, max(2, min(7, facts.max_length))), 1)
     mask_BT = torch.ones_like(ids_BT)
     mask_BT[1, -1] = 0
-    batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens", max=max(3, facts.max_length))
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", max=max(3, facts.max_length))}
     try:
         with torch.no_grad(), _quiet():
-            program = torch.export.export(
-                _graph(backbone, facts), (ids_BT, mask_BT), dynamic_shapes=({0: batch, 1: tokens}, {0: batch, 1: tokens})
-            )
+            program = torch.export.export(_graph(backbone, facts), (ids_BT, mask_BT), dynamic_shapes=(axes, axes))
             graph: Any = torch.onnx.export(
                 program,
                 (),
                 dynamo=True,
+                dynamic_shapes=(axes, axes),  # their names
                 input_names=["input_ids", "attention_mask"],
                 output_names=["sentence_embedding", "last_hidden_state"],
                 verbose=False,
@@ -209,8 +208,12 @@ def _graph(backbone: Any, facts: ExportFacts) -> Any:
     return Graph().eval().to(torch.float32)
 
 
-def _add_padding(folder: Path) -> None:
-    """Add padding on the right to `tokenizer.json`, so that `tokenizers` pads a batch without further settings."""
+def _adapt_files(folder: Path) -> None:
+    """Change the files of a sentence-transformers folder for ONNX.
+
+    `tokenizer.json` gets padding on the right, so that `tokenizers` pads a batch without further settings. The arguments
+    for classes of transformers are removed, because the ONNX backend passes them to optimum, which refuses them.
+    """
     from angle_llm.io import write_json
     from angle_llm.model.source.checks import read_json
 
@@ -221,6 +224,9 @@ def _add_padding(folder: Path) -> None:
         "pad_type_id": 0, "pad_token": name,
     }  # fmt: skip
     write_json(folder / "tokenizer.json", spec)
+    options = read_json(folder / "sentence_bert_config.json")
+    options.pop("model_args", None)
+    write_json(folder / "sentence_bert_config.json", options)
 
 
 def _record(folder: Path, bits: int | None) -> None:

@@ -118,7 +118,7 @@ def test_int8_weights_change_the_vectors_a_little(run: Path, encoder: SentenceEn
     quantize_graph(tmp_path / "int8")
     model = OnnxModel(tmp_path / "int8")
     assert model.bits == 8
-    assert (tmp_path / "int8" / GRAPH_NAME).stat().st_size < (run / "onnx" / GRAPH_NAME).stat().st_size * 0.7
+    assert (tmp_path / "int8" / GRAPH_NAME).stat().st_size < (run / "onnx" / GRAPH_NAME).stat().st_size
     assert 1e-7 < largest_difference(model.encode(TEXTS), encoder.encode(TEXTS)) < 0.01  # 0.002 in SmolLM2
 
 

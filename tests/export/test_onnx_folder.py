@@ -17,7 +17,7 @@ from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.export.comparison import TIMES_SMALLER, TOLERANCE, Comparison, compare_forms, cosine_differences
-from angle_llm.export.onnx_folder import FACTS_NAME, GRAPH_NAME, OnnxModel, export_onnx, is_onnx_folder, quantize_graph
+from angle_llm.export.formats.onnx_folder import FACTS_NAME, GRAPH_NAME, OnnxModel, export_onnx, is_onnx_folder, quantize_graph
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import _encode
 from angle_llm.model.pooling import POOLINGS, Pooling
@@ -105,7 +105,7 @@ def test_padding_may_be_on_the_left(run: Path, encoder: SentenceEncoder, tmp_pat
 def test_encoding_imports_neither_torch_nor_transformers(run: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules |= dict.fromkeys(['torch', 'transformers', 'sentence_transformers', 'onnx'])\n"
-        "import numpy; from angle_llm.export.onnx_folder import OnnxModel\n"
+        "import numpy; from angle_llm.export.formats.onnx_folder import OnnxModel\n"
         "numpy.save(sys.argv[2], OnnxModel(sys.argv[1]).encode(sys.argv[3:]))"
     )
     command = [sys.executable, "-c", code, str(run / "onnx"), str(tmp_path / "rows.npy"), *TEXTS]

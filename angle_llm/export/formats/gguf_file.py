@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from angle_llm.export.llama_cpp import GGUF_NAME, Usage
+from angle_llm.export.formats.llama_cpp import GGUF_NAME, Usage
 from angle_llm.export.merge import check_target, merge
 from angle_llm.model.source.artifact import write_directory
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer

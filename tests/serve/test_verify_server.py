@@ -1,5 +1,6 @@
 """`verify --server` accepts a server of the encoder, and names the mistake of each wrong server."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,19 +9,17 @@ from typing import Any
 import pytest
 from tiny import save_tiny_adapter, save_tiny_base
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-
-from served import served, transformers_app
-
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.export.comparison import Verification
 from angle_llm.export.merge import merge
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import verify
 from angle_llm.prompts import SidePrompts
-from angle_llm.serve.app import make_app
 from angle_llm.settings.serve import ServeSettings
 
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+make_app = importlib.import_module("angle_llm.serve.app").make_app
+served, transformers_app = (getattr(importlib.import_module("served"), name) for name in ("served", "transformers_app"))
 PROMPT = load_prompt("summarize_one_word")
 TEXTS = [*SENTENCES[:9], *SENTENCES[18:21], SENTENCES[-3], SENTENCES[-2]]
 """Twelve short texts and two that are longer than the maximum length."""

@@ -1,0 +1,354 @@
+"""`serve` answers as OpenAI and TEI do, with the vectors of the encoder, and refuses malformed requests with a reason."""
+
+import asyncio
+import base64
+import importlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import tiny_encoder
+
+from angle_llm import PromptTemplate, SentenceEncoder
+from angle_llm.prompts import SidePrompts
+from angle_llm.settings.serve import ServeSettings
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+httpx = pytest.importorskip("httpx")
+make_app = importlib.import_module("angle_llm.serve.app").make_app
+served = importlib.import_module("served").served
+
+TEXTS = ["A man is eating.", "Nobody eats.", "  Zwölf Boxkämpfer 🎉 ", "one two " * 200]
+TWO = SidePrompts(PromptTemplate("ask", "Question: {text}"), PromptTemplate("answer", "Answer: {text}"))
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return tiny_encoder("llama", max_length=100)
+
+
+@pytest.fixture(scope="module")
+def two() -> SentenceEncoder:
+    return tiny_encoder("llama", max_length=100, prompt=TWO)
+
+
+def ask(encoder: SentenceEncoder, *requests: Any, token: str | None = None, **settings: Any) -> list[Any]:
+    """The answers to requests (method, path, options) that are sent at the same time, without a network."""
+    app = make_app(encoder, ServeSettings(model="runs/tiny", **settings), token)
+
+    async def run() -> list[Any]:
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://x") as client,
+        ):
+            return await asyncio.gather(*(client.request(method, path, **more) for method, path, more in requests))
+
+    return asyncio.run(run())
+
+
+def post(path: str, body: Any, **headers: str) -> tuple[str, str, dict[str, Any]]:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return "POST", path, {"content": content, "headers": headers}
+
+
+def rows_of(reply: Any) -> np.ndarray:
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    found = answer if isinstance(answer, list) else [item["embedding"] for item in answer["data"]]
+    if isinstance(found[0], str):
+        found = [np.frombuffer(base64.b64decode(text), dtype="<f4") for text in found]
+    return np.array(found, dtype=np.float32)
+
+
+def near(found: np.ndarray, due: np.ndarray) -> bool:
+    """Equal up to rounding: the other texts of a computation change the order of sums."""
+    return found.shape == due.shape and bool(np.allclose(found, due, rtol=1e-4, atol=1e-5))
+
+
+def unit(rows_ND: np.ndarray) -> np.ndarray:
+    return rows_ND / np.linalg.norm(rows_ND, axis=1, keepdims=True)
+
+
+def test_both_protocols_give_the_vectors_of_the_encoder(encoder: SentenceEncoder) -> None:
+    due = encoder.encode(TEXTS)
+    openai, base64_, one, short, tei, plain, short_tei = ask(
+        encoder,
+        post("/v1/embeddings", {"input": TEXTS, "model": "tiny", "user": "someone"}),
+        post("/v1/embeddings", {"input": TEXTS, "encoding_format": "base64", "side": "query"}),
+        post("/v1/embeddings", {"input": TEXTS[0]}),
+        post("/v1/embeddings", {"input": TEXTS, "dimensions": 8}),
+        post("/embed", {"inputs": TEXTS, "normalize": False, "truncate": True}),
+        post("/embed", {"inputs": TEXTS[1]}),
+        post("/embed", {"inputs": TEXTS, "dimensions": 8}),
+    )
+    assert near(rows_of(openai), due)
+    assert near(rows_of(base64_), due)
+    assert near(rows_of(one), due[:1])
+    assert near(rows_of(short), due[:, :8])
+    assert near(rows_of(tei), due)
+    assert near(rows_of(plain), unit(due[1:2])), "TEI normalises by default"
+    assert near(rows_of(short_tei), unit(due[:, :8]))
+
+
+def test_a_side_is_chosen_by_model_name_or_field_and_is_needed_with_two_prompts(two: SentenceEncoder) -> None:
+    queries, documents = two.encode_query(TEXTS), two.encode_document(TEXTS)
+    assert not near(queries, documents)
+    answers = ask(
+        two,
+        post("/v1/embeddings", {"input": TEXTS, "model": "tiny:query"}),
+        post("/v1/embeddings", {"input": TEXTS, "model": "tiny", "side": "query"}),
+        post("/embed", {"inputs": TEXTS, "prompt_name": "query", "normalize": False}),
+        post("/v1/embeddings", {"input": TEXTS, "model": "tiny:document"}),
+        post("/v1/embeddings", {"input": TEXTS, "side": "document"}),
+        post("/embed", {"inputs": TEXTS, "prompt_name": "document", "normalize": False}),
+        post("/v1/embeddings", {"input": TEXTS, "model": "tiny"}),
+        post("/embed", {"inputs": TEXTS}),
+        post("/v1/embeddings", {"input": TEXTS, "model": "tiny:query", "side": "document"}),
+        ("GET", "/v1/models", {}),
+    )
+    assert all(near(rows_of(reply), queries) for reply in answers[:3])
+    assert all(near(rows_of(reply), documents) for reply in answers[3:6])
+    assert [reply.status_code for reply in answers[6:9]] == [400] * 3
+    assert "tiny:query" in answers[6].json()["error"]["message"]
+    assert [model["id"] for model in answers[9].json()["data"]] == ["tiny", "tiny:query", "tiny:document"]
+
+
+def test_a_text_without_a_token_is_refused_and_the_requests_beside_it_are_answered() -> None:
+    encoder = tiny_encoder("bert")
+    requests = [post("/v1/embeddings", {"input": [f"text {number}", f"number {number}"]}) for number in range(40)]
+    bad = post("/v1/embeddings", {"input": ["\u0001"]})
+    *good, refused = ask(encoder, *requests, bad, window=0.2)
+    for number, reply in enumerate(good):
+        assert near(rows_of(reply), encoder.encode([f"text {number}", f"number {number}"]))
+    assert refused.status_code == 400
+    assert "adds no token" in refused.json()["error"]["message"]
+
+
+def test_texts_computed_together_are_counted(encoder: SentenceEncoder) -> None:
+    app = make_app(encoder, ServeSettings(model="runs/tiny", window=0.1, max_batch_texts=16))
+
+    async def run() -> str:
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://x") as client,
+        ):
+            await asyncio.gather(*(client.post("/embed", json={"inputs": [f"text {n}"]}) for n in range(20)))
+            return str((await client.get("/metrics")).text)
+
+    lines = asyncio.run(run()).splitlines()
+    assert "angle_llm_batch_texts_count 2.0" in lines
+    assert "angle_llm_batch_texts_sum 20.0" in lines
+    assert 'angle_llm_requests_total{path="/embed",status="200"} 20.0' in lines
+    assert "angle_llm_waiting_texts 0.0" in lines
+
+
+LIMITS = {"max_texts": 3, "max_characters": 50, "max_bytes": 400}
+REFUSED: list[tuple[Any, int, str]] = [
+    ({"input": []}, 400, "1 to 3 texts"),
+    ({"input": ["a"] * 4}, 413, "1 to 3 texts, got 4"),
+    ({"input": "a" * 51}, 413, "50 characters"),
+    ({"input": "a" * 500}, 413, "400 bytes"),
+    ({"input": ""}, 400, "text 0 is empty"),
+    ({"input": ["a", " \n"]}, 400, "text 1 is empty"),
+    ({"input": [1, 2]}, 400, "a text or a list of texts"),
+    ({"input": [[1, 2]]}, 400, "a text or a list of texts"),
+    ({"input": None}, 400, "a text or a list of texts"),
+    ({"model": "tiny"}, 400, "input: Field required"),
+    ({"input": "a", "model": "other"}, 404, "tiny"),
+    ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format"),
+    ({"input": "a", "side": "left"}, 400, "side"),
+    ({"input": "a", "dimensions": 0}, 400, "1 to 32"),
+    ({"input": "a", "dimensions": 33}, 400, "1 to 32"),
+    (b'{"input": "\\ud800"}', 400, "body"),
+    (b"\xff\xfe{}", 400, "body"),
+    (b"", 400, "body"),
+    (b"[" * 300, 400, "body"),
+    (b"[]", 400, "body"),
+]
+
+
+def test_a_refused_request_gets_the_status_and_the_reason(encoder: SentenceEncoder) -> None:
+    answers = ask(encoder, *(post("/v1/embeddings", body) for body, _, _ in REFUSED), **LIMITS)
+    for (body, status, reason), reply in zip(REFUSED, answers, strict=True):
+        assert reply.status_code == status, (body, reply.text)
+        assert reason in reply.json()["error"]["message"], body
+    answers = ask(
+        encoder,
+        post("/embed", {"inputs": "a", "truncate": False}),
+        post("/embed", {"inputs": "a", "prompt_name": "other"}),
+        ("GET", "/embed", {}),
+        ("GET", "/other", {}),
+    )
+    assert [reply.status_code for reply in answers] == [422, 400, 405, 404]
+    assert "100 tokens" in answers[0].json()["error"]
+
+
+def test_more_waiting_texts_than_allowed_are_refused_with_429(encoder: SentenceEncoder) -> None:
+    requests = [post("/v1/embeddings", {"input": ["a", "b"]}) for _ in range(10)]
+    statuses = [reply.status_code for reply in ask(encoder, *requests, max_waiting=8, window=0.2)]
+    assert statuses == [200] * 4 + [429] * 6
+
+
+def test_a_token_is_needed_except_for_health(encoder: SentenceEncoder) -> None:
+    body = {"input": "a"}
+    answers = ask(
+        encoder,
+        post("/v1/embeddings", body),
+        post("/v1/embeddings", body, authorization="Bearer wrong"),
+        post("/v1/embeddings", body, authorization="Basic secret"),
+        post("/v1/embeddings", body, authorization="Bearer secret"),
+        ("GET", "/metrics", {}),
+        ("GET", "/health", {}),
+        token="secret",
+    )
+    assert [reply.status_code for reply in answers] == [401, 401, 401, 200, 401, 200]
+
+
+def test_the_client_of_openai_reads_the_vectors(encoder: SentenceEncoder) -> None:
+    openai = pytest.importorskip("openai")
+    app = make_app(encoder, ServeSettings(model="runs/tiny"), "secret")
+    with served(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
+        found = client.embeddings.create(model="tiny", input=TEXTS)
+        assert near(np.array([item.embedding for item in found.data]), encoder.encode(TEXTS))
+        with pytest.raises(openai.BadRequestError, match="text 0 is empty"):
+            client.embeddings.create(model="tiny", input=[""])
+
+
+def malformed(generator: random.Random) -> bytes:
+    """A body that is cut, changed or has other types."""
+    values = [
+        None,
+        True,
+        -1,
+        1e309,
+        "",
+        "a",
+        "\ud800",
+        [],
+        ["a", None],
+        [["a"]],
+        {"a": 1},
+        "x" * 3000,
+        ["a"] * 5,
+        10**400,
+    ]
+    keys = ["input", "inputs", "model", "side", "prompt_name", "dimensions", "encoding_format", "normalize", "truncate"]
+    body = {key: generator.choice(values) for key in generator.sample(keys, generator.randint(0, 2))}
+    body |= {key: generator.choice([*values, "a text", ["a", "b"]]) for key in ("input", "inputs")}
+    content = bytearray(json.dumps(body).encode())
+    for _ in range(generator.choice([0, 0, 1, 5])):
+        content[generator.randrange(len(content))] = generator.randrange(256)
+    return bytes(content[: generator.choice([len(content), generator.randrange(len(content) + 1)])])
+
+
+@pytest.mark.parametrize("number", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_malformed_requests_never_give_5xx(number: int, encoder: SentenceEncoder) -> None:
+    generator = random.Random(0)
+    requests = [post(generator.choice(["/v1/embeddings", "/embed"]), malformed(generator)) for _ in range(number)]
+    *answers, last = ask(encoder, *requests, post("/embed", {"inputs": "a"}), max_texts=4, max_characters=2000)
+    assert last.status_code == 200
+    statuses = {reply.status_code for reply in answers}
+    assert statuses <= {200, 400, 404, 413, 422, 429}, statuses
+    assert statuses >= {400, 413}
+    assert all("error" in reply.json() for reply in answers if reply.status_code != 200)
+
+
+def start(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:
+    """`angle-llm serve` in a process of its own, and its URL."""
+    words = ["-m", "angle_llm.cli", "serve", str(folder), "--port", str(port), "--device", "cpu"]
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("Serving "), line
+    return process, line.split()[-1]
+
+
+@pytest.mark.slow
+def test_a_server_answers_requests_in_progress_and_ends_with_code_0(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    encoder.save_pretrained(tmp_path / "tiny")
+    process, url = start(tmp_path / "tiny")
+
+    async def run() -> list[Any]:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            work = [
+                asyncio.create_task(client.post("/embed", json={"inputs": [f"text {n} " * 50] * 64})) for n in range(8)
+            ]
+            await asyncio.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            return await asyncio.gather(*work)
+
+    assert {reply.status_code for reply in asyncio.run(run())} == {200}
+    shown, _ = process.communicate(timeout=30)
+    assert (shown, process.returncode) == ("stopped\n", 0)
+
+
+@pytest.mark.slow
+def test_32_clients_get_every_answer_and_continue_after_a_kill(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    """32 clients for 60 s; then the server is killed and restarted, and the clients repeat what was not answered."""
+    encoder.save_pretrained(tmp_path / "tiny")
+    texts = [f"text {number} of {number % 7} words" for number in range(1000)]
+    due = unit(encoder.encode(texts))
+    process, url = start(tmp_path / "tiny")
+    seconds: list[float] = []
+    errors: list[str] = []
+    repeated = 0
+    killed: float | None = None
+
+    async def client_of(number: int, client: Any, end: float) -> None:
+        nonlocal repeated
+        generator = random.Random(number)
+        while time.monotonic() < end:
+            chosen = [generator.randrange(len(texts)) for _ in range(generator.choice([1, 1, 1, 8]))]
+            started = time.monotonic()
+            while True:
+                try:
+                    reply = await client.post("/embed", json={"inputs": [texts[place] for place in chosen]})
+                    break
+                except httpx.TransportError as error:
+                    if killed is None:
+                        errors.append(repr(error))
+                    repeated += 1
+                    await asyncio.sleep(0.1)
+            seconds.append(time.monotonic() - started)
+            if reply.status_code != 200 or not near(np.array(reply.json()), due[chosen]):
+                errors.append(reply.text[:200])
+
+    async def run(duration: float, kill: bool) -> None:
+        nonlocal killed, process
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+            end = time.monotonic() + duration
+            work = [asyncio.create_task(client_of(number, client, end)) for number in range(32)]
+            if kill:
+                await asyncio.sleep(2)
+                killed = time.monotonic()
+                process.kill()
+                process.communicate()
+                process, _ = await asyncio.to_thread(start, tmp_path / "tiny", int(url.rpartition(":")[2]))
+            await asyncio.gather(*work)
+
+    try:
+        asyncio.run(run(60, False))
+        assert errors == []
+        answers = len(seconds)
+        assert answers > 1000
+        p50, p95 = np.percentile(seconds, [50, 95])
+        print(f"{answers} answers, p50 {1000 * p50:.0f} ms, p95 {1000 * p95:.0f} ms")
+        assert p95 < 5  # a stalled client would wait for the end
+        asyncio.run(run(30, True))
+        assert errors == []
+        assert repeated >= 1, "the kill hit requests in progress"
+        assert len(seconds) > answers + 32
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0

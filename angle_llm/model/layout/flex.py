@@ -92,15 +92,10 @@ def flex_call(
         assert softcap is not None
         return softcap * torch.tanh(score / softcap)
 
+    options: Any = {"IS_DIVISIBLE": True}  # sequences are whole blocks, so kernels need no bounds checks
+    change = None if softcap is None else capped
     return flex_attention(
-        query,
-        key,
-        value,
-        None if softcap is None else capped,
-        mask,
-        scale=scaling,
-        enable_gqa=shared_heads,
-        kernel_options={"IS_DIVISIBLE": True},  # sequences are whole blocks, so kernels need no bounds checks
+        query, key, value, change, mask, scale=scaling, enable_gqa=shared_heads, kernel_options=options
     )
 
 

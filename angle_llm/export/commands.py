@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from angle_llm.settings.parsing import SettingsError
 if TYPE_CHECKING:
     from angle_llm.export.comparison import Verification
     from angle_llm.export.verify import Score
+    from angle_llm.prompts import Side
 
 
 def merge_main(settings: MergeSettings) -> None:
@@ -32,16 +34,26 @@ def merge_main(settings: MergeSettings) -> None:
 
 
 def export_main(settings: ExportSettings) -> None:
-    """Run `angle-llm export`: write the sentence-transformers folder, print the verification and how to use the folder.
+    """Run `angle-llm export`: write the folder for another program, print the verification and how to use the folder.
 
     The exit code is 1 if the embeddings of the folder differ from the embeddings of the encoder.
     """
+    from angle_llm.export.card import CardFacts
     from angle_llm.export.exported_folder import ExportFacts
+    from angle_llm.export.formats.gguf_file import export_gguf
+    from angle_llm.export.formats.onnx_folder import export_onnx
     from angle_llm.export.programs import program_notes
     from angle_llm.export.sentence_transformers import export_sentence_transformers
 
-    _print_verification(settings, export_sentence_transformers, dtype=settings.dtype, side=settings.side)
-    folder = Path(settings.out).expanduser()
+    dtype, folder = settings.dtype, Path(settings.out).expanduser()
+    if settings.to == "sentence-transformers":
+        _print_verification(settings, export_sentence_transformers, dtype=dtype, side=settings.side)
+    else:
+        options: dict[str, Any] = {"int8": dtype == "int8"} if settings.to == "onnx" else {"dtype": dtype or "float32"}
+        export = export_onnx if settings.to == "onnx" else export_gguf
+        _print_verification(settings, partial(_export_checked, partial(export, **options)), side=settings.side)
+        print(f"\nThe folder for {settings.to} is {settings.out}. To use it:\n\n{CardFacts.read(folder).use}")
+        return
     facts = ExportFacts.read(folder)
     assert facts is not None  # just written
     opened = f"SentenceTransformer({settings.out!r})"
@@ -54,6 +66,22 @@ def export_main(settings: ExportSettings) -> None:
     print("\n".join(f"    {line}" for line in code) + "\n")
     for note in program_notes(folder, facts):
         print(f"* {note}")
+
+
+def _export_checked(
+    export: Callable[..., object], run: str, out: str, *, check: bool, side: Side | None
+) -> Verification | None:
+    """Write a folder with `export`, compare it before it gets its name, and return the verification; None if skipped."""
+    from angle_llm.export.verify import finish_folder
+
+    found: list[Verification | None] = []
+
+    def finish(folder: Path) -> None:
+        source = Path(run).expanduser()
+        found.append(finish_folder(folder, source, (run, out), check=check, device=None, side=side))
+
+    export(run, out, side=side, finish=finish)
+    return found[0]
 
 
 def _print_verification(

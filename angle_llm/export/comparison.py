@@ -24,6 +24,13 @@ SPEARMAN_TOLERANCE, SPEARMAN_TOLERANCE_HALF = 0.1, 1.0
 """Largest allowed difference in Spearman × 100 between two stored versions of an encoder.
 
 For weights stored in float32 and in half precision."""
+TOLERANCE_QUANTISED = 1e-2
+"""Largest allowed 1 - cos of an embedding, for files with weights in 8 bits: only a guard against a wrong file. Compare their
+quality by Spearman on scored pairs."""
+TOLERANCE_LLAMA_CPP_HALF = 1e-4
+"""Largest allowed 1 - cos of an embedding by llama.cpp, for a file in float16: weights and activations have 11 bits."""
+TIMES_SMALLER_QUANTISED = 10
+"""As `TIMES_SMALLER`, for the mean difference of files with weights in 8 bits."""
 TIMES_SMALLER = 100
 """Factor in the check that a verified encoder was trained at all.
 
@@ -165,6 +172,11 @@ def cosine_differences(rows_ND: Rows, others_ND: Rows) -> Rows:
     return differences_N
 
 
+def is_quantised(form: FormFacts) -> bool:
+    """Return whether another program computes a form from weights in 8 bits."""
+    return form.kind in ("onnx", "llama.cpp") and form.dtype not in ("float32", "float16")
+
+
 def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], tolerance: float | None) -> Comparison:
     """Compare a stored version of an encoder with the first version: facts, token ids, embeddings and Spearman.
 
@@ -172,7 +184,12 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], toleranc
     """
     ours, theirs = first.facts, other.facts
     half = any(facts.kind != "adapter" and facts.dtype != "float32" for facts in (ours, theirs))
-    allowed = tolerance or (TOLERANCE_HALF if half else TOLERANCE)
+    if is_quantised(theirs):
+        allowed = tolerance or TOLERANCE_QUANTISED
+    elif half:
+        allowed = tolerance or (TOLERANCE_LLAMA_CPP_HALF if theirs.kind == "llama.cpp" else TOLERANCE_HALF)
+    else:
+        allowed = tolerance or TOLERANCE
     problems = [
         f"{name} {found}, expected {expected}"
         for name in ("prompt", "pooling", "max_length", "dimensions", "normalize")

@@ -30,6 +30,14 @@ class MergeSettings:
     both in float32."""
 
 
+EXPORT_DTYPES = {
+    "sentence-transformers": ("float32", "bfloat16", "float16"),
+    "onnx": ("float32", "int8"),
+    "gguf": ("float32", "float16", "q8_0"),
+}
+"""Dtypes of exported weights by target."""
+
+
 @settings_class
 class ExportSettings:
     """Settings of `angle-llm export`."""
@@ -38,16 +46,25 @@ class ExportSettings:
     """The saved encoder, such as runs/nli/model: an adapter, which is merged first, or a whole model."""
     out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Output folder, which must be new or empty."""
-    to: Literal["sentence-transformers"] = "sentence-transformers"
+    to: Literal["sentence-transformers", "onnx", "gguf"] = "sentence-transformers"
     """sentence-transformers: a folder whose SentenceTransformer(OUT).encode(texts) gives the same vectors, prompt
-    included; with two prompts its encode_query and encode_document."""
+    included; with two prompts its encode_query and encode_document. onnx: a folder for onnxruntime, onnx/model.onnx and a
+    tokenizer with the prompt. gguf: a folder with a GGUF file for llama.cpp and Ollama; the prompt is in
+    encoder.gguf.json."""
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
     """For an encoder with two prompts: export only the prompt of queries or of documents, and use it for all texts."""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Dtype of the weights of a merged adapter; a whole model keeps its dtype. None: float32."""
+    dtype: Literal["float32", "bfloat16", "float16", "q8_0", "int8"] | None = None
+    """Dtype of the weights. None: float32. For sentence-transformers, float32, bfloat16 or float16 of a merged adapter; a
+    whole model keeps its dtype. For gguf, float32, float16 or q8_0 (8-bit blocks). For onnx, float32 or int8 (8-bit
+    blocks of the linear layers)."""
     verify: bool = True
-    """Compare the exported folder with MODEL, and keep the folder only if both give the same vectors. Needs
-    sentence-transformers."""
+    """Compare the exported folder with MODEL, and keep the folder only if both give the same vectors. Needs the program
+    that opens the folder: sentence-transformers, onnxruntime or llama.cpp."""
+
+    def __post_init__(self) -> None:
+        possible = EXPORT_DTYPES[self.to]
+        if self.dtype is not None and self.dtype not in possible:
+            raise SettingsError(f"--dtype with --to {self.to}: expected {', '.join(possible)}; got {self.dtype}.")
 
 
 @settings_class

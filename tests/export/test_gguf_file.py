@@ -15,8 +15,8 @@ from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen3Config
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
-from angle_llm.export.formats import gguf_file
 from angle_llm.export.comparison import Comparison, Encoded, FormFacts, compare_forms
+from angle_llm.export.formats import gguf_file
 from angle_llm.export.formats.gguf_file import export_gguf
 from angle_llm.export.formats.llama_cpp import GGUF_NAME, TOLERANCES, USAGE_NAME, LlamaCppModel, Usage, is_gguf_export
 from angle_llm.export.texts import SENTENCES

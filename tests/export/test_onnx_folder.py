@@ -17,7 +17,14 @@ from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.export.comparison import TIMES_SMALLER, TOLERANCE, Comparison, compare_forms, cosine_differences
-from angle_llm.export.formats.onnx_folder import FACTS_NAME, GRAPH_NAME, OnnxModel, export_onnx, is_onnx_folder, quantize_graph
+from angle_llm.export.formats.onnx_folder import (
+    FACTS_NAME,
+    GRAPH_NAME,
+    OnnxModel,
+    export_onnx,
+    is_onnx_folder,
+    quantize_graph,
+)
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import _encode
 from angle_llm.model.pooling import POOLINGS, Pooling

@@ -131,7 +131,7 @@ class Usage:
         """Return how to serve and how to use the file, as text for the command line."""
         batch = max(512, self.max_length)
         options = f"--embedding --kv-unified -np {_SLOTS} -c {_SLOTS * self.max_length} -b {batch} -ub {batch}"
-        lines = [f"llama-server -m {folder / GGUF_NAME} {options}", ""]
+        lines = [f"    llama-server -m {folder / GGUF_NAME} {options}", ""]
         for side in SIDES if self.prompt.differ else SIDES[:1]:
             prompt = self.prompt.of(side)
             lines.append(f"The file has no prompt. Send {'each' if not self.prompt.differ else side} text as")
@@ -179,7 +179,7 @@ class LlamaCppModel:
         self.usage = Usage.read(folder)
         self.prompts, self.max_length = self.usage.prompt, self.usage.max_length
         self.normalize = self.usage.normalize
-        self.dtype, self.pooling = _stored(folder / GGUF_NAME)
+        self.dtype, self.pooling = stored_facts(folder / GGUF_NAME)
         self.side: Side | None = None
         self._server = _start(folder / GGUF_NAME, self.max_length, slots, threads)
 
@@ -244,7 +244,7 @@ class LlamaCppModel:
         return json.loads(content)
 
 
-def _stored(file: Path) -> tuple[str, str]:
+def stored_facts(file: Path) -> tuple[str, str]:
     """Return the dtype and the pooling in a GGUF file.
 
     Raises:

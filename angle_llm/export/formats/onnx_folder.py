@@ -24,7 +24,7 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,6 @@ from angle_llm.prompts import Side, SidePrompts
 from angle_llm.settings.parsing import need_library
 
 if TYPE_CHECKING:
-    from angle_llm.export.comparison import Verification
     from angle_llm.export.exported_folder import ExportFacts
 
 FORM = "onnx"
@@ -60,31 +59,25 @@ def export_onnx(
     *,
     int8: bool = False,
     side: Side | None = None,
-    check: bool = True,
-    device: str | None = None,
-) -> Verification | None:
-    """Export a saved encoder to a folder with an ONNX graph and its tokenizer, and return the verification.
-
-    The graph in float32 is verified. An int8 graph is made from it afterwards.
+    finish: Callable[[Path], object] | None = None,
+) -> None:
+    """Export a saved encoder to a folder with an ONNX graph and its tokenizer.
 
     Args:
         run: folder of the encoder: an adapter, which is merged first, or a whole model.
         out: folder to write.
         int8: quantize the weights of linear layers to 8 bits.
         side: use only the prompt of queries, or only the prompt of documents, for all texts.
-        check: False skips the verification; the result is then None.
-        device: device of the encoder in the verification; None: the best available.
+        finish: called with the complete folder under its temporary name. If it raises an exception, nothing is written.
 
     Raises:
         FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
         ArtifactError: for a model that torch cannot export, prompts, a pooling or dimensions that the folder cannot store,
             or a target that has files or would overwrite its inputs.
         MissingLibraryError: if onnx, onnxscript or onnxruntime is not installed.
-        VerificationError: if the float32 graph differs from the encoder; nothing is written.
     """
     from angle_llm.export.merge import check_target
     from angle_llm.export.sentence_transformers import export_sentence_transformers
-    from angle_llm.export.verify import finish_folder
     from angle_llm.model.source.artifact import write_directory
     from angle_llm.model.source.checks import ArtifactError, is_saved_encoder
     from angle_llm.model.source.encoder_card import EncoderCard
@@ -98,7 +91,6 @@ def export_onnx(
     if target.is_dir() and any(target.iterdir()):
         raise ArtifactError(f"OUT {target} has files. Name a new folder.")
     check_target(source, locate(EncoderCard.read(source).base or str(source)), target)
-    found: list[Verification | None] = []
 
     def fill(folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.torch.", dir=folder.parent) as work:
@@ -110,12 +102,12 @@ def export_onnx(
                     shutil.move(path, folder / path.name)
         _adapt_files(folder)
         _record(folder, bits=None)
-        found.append(finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=device))
         if int8:
             quantize_graph(folder)
+        if finish is not None:
+            finish(folder)
 
     write_directory(target, fill)
-    return found[0]
 
 
 def _write_graph(folder: Path, path: Path) -> None:
@@ -241,7 +233,7 @@ def quantize_graph(folder: Path) -> None:
 
     Each block of 32 weights has its own scale, and so has each block of activations. Dynamic quantization of onnxruntime
     is smaller and faster, but it has one scale for the activations of a batch: language models have a few activations
-    that are a thousand times larger than the others, and SmolLM2 falls from 73.8 to 46.5 on STS-B. Embeddings stay in
+    that are far larger than the others, and SmolLM2 falls from 73.8 to 46.5 on STS-B. Embeddings stay in
     float32.
     """
     onnx: Any = importlib.import_module("onnx")
@@ -267,6 +259,25 @@ def is_onnx_folder(path: str | Path) -> bool:
     """Return whether a path is a folder of `export_onnx`. It also looks like a sentence-transformers folder."""
     folder = Path(path).expanduser()
     return (folder / FACTS_NAME).is_file() and (folder / GRAPH_NAME).is_file()
+
+
+def onnx_usage(folder: Path) -> str:
+    """Return Python code that encodes texts with onnxruntime and tokenizers, in Markdown."""
+    library = json.loads((folder / "config_sentence_transformers.json").read_text(encoding="utf-8"))
+    heads = {name: head for name, head in library["prompts"].items() if head}
+    texts = "[head + text for text in texts]" if heads else "texts"
+    shown = f"head = {next(iter(heads.values()))!r}  # of {', '.join(map(repr, heads))}: {heads}\n" if heads else ""
+    return f"""```python
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("tokenizer.json")  # cuts and pads{"" if heads else ", and adds the prompt"}
+session = onnxruntime.InferenceSession("{GRAPH_NAME}")
+{shown}found = tokenizer.encode_batch({texts})
+ids, mask = (np.array([getattr(one, name) for one in found]) for name in ("ids", "attention_mask"))
+(rows,) = session.run(["sentence_embedding"], {{"input_ids": ids, "attention_mask": mask}})
+```"""
 
 
 class OnnxModel:

@@ -1,4 +1,4 @@
-"""Common code of `gpu_check.py`: settings, models with random weights, result rows."""
+"""Common code of `gpu_check.py` and `gpu_peers.py`: settings, models with random weights, result rows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class GpuSettings:
     steps: int = 3
     """Optimizer steps, or repetitions of encoding, per speed row, which adds a first one that is not counted."""
     tolerance: float = 0.1
-    """Largest difference between peak memory and forecast, as a fraction of the forecast."""
+    """Largest excess of peak memory over the forecast, as a fraction of the forecast."""
     minutes: float = 23
     """Minutes after which no row is started; the remaining rows are skipped."""
     out: Path | None = None

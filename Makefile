@@ -60,10 +60,9 @@ test-readers: $(VENV)/installed $(READERS)
 test-gpu: $(VENV)/extras
 	$(BIN)/python -m pytest -m gpu -n 0
 
-# One GPU of 80 GB; no measurement starts after 23 minutes. Not run on a GPU yet. Part: `gpu_speed.py --parts train`.
+# One GPU of 80 GB; no measurement starts after 23 minutes. Not run on a GPU yet. Some parts: `gpu_check.py --parts train`.
 gpu: $(VENV)/extras
-	$(BIN)/python eval/gpu_check.py --minutes 8 --out .bench/gpu_check.jsonl; checked=$$?; \
-	$(BIN)/python eval/gpu_speed.py --minutes 15 --out .bench/gpu_speed.jsonl --profile .bench/gpu_trace.json && exit $$checked
+	$(BIN)/python eval/gpu_check.py --out .bench/gpu_check.jsonl --profile .bench/gpu_trace.json
 
 check: $(VENV)/extras  # types of optional packages too
 	$(BIN)/ruff check .

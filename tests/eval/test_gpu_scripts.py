@@ -1,4 +1,4 @@
-"""`eval/gpu_check.py` and `eval/gpu_speed.py`, run whole on a CPU with a tiny shape."""
+"""`eval/gpu_check.py`, run whole on a CPU with a tiny shape."""
 
 import importlib.util
 import json
@@ -7,7 +7,6 @@ from typing import Any
 
 import gpu_bench
 import gpu_check
-import gpu_speed
 import pytest
 import torch
 from json_lines import read_rows
@@ -28,49 +27,60 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*(f"--{name}={value}" for name, value in SHAPE.items()), "--batch=8", f"--tokenizer={base}"]
 
 
-def test_a_tiny_shape_is_checked(flags: list[str], tmp_path: Path) -> None:
-    more = ["--steps=2", "--micro-batch-tokens=128", "--out", tmp_path / "check.jsonl"]
-    done = run("python", EVAL / "gpu_check.py", *flags, *more)
+def test_all_parts_run_on_a_tiny_shape(flags: list[str], tmp_path: Path) -> None:
+    more = ["--steps=1", "--micro-batch-tokens=512", "--accumulation=2", "--out", tmp_path / "check.jsonl"]
+    done = run("python", EVAL / "gpu_check.py", *flags, *more, "--profile", tmp_path / "trace.json")
     assert done.returncode == 0, done.stdout + done.stderr
-    header, *rows = read_rows(tmp_path / "check.jsonl")
+    header, *rows, peak, ratio = read_rows(tmp_path / "check.jsonl")
     assert header["device"] == "CPU"
-    found = {(row.get("base"), row["what"]): row for row in rows}
-    assert len(found) == len(rows) == 28
-    checked = [row for row in rows if "skipped" not in row]
-    assert len(checked) == 16
-    assert all(row["holds"] for row in checked)
-    for row in rows:
-        if "skipped" in row:  # only what a CPU cannot do
-            assert any(word in row["what"] for word in ("flex", "memory", "compile")), row
-    for base in ("bfloat16", "4 bits"):
-        assert found[base, "gradient encoded twice, to kept"]["micro_batches"] > 1
-        assert found[base, "trie gathered, to padded"]["layout"] == "trie"
-        assert found[base, "packed gathered, to padded"]["layout"] == "packed"
-        assert len(found[base, "loss falls, graphs kept"]["losses"]) == 2
-
-
-def test_speed_is_measured_and_compared_with_the_aims(flags: list[str], tmp_path: Path) -> None:
-    more = ["--steps=1", "--out", tmp_path / "speed.jsonl", "--profile", tmp_path / "trace.json"]
-    done = run("python", EVAL / "gpu_speed.py", *flags, *more)
-    assert done.returncode == 0, done.stderr
-    _, *rows = read_rows(tmp_path / "speed.jsonl")
     assert not any("error" in row or "out_of_memory" in row for row in rows), rows
-    measured = [row for row in rows if "utilisation" in row]
-    assert all(row["utilisation"] > 0 for row in measured)
-    assert {row["base"] for row in measured} == {"bfloat16", "NF4", "BERT bfloat16"}
-    assert {row["layout"] for row in measured} == {"trie", "padded", "packed"}
-    together, apart = (row for row in rows if row.get("what", "").startswith("accumulated"))
-    assert together["micro_batches"] < apart["micro_batches"]
-    assert together["computed_tokens"] <= apart["computed_tokens"]
-    skipped = [row["variant"] for row in rows if "skipped" in row]
-    assert all("flex" in variant or "cuDNN" in variant for variant in skipped)
-    assert [row["reached"] is None for row in rows if "aim" in row] == [False, False, True, False, False]
+    checks = {(row.get("base"), row["check"]): row for row in rows if "check" in row}
+    assert all(row["holds"] for row in checks.values() if "skipped" not in row)
+    assert [row["check"] for row in checks.values() if "skipped" in row] == [
+        "trie equals the plain path", "new text lengths do not compile",
+    ]  # fmt: skip
+    assert checks["float32", "plain path trains as on the CPU"]["losses"][2] > 0
+    assert checks["bfloat16", "layout follows the trial of FlexAttention"]["layout"] == "trie"
+    for base, best in (("bfloat16", "trie"), ("NF4", "trie"), ("BERT", "packed")):
+        assert checks[base, f"{best}, encoded twice equals the plain path"]["micro_batches"] > 1
+        assert checks[base, f"{best}, checkpointing equals the plain path"]["layout"] == best
+        assert 0 < checks[base, "padded equals the plain path"]["distance"] < 1e-3
+    speeds = [(row["what"], row["base"], row["variant"]) for row in rows if "utilisation" in row]
+    layouts = ("trie", "packed", "padded")
+    assert speeds == [
+        *(("LoRA", "bfloat16", layout) for layout in layouts),
+        ("LoRA", "bfloat16", "chosen budget"),
+        *(("LoRA", "NF4", variant) for variant in ("trie", "chosen budget")),
+        *(("encode", "bfloat16", layout) for layout in layouts),
+    ]
+    peers = {row["what"]: row for row in rows if row.get("what") in ("sentence_transformers", "unsloth")}
+    if importlib.util.find_spec("sentence_transformers") and importlib.util.find_spec("peft"):
+        assert peers["sentence_transformers"]["pairs_per_second"] > 0
+        assert not peers["sentence_transformers"]["unpadded"]
+    else:
+        assert "is not installed" in peers["sentence_transformers"]["skipped"]
+    if importlib.util.find_spec("unsloth") is None:
+        assert peers["unsloth"]["skipped"] == "unsloth is not installed"
+    assert (peak["reached"], ratio["reached"]) == (False, None)
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
     assert "aten::mm" in done.stdout
 
 
+def test_a_failed_check_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def part(settings: Any, rows: gpu_bench.Rows) -> None:
+        rows.measure(lambda: {"holds": True}, check="good", base="NF4")
+        rows.measure(lambda: {"holds": False}, check="wrong", base="NF4")
+        rows.measure(dict, "no library", check="missing")
+        raise KeyError("x")
+
+    monkeypatch.setitem(gpu_check.PARTS, "trial", part)
+    assert not gpu_check.main(gpu_bench.GpuSettings(**SHAPE, parts=("trial",)))
+    *_, summary = capsys.readouterr().out.splitlines()
+    assert summary == "1 of 3 checks hold, 1 rows skipped; not: wrong (NF4), part trial ()"
+
+
 def test_a_row_that_runs_out_of_memory_does_not_end_the_others(tmp_path: Path) -> None:
-    rows = gpu_bench.Rows(gpu_check.GpuCheckSettings(**SHAPE, minutes=1, out=tmp_path / "rows.jsonl"))
+    rows = gpu_bench.Rows(gpu_bench.GpuSettings(**SHAPE, minutes=1, out=tmp_path / "rows.jsonl"))
 
     def fails(error: Exception) -> dict[str, Any]:
         raise error
@@ -90,18 +100,17 @@ def test_a_row_that_runs_out_of_memory_does_not_end_the_others(tmp_path: Path) -
 
 
 def test_aims_are_computed_from_the_best_rows() -> None:
-    def row(base: str, variant: str, pairs: float, what: str = "LoRA") -> dict[str, Any]:
-        return {"what": what, "base": base, "variant": variant, "pairs_per_second": pairs, "utilisation": pairs / 1000}
+    def row(base: str, pairs: float, what: str = "LoRA", **others: Any) -> dict[str, Any]:
+        return {"what": what, "base": base, "pairs_per_second": pairs, "utilisation": pairs / 1000, **others}
 
     rows = [
-        row("bfloat16", "trie flex", 450),
-        row("bfloat16", "trie gathered", 300),
-        row("bfloat16", "packed flex", 400),
-        row("bfloat16", "padded", 200),
-        row("bfloat16", "padded cuDNN", 290),
-        row("NF4", "trie", 360),
-        row("bfloat16", "trie", 490, "encode"),
-        {"what": "LoRA", "base": "bfloat16", "variant": "trie flex", "out_of_memory": "…"},
+        row("bfloat16", 450),
+        row("bfloat16", 300),
+        row("NF4", 500),
+        row("bfloat16", 490, "encode"),
+        row("bfloat16", 200, "sentence_transformers", unpadded=True),
+        row("bfloat16", 350, "sentence_transformers", unpadded=False),
+        {"what": "LoRA", "base": "bfloat16", "out_of_memory": "…"},
     ]
-    found = [(round(aim["value"], 3), aim["reached"]) for aim in gpu_speed.aims(rows)]
-    assert found == [(0.45, True), (1.552, True), (1.125, False), (0.8, True), (0.49, False)]
+    assert [(aim["value"], aim["reached"]) for aim in gpu_check.aims(rows)] == [(0.45, True), (2.25, True)]
+    assert [(aim["value"], aim["reached"]) for aim in gpu_check.aims(rows[1:2])] == [(0.3, False), (None, None)]

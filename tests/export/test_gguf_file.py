@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from programs import run
 from tiny import save_tiny_adapter, save_tiny_base, tiny_backbone, tiny_encoder
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen3Config
@@ -338,3 +339,22 @@ def test_a_damaged_usage_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / USAGE_NAME).write_text("{}")
     with pytest.raises(ArtifactError, match=USAGE_NAME):
         Usage.read(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16", "q8_0"])
+def test_the_commands_export_and_verify(dtype: str, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="the extra `gguf` is not installed")
+    base = AutoModel.from_config(MODELS["llama, gpt-2 split"][0]())
+    base.save_pretrained(tmp_path / "base")
+    TOKENIZERS["smollm2"]().save_pretrained(tmp_path / "base")
+    save_tiny_adapter(tmp_path / "base", tmp_path / "adapter", max_length=LENGTH)
+    done = run("angle-llm", "export", tmp_path / "adapter", tmp_path / "out", "--to", "gguf", "--dtype", dtype)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verdict: the same encoder" in done.stdout
+    assert "llama-server -m" in done.stdout
+    report = json.loads((tmp_path / "out" / "verification.json").read_text())
+    assert (report["holds"], report["comparisons"][0]["form"]["dtype"]) == (True, dtype)
+    assert "llama-server -m encoder.gguf" in (tmp_path / "out" / "README.md").read_text()
+    done = run("angle-llm", "verify", tmp_path / "adapter", tmp_path / "out", "--json", tmp_path / "report.json")
+    assert done.returncode == 0, done.stdout

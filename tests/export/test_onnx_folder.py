@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from kills import contents
+from programs import run as program
 from readers.families import FAMILIES, make_encoder
 from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
@@ -62,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter on a tiny BERT with a prompt that has a tail, and its export beside it."""
     folder = tmp_path_factory.mktemp("onnx")
     save_tiny_adapter(save_tiny_base("bert", folder / "base"), folder / "adapter", prompt=PROMPT, max_length=100)
-    export_onnx(folder / "adapter", folder / "onnx", check=False)
+    export_onnx(folder / "adapter", folder / "onnx")
     return folder
 
 
@@ -149,17 +150,17 @@ def test_damaged_folders_and_other_targets_are_refused(run: Path, tmp_path: Path
     before = contents(run)
     for target in ("adapter/in", "base/in", "onnx"):
         with pytest.raises(ArtifactError, match=target.partition("/")[0]):
-            export_onnx(run / "adapter", run / target, check=False)
+            export_onnx(run / "adapter", run / target)
     assert contents(run) == before
     with pytest.raises(FileNotFoundError, match="base"):
-        export_onnx(run / "base", tmp_path / "out", check=False)
+        export_onnx(run / "base", tmp_path / "out")
 
 
 def test_two_prompts_with_a_tail_are_refused_with_advice(tmp_path: Path) -> None:
     prompts = SidePrompts(PROMPT, load_prompt("plain"))
     tiny_encoder("bert", prompt=prompts, max_length=60).save_pretrained(tmp_path / "model")
     with pytest.raises(ArtifactError, match="--as query"):
-        export_onnx(tmp_path / "model", tmp_path / "out", check=False)
+        export_onnx(tmp_path / "model", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -167,7 +168,7 @@ def test_two_prompts_with_a_tail_are_refused_with_advice(tmp_path: Path) -> None
 @pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if not kind.gguf])
 def test_families(family: str, tmp_path: Path) -> None:
     encoder, _ = make_encoder(family, "one prompt", tmp_path)
-    export_onnx(tmp_path / "model", tmp_path / "onnx", check=False)
+    export_onnx(tmp_path / "model", tmp_path / "onnx")
     names = json.loads((tmp_path / "onnx" / FACTS_NAME).read_text())["plain_names"]
     texts = [
         text for text in [*SENTENCES, LONG] if has_tokens(encoder, text) and not any(name in text for name in names)
@@ -195,11 +196,11 @@ def has_tokens(encoder: SentenceEncoder, text: str) -> bool:
 @pytest.mark.slow
 def test_two_prompts_and_normalisation(tmp_path: Path) -> None:
     encoder, _ = make_encoder("qwen3", "two prompts, normalised", tmp_path)
-    export_onnx(tmp_path / "model", tmp_path / "onnx", check=False)
+    export_onnx(tmp_path / "model", tmp_path / "onnx")
     model = OnnxModel(tmp_path / "onnx")
     assert model.normalize
     assert model.prompts == encoder.prompts
-    export_onnx(tmp_path / "model", tmp_path / "documents", side="document", check=False)
+    export_onnx(tmp_path / "model", tmp_path / "documents", side="document")
     for side, folder in (("query", "onnx"), ("document", "onnx"), ("document", "documents")):
         theirs, ours = OnnxModel(tmp_path / folder).for_side(side), encoder.for_side(side)  # type: ignore[arg-type]
         assert theirs.tokenize(TEXTS) == ours.tokenize(TEXTS)
@@ -216,7 +217,7 @@ def test_wrong_folders_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Real exports of a base, with another pooling, and with a pooling that needs padding on the left."""
     save_tiny_adapter(save_tiny_base("llama-tied", tmp_path / "base"), tmp_path / "adapter", max_length=100)
     encoder = SentenceEncoder.from_pretrained(tmp_path / "adapter", device="cpu")
-    export_onnx(tmp_path / "adapter", tmp_path / "right", check=False)
+    export_onnx(tmp_path / "adapter", tmp_path / "right")
     assert not compare(encoder, tmp_path / "right", TEXTS).problems
 
     def difference(name: str) -> float:
@@ -229,12 +230,12 @@ def test_wrong_folders_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     SentenceEncoder.from_pretrained(tmp_path / "base", device="cpu", max_length=100).save_pretrained(
         tmp_path / "untrained"
     )
-    export_onnx(tmp_path / "untrained", tmp_path / "of the base", check=False)
+    export_onnx(tmp_path / "untrained", tmp_path / "of the base")
     assert difference("of the base") > TIMES_SMALLER * TOLERANCE
     for name, pooling in (("mean", POOLINGS["mean"]), ("last position", Pooling(last_position_without_mask))):
         with monkeypatch.context() as patch:
             patch.setitem(POOLINGS, "last", pooling)
-            export_onnx(tmp_path / "adapter", tmp_path / name, check=False)
+            export_onnx(tmp_path / "adapter", tmp_path / name)
         assert difference(name) > TIMES_SMALLER * TOLERANCE
     # Padding on the left, or one text at a time, hides the last fault: batches must be padded as the folder says.
     alone = OnnxModel(tmp_path / "last position", texts_together=1).encode(TEXTS)
@@ -252,5 +253,41 @@ def test_other_model_types_are_refused_by_name(tmp_path: Path) -> None:
     encoder = SentenceEncoder(backbone.eval(), TOKENIZERS["smollm2"](), pooling="mean", prompt=load_prompt("plain"))
     encoder.save_pretrained(tmp_path / "mamba")
     with pytest.raises(ArtifactError, match="'mamba'"):
-        export_onnx(tmp_path / "mamba", tmp_path / "out", check=False)
+        export_onnx(tmp_path / "mamba", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_commands_export_and_verify(run: Path, tmp_path: Path) -> None:
+    done = program("angle-llm", "export", run / "adapter", tmp_path / "out", "--to", "onnx")
+    assert done.returncode == 0, done.stderr
+    assert "verdict: the same encoder" in done.stdout
+    report = json.loads((tmp_path / "out" / "verification.json").read_text())
+    assert report["holds"]
+    assert report["base_difference"] > TIMES_SMALLER * report["comparisons"][0]["largest_difference"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "onnxruntime.InferenceSession" in card
+    assert "onnxruntime.InferenceSession" in done.stdout
+    code = (
+        card.split("```python\n")[1]
+        .split("```")[0]
+        .replace('"tokenizer.json"', repr(str(tmp_path / "out/tokenizer.json")))
+    )
+    code = code.replace(repr(GRAPH_NAME).replace("'", '"'), repr(str(tmp_path / "out" / GRAPH_NAME)))
+    values: dict[str, Any] = {"texts": TEXTS}
+    exec(code, values)
+    encoder = SentenceEncoder.from_pretrained(run / "adapter", device="cpu")
+    assert largest_difference(values["rows"], encoder.encode(TEXTS)) <= TOLERANCE
+
+    shutil.copytree(run / "onnx", tmp_path / "wrong")
+    shutil.copyfile(run / "base" / "tokenizer.json", tmp_path / "wrong" / "tokenizer.json")
+    spec = json.loads((run / "onnx" / "tokenizer.json").read_text())
+    change_json(
+        tmp_path / "wrong" / "tokenizer.json",
+        lambda it: it.update({key: spec[key] for key in ("padding", "truncation")}),
+    )
+    done = program("angle-llm", "verify", run / "adapter", tmp_path / "out", tmp_path / "wrong")
+    assert done.returncode == 1
+    assert "different token ids" in done.stdout
+    refused = program("angle-llm", "export", run / "adapter", tmp_path / "half", "--to", "onnx", "--dtype", "float16")
+    assert refused.returncode == 2
+    assert "--dtype with --to onnx" in refused.stderr

@@ -95,7 +95,7 @@ def likely_mistake(
     nearest_M = (unit_rows(found_MD) @ unit_rows(due_MD).T).argmax(axis=1)
     moved = [m for m in short if nearest_M[m] != m and (_differences(found_MD, due_MD[nearest_M]) <= limit_M)[m]]
     if len(moved) > len(short) / 3:
-        if all(texts[m][0] == texts[nearest_M[m]][0] for m in moved):
+        if all(texts[m][0] == texts[int(nearest_M[m])][0] for m in moved):
             return "the prompt of the other side is used"
         return "texts get the vectors of other texts: the order is wrong"
     wrong = [m for m in wrong if m in short] or wrong

@@ -93,7 +93,7 @@ def likely_mistake(
     if base_MD is not None and (_differences(found_MD, base_MD) <= limit_M)[short].all():
         return "the bare base is served, without the training"
     nearest_M = (unit_rows(found_MD) @ unit_rows(due_MD).T).argmax(axis=1)
-    moved = [m for m in short if nearest_M[m] != m and (_differences(found_MD, due_MD[nearest_M]) <= limit_M)[m]]
+    moved = [int(m) for m in short if nearest_M[m] != m and (_differences(found_MD, due_MD[nearest_M]) <= limit_M)[m]]
     if len(moved) > len(short) / 3:
         if all(texts[m][0] == texts[int(nearest_M[m])][0] for m in moved):
             return "the prompt of the other side is used"

@@ -128,7 +128,9 @@ def trial_part(settings: GpuSettings, rows: Rows) -> None:
     def run() -> dict[str, Any]:
         heads, width, problem = settings.heads, settings.hidden // settings.heads, None
         if rows.device.type == "cuda":
-            problem = flex_problem(heads, heads, width, torch.bfloat16, None, width**-0.5, True, rows.device)
+            problem = flex_problem(
+                heads, heads, width, torch.bfloat16, "highest", None, width**-0.5, True, True, rows.device
+            )
         layouts = random_encoder(replace(settings, layers=2), rows.device).layouts
         holds = (problem is None) == (layouts.layout == "trie")
         return {"problem": problem, "layout": layouts.layout, "reason": layouts.reason, "holds": holds}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from angle_llm.io import write_json
 from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
-from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.parsing import SettingsError, need_library
 
 if TYPE_CHECKING:
     from angle_llm.export.comparison import Verification
@@ -49,6 +49,8 @@ def export_main(settings: ExportSettings) -> None:
     if settings.to == "sentence-transformers":
         _print_verification(settings, export_sentence_transformers, dtype=dtype, side=settings.side)
     else:
+        if settings.to == "gguf" and settings.verify:
+            need_library("xllamacpp", "the comparison (--no-verify skips it)", "gguf")
         options: dict[str, Any] = {"int8": dtype == "int8"} if settings.to == "onnx" else {"dtype": dtype or "float32"}
         export = export_onnx if settings.to == "onnx" else export_gguf
         _print_verification(settings, partial(_export_checked, partial(export, **options)), side=settings.side)

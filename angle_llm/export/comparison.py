@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from angle_llm.export.formats.llama_cpp import TOLERANCES as LLAMA_CPP_TOLERANCES
 from angle_llm.export.weights import WeightsCount
 from angle_llm.io import plain
 from angle_llm.model.vectors import unit_rows
@@ -24,11 +25,6 @@ SPEARMAN_TOLERANCE, SPEARMAN_TOLERANCE_HALF = 0.1, 1.0
 """Largest allowed difference in Spearman × 100 between two stored versions of an encoder.
 
 For weights stored in float32 and in half precision."""
-TOLERANCE_QUANTISED = 1e-2
-"""Largest allowed 1 - cos of an embedding, for files with weights in 8 bits: only a guard against a wrong file. Compare their
-quality by Spearman on scored pairs."""
-TOLERANCE_LLAMA_CPP_HALF = 1e-4
-"""Largest allowed 1 - cos of an embedding by llama.cpp, for a file in float16: weights and activations have 11 bits."""
 TIMES_SMALLER_QUANTISED = 10
 """As `TIMES_SMALLER`, for the mean difference of files with weights in 8 bits."""
 TIMES_SMALLER = 100
@@ -184,12 +180,12 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], toleranc
     """
     ours, theirs = first.facts, other.facts
     half = any(facts.kind != "adapter" and facts.dtype != "float32" for facts in (ours, theirs))
-    if is_quantised(theirs):
-        allowed = tolerance or TOLERANCE_QUANTISED
-    elif half:
-        allowed = tolerance or (TOLERANCE_LLAMA_CPP_HALF if theirs.kind == "llama.cpp" else TOLERANCE_HALF)
+    if theirs.kind == "llama.cpp":
+        allowed = tolerance or LLAMA_CPP_TOLERANCES[theirs.dtype]
+    elif is_quantised(theirs):
+        allowed = tolerance or LLAMA_CPP_TOLERANCES["q8_0"]
     else:
-        allowed = tolerance or TOLERANCE
+        allowed = tolerance or (TOLERANCE_HALF if half else TOLERANCE)
     problems = [
         f"{name} {found}, expected {expected}"
         for name in ("prompt", "pooling", "max_length", "dimensions", "normalize")

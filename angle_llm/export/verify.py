@@ -94,19 +94,22 @@ class ProgramKind:
     """Returns whether a path or URL is a form of this kind."""
     open: Callable[[str | Path, str | None, dict[str, Any]], ProgramModel]
     """Opens a form. Arguments: path or URL, device, and the expected `prompt`, `pooling`, `max_length`, `normalize`."""
+    package: str = ""
+    """Python package that computes the vectors; empty for a server."""
 
 
 SERVER = "server"
 PROGRAM_KINDS: tuple[ProgramKind, ...] = (
     ProgramKind(SERVER, is_server, lambda url, device, usage: ServerModel(str(url), **usage)),
-    ProgramKind(ONNX, is_onnx_folder, lambda path, device, usage: OnnxModel(path)),
-    ProgramKind(LLAMA_CPP, is_gguf_export, lambda path, device, usage: LlamaCppModel(path)),
+    ProgramKind(ONNX, is_onnx_folder, lambda path, device, usage: OnnxModel(path), "onnxruntime"),
+    ProgramKind(LLAMA_CPP, is_gguf_export, lambda path, device, usage: LlamaCppModel(path), "xllamacpp"),
     ProgramKind(
         LIBRARY,
         is_sentence_transformers_folder,
         lambda path, device, usage: SentenceTransformersModel(
             path, device=device, prompt=usage["prompt"], pooling=usage["pooling"]
         ),
+        LIBRARY,
     ),
 )
 """The kinds of forms that other programs compute. The first kind that recognises a path is used."""
@@ -204,12 +207,13 @@ def verify(
             found.append(
                 f"1-cos {apart:.1e} is not {times} times smaller than the difference from the base, {base_difference:.1e}"
             )
-        if found and program is not None:
+        if found and is_url:
             mistake = _mistake(
                 cast("SentenceEncoder", _open(forms[0], device, {}, original_base)).with_prompt(prompts),
                 opened, [first.rows_ND, other.rows_ND, base_rows_ND], texts, sides, compared.tolerance,
             )  # fmt: skip
             found += [f"likely mistake: {mistake}"] if mistake else []
+        del opened  # free the memory, and end the program, before the next form is opened
         comparisons.append(replace(compared, weights=count, problems=tuple(found)))
         problems += [f"{name}: {problem}" for problem in found]
     return Verification(
@@ -275,7 +279,7 @@ def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
 
 def _library_versions(forms: Sequence[str | Path]) -> str:
     """Return the names and versions of the libraries that compute the embeddings of the forms, as text."""
-    names = [LIBRARY] if any(map(is_sentence_transformers_folder, forms)) else []
+    names = sorted({kind.package for form in forms if (kind := _program(form)) and kind.package})
     return ", ".join(f"{name} {version(name)}" for name in (*names, "transformers", "torch"))
 
 

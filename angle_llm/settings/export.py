@@ -93,8 +93,8 @@ class VerifySettings:
     --as`."""
     tolerance: PositiveFloat | None = None
     """Largest allowed 1 - cos between the vectors of a text. None: 1e-5 for weights stored in float32, 1e-3 for
-    bfloat16 and float16, and every stored weight must equal the merge of the adapter. With a tolerance, wrong weights
-    are counted but allowed."""
+    bfloat16 and float16 (1e-4 in llama.cpp), 1e-2 for 8 bits, and every stored weight must equal the merge of the
+    adapter. With a tolerance, wrong weights are counted but allowed."""
     json: Path | None = None
     """Also write the report to this JSON file."""
 

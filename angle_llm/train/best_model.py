@@ -81,9 +81,11 @@ class BestModel:
             return
         device = self._strategy.processes.device
         state = random_state(device)  # an evaluation task can set seeds, as mteb does
-        with self._strategy.guard_ranks():
-            own = evaluate(self._encoder)
-        set_random_state(state, device)
+        try:
+            with self._strategy.guard_ranks():
+                own = evaluate(self._encoder)
+        finally:
+            set_random_state(state, device)
         values = self._strategy.processes.from_main(lambda: dict(own))
         name, score = next(iter(values.items()))
         logged = {f"evaluation/{name}": value for name, value in values.items()}

@@ -18,6 +18,7 @@ from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner
 from angle_llm.train.distributed import Processes
 from angle_llm.train.forecast import GIB, MICRO_TOKENS, Sharding, StepForecast, StepSample, free_memory
+from angle_llm.train.step import matmul_precision
 
 CPU_BUDGET = TokenBudget(2048, 16_384)
 """Token budget on a CPU if it fits. It is constant, so that results do not depend on the memory of the machine."""
@@ -77,7 +78,8 @@ def choose_budget(
             log(f"token budget: {budget}")
             return budget
         measure = weights[0].is_cuda  # unless ZeRO-3 partitions the weights: they are still on the CPU
-        with torch.random.fork_rng(devices=[processes.device] if measure else []):
+        precision = matmul_precision(processes.device, "high" if encoder.dtype == torch.float32 else "highest")
+        with torch.random.fork_rng(devices=[processes.device] if measure else []), precision:
             planner = BatchPlanner(encoder, data, objectives, processes.world_size, budget)
             sample = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
             try:
@@ -110,10 +112,11 @@ def budget_of(kind: str) -> TokenBudget:
 def default_budget(settings: TrainSettings, others: TokenBudget = CPU_BUDGET) -> TokenBudget:
     """Return the token budget of the settings, with values of `others` where the settings have none."""
     micro, graph, layers = settings.micro_batch_tokens, settings.graph_tokens, settings.activation_checkpointing
-    return TokenBudget(
-        others.micro_batch_tokens if micro is None else micro,
-        others.graph_tokens if graph is None else graph,
-        others.activation_checkpointing if layers == "auto" else layers == "always",
+    return replace(
+        others,
+        micro_batch_tokens=others.micro_batch_tokens if micro is None else micro,
+        graph_tokens=others.graph_tokens if graph is None else graph,
+        activation_checkpointing=others.activation_checkpointing if layers == "auto" else layers == "always",
     )
 
 

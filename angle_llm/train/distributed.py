@@ -88,6 +88,8 @@ class Processes:
             # Otherwise transformers would partition the weights on loading, and probes could not run the model.
             state.deepspeed_plugin.dschf = None
         device = torch.device("cpu") if state.device.type == "cpu" else state.device  # Accelerate may number CPUs
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         processes = cls(state.process_index, state.num_processes, device, state.local_process_index, accelerator)
         check_launch(accelerator.distributed_type.value, processes.deepspeed_config, os.environ)
         return processes

@@ -26,7 +26,7 @@ from angle_llm.losses import Objective, Relation
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.layers.lora import without_adapter
-from angle_llm.model.layout.micro_batches import LayoutSupport, MicroBatch, TextGroup
+from angle_llm.model.layout.micro_batches import LayoutSupport, MicroBatch, TextGroup, plan_micro_batches
 from angle_llm.model.memory.meta_model import held_bytes, meta_backbone, put_in
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
 from angle_llm.model.memory.step_memory import MemoryLedger, PassCosts, StepMemory, measured_step, model_step
@@ -435,25 +435,36 @@ class StepForecast:
     def _measured(self, small: int, large: int) -> PassCosts:
         """Measure two micro-batches of at most `small` and `large` tokens; fewer if the memory does not suffice."""
         try:
-            return PassCosts.between(*(measured_step(self._model, self._sampled(size)) for size in (small, large)))
+            less, more = (measured_step(self._model, self._sampled(size)) for size in (small, large))
+            if more[0].tokens < 1.5 * less[0].tokens:  # long texts, or few texts: differences would be noise
+                return PassCosts.proportional(more[0], 0, GPU_OVERHEAD_TOKENS)
+            return PassCosts.between(less, more)
         except RuntimeError as error:
-            self._model.zero_grad()
             if not is_out_of_memory(error) or small < MEASURED_TOKENS[0] // 8:
                 raise
         return self._measured(small // 2, large // 2)
 
     def token_cost(self) -> float | None:
-        """Measure the time of a token in a sequence of texts, relative to a padded token; None if all texts are padded."""
-        layouts, seconds = self._encoder.layouts, []
+        """Measure the time of a token in a sequence of texts, relative to a padded token, rounded to tenths.
+
+        Rounding makes runs choose equal layouts. None if all texts are padded, or if memory does not suffice.
+        """
+        layouts = self._encoder.layouts
         if layouts.layout == "padded":
             return None
+        ids = [text for text in self.sample.ids if len(text) <= (layouts.max_tokens or len(text))]
+        seconds = []
         for tried in (replace(layouts, token_cost=1e-9), LayoutSupport("padded")):
-            self._encoder.layouts = tried
-            texts = self._sampled(MEASURED_TOKENS[1])
-            best = min(measured_step(self._model, texts)[1] for _ in range(3))
+            plan = plan_micro_batches(ids, MEASURED_TOKENS[1], self._encoder.pad_id, tried)
+            texts = max(plan.groups, key=lambda group: group.computed_tokens)
+            try:
+                best = min(measured_step(self._model, texts)[1] for _ in range(3))
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                return None
             seconds.append(best / texts.computed_tokens)
-        self._encoder.layouts = layouts
-        return seconds[0] / seconds[1]
+        return max(round(seconds[0] / seconds[1], 1), 0.1)
 
     def _sampled(self, tokens: int) -> TextGroup:
         """Return the sampled texts of the largest micro-batch with at most `tokens` tokens."""

@@ -370,10 +370,13 @@ class Trainer:
         step, schedule, model = self._step, self._schedule, self._model
         signal = self._signal()
         if schedule.evaluates_at(step) and not signal:
+            reason = None
             try:
                 model.evaluate(step, self._metrics)
             except RankKernelError as error:
-                self._use_padded_texts(str(error))
+                reason = str(error)
+            if reason is not None:  # outside of `except`: an error of the second evaluation has no other cause
+                self._use_padded_texts(reason)
                 model.evaluate(step, self._metrics)
             signal = self._signal()
         if signal or (schedule.saves_at(step) and step > self._resumed):

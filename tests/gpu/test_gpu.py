@@ -84,7 +84,7 @@ def test_flex_attention_runs_and_has_the_gradient_of_a_cpu(checkpointing: bool) 
         train_a_little(encoder.model)
         encoder.model.checkpoint_activations(enabled=checkpointing)
         found.append(gradients(encoder, 10**6))
-    assert flex_problem(4, 2, 64, torch.float32, None, 64**-0.5, True, torch.device("cuda", 0)) is None
+    assert flex_problem(4, 2, 64, torch.float32, "highest", None, 64**-0.5, True, True, torch.device("cuda", 0)) is None
     for name in found[0]:
         torch.testing.assert_close(found[1][name], found[0][name], **CLOSE)
 

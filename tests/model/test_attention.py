@@ -154,7 +154,7 @@ def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float
     torch._dynamo.reset()
 
 
-TRIAL = 4, 2, 16, torch.float32, None, 0.25
+TRIAL = 4, 2, 16, torch.float32, "highest", None, 0.25
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, mask: Any, cap: Any, scale: float, shared: bool) -> Tensor:
@@ -193,10 +193,10 @@ def _new_trials() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_new_trials")
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_trial_finds_kernels_with_other_results(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
+@pytest.mark.parametrize(("causal", "shares"), [(True, True), (True, False), (False, False)])
+def test_a_trial_finds_kernels_with_other_results(monkeypatch: pytest.MonkeyPatch, causal: bool, shares: bool) -> None:
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: masked)
-    assert flex_problem(*TRIAL, causal, CPU) is None
+    assert flex_problem(*TRIAL, causal, shares, CPU) is None
     for part, reason in {
         "gradient of the keys": "differ",
         "long sequences": "differ",
@@ -206,15 +206,15 @@ def test_a_trial_finds_kernels_with_other_results(monkeypatch: pytest.MonkeyPatc
     }.items():
         flex_problem.cache_clear()
         monkeypatch.setattr(our_flex, "compiled_flex", partial(wrong, part))
-        assert reason in str(flex_problem(*TRIAL, causal, CPU)), part
+        assert reason in str(flex_problem(*TRIAL, causal, shares, CPU)), part
 
 
 @pytest.mark.usefixtures("_new_trials")
 def test_a_trial_is_not_run_where_flex_attention_would_compute_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: masked)
-    assert "float64" in str(flex_problem(4, 2, 16, torch.float64, None, 0.25, True, CPU))
+    assert "float64" in str(flex_problem(4, 2, 16, torch.float64, "highest", None, 0.25, True, True, CPU))
     with torch._dynamo.config.patch(disable=True):  # TORCHDYNAMO_DISABLE=1
-        assert "torch.compile is disabled" in str(flex_problem(*TRIAL, True, CPU))
+        assert "torch.compile is disabled" in str(flex_problem(*TRIAL, True, True, CPU))
 
 
 def test_the_lengths_of_a_trial_differ_from_other_sizes() -> None:
@@ -231,9 +231,9 @@ def test_a_trial_out_of_memory_is_not_a_verdict(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: full)
     with pytest.raises(torch.OutOfMemoryError):
-        flex_problem(*TRIAL, True, CPU)
+        flex_problem(*TRIAL, True, True, CPU)
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: masked)
-    assert flex_problem(*TRIAL, True, CPU) is None
+    assert flex_problem(*TRIAL, True, True, CPU) is None
 
 
 @pytest.mark.parametrize("softcap", [None, 0.5])
@@ -245,7 +245,7 @@ def test_flex_attention_without_gradients_passes_the_trial(
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: flex_call)
     for blocks in (3, 5):
         # float32 sums in another order
-        assert our_flex._difference(4, 2, 16, torch.float32, softcap, 0.25, causal, CPU, blocks, 0) < 1e-6
+        assert our_flex._difference(4, 2, 16, torch.float32, softcap, 0.25, causal, causal, CPU, blocks, 0) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
@@ -272,7 +272,8 @@ def test_texts_are_padded_on_a_gpu_without_flex_attention(
         assert (problem or "attention dropout") in layouts.reason
     else:
         assert (layouts.layout, layouts.max_tokens) == ("trie" if causal else "packed", 1024)
-        tried = [(4, 4, 16, dtype, None, 0.25, causal, on_gpu.device) for dtype in (torch.float32, torch.bfloat16)]
+        computed = (torch.float32, "highest"), (torch.float32, "high"), (torch.bfloat16, "highest")
+        tried = [(4, 4, 16, *each, None, 0.25, causal, causal, on_gpu.device) for each in computed]
         assert sorted(asked, key=str) == sorted(tried, key=str)
     assert ("warning: texts are padded" in capsys.readouterr().out) == bool(problem and not dropout)
 

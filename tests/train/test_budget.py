@@ -20,7 +20,7 @@ from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
 from angle_llm.train import forecast as memory_forecast
 from angle_llm.train.batches import BatchPlanner
-from angle_llm.train.budget import CPU_BUDGET, USABLE, best_budget, choose_budget
+from angle_llm.train.budget import CPU_BUDGET, USABLE, best_budget, choose_budget, default_budget
 from angle_llm.train.distributed import Processes
 from angle_llm.train.forecast import Sharding, StepForecast, StepSample
 from angle_llm.train.step import boundary_step
@@ -267,6 +267,7 @@ def test_costs_between_two_measured_micro_batches_predict_other_sizes() -> None:
     assert costs == PassCosts(10.0, 1000.0, 4.0, 64, 300.0)
     assert costs.step(2048, 2048) == large[0]
     assert costs.step(4096, 1024) == StepMemory(4096, 44_960, 44_960 + 4096 + 64, 64)
+    assert all(value >= 0 for value in vars(PassCosts.between(large, (replace(small[0], tokens=2100), 900.0))).values())
     same_time = PassCosts.between((small[0], 1.0), (large[0], 1.0))
     assert same_time.overhead_tokens == 2048, "noise in the times has a bounded effect"
 
@@ -336,3 +337,55 @@ def test_a_measurement_out_of_memory_is_repeated_with_fewer_tokens(
     monkeypatch.setattr(memory_forecast, "measured_step", limited)
     assert measured.real.costs(checkpointing=False).kept_per_token > 0
     assert tokens[1] > 1000 > 600 > tokens[-1] > tokens[-2]
+
+
+def test_texts_longer_than_the_measured_sizes_are_measured_once(monkeypatch: pytest.MonkeyPatch, measured: Any) -> None:
+    """Both micro-batches are then the same text."""
+    long = [[1, *range(2, 90)] for _ in range(1)]
+    monkeypatch.setattr(memory_forecast, "MEASURED_TOKENS", (10, 20))
+    monkeypatch.setattr(measured.real, "sample", replace(measured.real.sample, ids=long))
+    costs = measured.real.costs(checkpointing=False)
+    assert costs.kept_per_token > 0
+    assert costs.overhead_tokens == memory_forecast.GPU_OVERHEAD_TOKENS
+
+
+def test_the_cost_of_a_token_in_a_sequence_is_measured(monkeypatch: pytest.MonkeyPatch, measured: Any) -> None:
+    layouts = measured.encoder.layouts
+    kinds = []
+
+    def timed(model: Any, texts: Any) -> Any:
+        kinds.append(texts.make().sequence is not None)
+        return None, texts.computed_tokens * (1.234 if kinds[-1] else 1.0)
+
+    monkeypatch.setattr(memory_forecast, "measured_step", timed)
+    assert measured.real.token_cost() == 1.2
+    assert set(kinds) == {True, False}
+    assert measured.encoder.layouts is layouts
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(memory_forecast, "measured_step", full)
+    assert measured.real.token_cost() is None
+
+
+def test_a_failed_measurement_leaves_no_gradients(monkeypatch: pytest.MonkeyPatch, measured: Any) -> None:
+    calls = []
+
+    def fails_later(model: Any, *_: Any, **__: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("out of memory")
+
+    handle = measured.encoder.model.register_forward_pre_hook(fails_later, with_kwargs=True)
+    with pytest.raises(torch.OutOfMemoryError):
+        memory_forecast.measured_step(measured.encoder.model, measured.real._sampled(100))
+    handle.remove()
+    assert all(parameter.grad is None for parameter in measured.encoder.model.parameters())
+    assert not measured.encoder.model.training
+
+
+def test_settings_keep_the_other_values_of_a_stored_budget() -> None:
+    stored = TokenBudget(100, 200, padded=True, token_cost=1.3)
+    assert default_budget(TrainSettings(), stored) == stored
+    assert default_budget(TrainSettings(graph_tokens=5), stored) == replace(stored, graph_tokens=5)

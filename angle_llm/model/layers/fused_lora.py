@@ -145,7 +145,7 @@ bitsandbytes."""
 
 def are_plain() -> bool:
     """Return whether the environment variable ANGLE_LLM_PLAIN selects the layers and layouts of the libraries."""
-    return os.environ.get("ANGLE_LLM_PLAIN", "0") != "0"
+    return os.environ.get("ANGLE_LLM_PLAIN", "").lower() in ("1", "true", "yes", "on")
 
 
 def use_fused_lora(adapted: nn.Module) -> None:

@@ -3,9 +3,10 @@
     RMSNorm   w · round(x / rms(x))       saves x and a number per row, instead of x in float32
     SwiGLU    down(silu(gate) · up)       saves gate and up; the backward pass computes silu(gate) and the product again
 
-Outputs are bitwise equal to the outputs of the original layers; gradients are equal up to the order of sums. A layer is
-replaced if it has the parameters and submodules of a LLaMA layer, and gives equal values and gradients on a small input.
-Weights are not copied or renamed, so saved and merged models do not change.
+Outputs are bitwise equal to the outputs of the original layers on a CPU, and equal up to the last digit on a GPU, where
+sums have another order; gradients are equal up to the order of sums. A layer is replaced if it has the parameters and
+submodules of a LLaMA layer, and gives equal values and gradients on a small input. Weights are not copied or renamed, so
+saved and merged models do not change.
 """
 
 from __future__ import annotations

@@ -117,9 +117,11 @@ def flex_problem(
     kv_heads: int,
     width: int,
     dtype: torch.dtype,
+    precision: str,
     softcap: float | None,
     scaling: float,
     causal: bool,
+    shares: bool,
     device: torch.device,
 ) -> str | None:
     """Compare FlexAttention with plain attention on a device; return why it cannot be used, or None if results are equal.
@@ -130,17 +132,21 @@ def flex_problem(
 
     Args:
         width: number of dimensions of a head.
-        causal: whether texts are in a prefix trie; otherwise they are packed.
+        precision: precision of float32 products (see `torch.set_float32_matmul_precision`).
+        causal: whether tokens attend to earlier tokens only.
+        shares: whether texts are in a prefix trie; otherwise they are packed.
     """
     if dtype == torch.float64:
         return "it does not support float64"
     if torch._dynamo.config.disable:
         return "torch.compile is disabled, and FlexAttention would compute all scores of the sequence"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of the compiler are no failure
             worst = max(
-                _difference(heads, kv_heads, width, dtype, softcap, scaling, causal, device, blocks, gradients)
+                _difference(heads, kv_heads, width, dtype, softcap, scaling, causal, shares, device, blocks, gradients)
                 for gradients in (0, 1, 3)
                 for blocks in _trial_lengths(heads, kv_heads, width)
             )
@@ -148,6 +154,8 @@ def flex_problem(
         if is_out_of_memory(error):  # an exception is not cached
             raise
         return f"{type(error).__name__}: {error!s:.300}"
+    finally:
+        torch.set_float32_matmul_precision(before)
     if not worst <= TOLERANCE[dtype]:  # true for NaN, too
         return f"its results differ from plain attention by {worst:.1e}, more than {TOLERANCE[dtype]:.0e}"
     return None
@@ -169,6 +177,7 @@ def _difference(
     softcap: float | None,
     scaling: float,
     causal: bool,
+    shares: bool,
     device: torch.device,
     blocks: int,
     gradients: int,
@@ -178,9 +187,9 @@ def _difference(
     Arguments as in `flex_problem`. The sequence has `blocks` blocks; its texts of 130 tokens share 40 tokens in a trie.
     Gradients of the first `gradients` of query, key and value are computed.
     """
-    texts = (blocks * BLOCK - 40) // 90 if causal else blocks * BLOCK // 130
+    texts = (blocks * BLOCK - 40) // 90 if shares else blocks * BLOCK // 130
     ids = [[0] * 40 + [number] * 90 for number in range(texts)]
-    _, sequence = build_sequence(ids, shared_prefixes(ids) if causal else None, causal=causal)
+    _, sequence = build_sequence(ids, shared_prefixes(ids) if shares else None, causal=causal)
     tokens = max(2, -(-int(sequence.starts[-1]) // BLOCK)) * BLOCK
     generator = torch.Generator().manual_seed(0)
 

@@ -30,7 +30,7 @@ from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence,
 TOKEN_COST = {"trie": 1.1, "packed": 1.0}
 """Layout → time per computed token, relative to the layout `padded`, measured on a CPU (docs/LOG.md).
 
-The values are constants, because with a measurement at the start of a run, layouts could differ between runs.
+The values are constants, so that runs choose equal layouts. On a GPU, a run measures the time instead, rounded to tenths.
 """
 
 

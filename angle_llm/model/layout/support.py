@@ -17,6 +17,7 @@ from angle_llm.model.layout.attention import sequence_output
 from angle_llm.model.layout.flex import flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.layout.token_sequence import build_sequence, shared_prefixes
+from angle_llm.model.memory.out_of_memory import is_out_of_memory
 from angle_llm.model.source.checks import evaluating, relative_difference
 
 MOST_TOKENS = 1024
@@ -87,7 +88,7 @@ def probe_layouts(
         return LayoutSupport("padded", f"its config has an unknown window, {next(iter(windows))}")
     if longest < max(map(len, _probe_texts(backbone))):
         return LayoutSupport("padded", f"its attention window has {longest} tokens")
-    problem = _flex_problem(backbone, reason is None, device, autocasts) if device.type == "cuda" else None
+    problem = _flex_problem(backbone, causal, reason is None, device, autocasts) if device.type == "cuda" else None
     if problem is not None:
         return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
     problem = _probe(backbone, causal=causal, shares=reason is None)
@@ -101,7 +102,7 @@ def _has_attention_dropout(config: Any) -> bool:
     return any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT)
 
 
-def _flex_problem(backbone: nn.Module, causal: bool, device: torch.device, autocasts: bool) -> str | None:
+def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch.device, autocasts: bool) -> str | None:
     """Return why FlexAttention cannot be used on a GPU with the heads of a backbone, else None.
 
     For a device without an index (`angle-llm plan` on a machine without a GPU), only the config is checked.
@@ -109,7 +110,9 @@ def _flex_problem(backbone: nn.Module, causal: bool, device: torch.device, autoc
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     if _has_attention_dropout(config):
         return "texts in one sequence with attention dropout have no fused kernel on a GPU"
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads:
+        return "its config does not contain the number of attention heads"
     kv_heads, width = getattr(config, "num_key_value_heads", None), getattr(config, "head_dim", None)
     width = width or config.hidden_size // heads
     if width < _FLEX_WIDTH:
@@ -119,10 +122,18 @@ def _flex_problem(backbone: nn.Module, causal: bool, device: torch.device, autoc
     scalings = (getattr(layer, "scaling", None) for layer in backbone.modules())
     scaling = next((value for value in scalings if isinstance(value, float)), width**-0.5)
     softcap = getattr(config, "attn_logit_softcapping", None)
-    dtypes = {next(backbone.parameters()).dtype} | ({torch.bfloat16} if autocasts else set())
+    dtype = next(backbone.parameters()).dtype
+    computed = [(dtype, "highest")]  # training uses TF32 for float32 models
+    computed += [(dtype, "high")] if dtype == torch.float32 else []
+    computed += [(torch.bfloat16, "highest")] if autocasts else []
     shape = heads, kv_heads or heads, width
-    problems = (flex_problem(*shape, dtype, softcap, scaling, causal, device) for dtype in dtypes)
-    problem = next(filter(None, problems), None)
+    try:
+        problems = (flex_problem(*shape, *each, softcap, scaling, causal, shares, device) for each in computed)
+        problem = next(filter(None, problems), None)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        problem = "not enough memory for the trial"
     if problem is not None:
         log(f"warning: texts are padded, because FlexAttention cannot be used on {device}: {problem}")
         problem = f"FlexAttention cannot be used: {problem}"

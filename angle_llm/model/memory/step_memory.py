@@ -245,7 +245,8 @@ class PassCosts:
         """Return costs from the memory and the seconds of two micro-batches, of which `large` has more tokens."""
         (less, less_seconds), (more, more_seconds) = small, large
         tokens = more.tokens - less.tokens
-        kept_per_micro_batch = max(more.kept - (more.kept - less.kept) / tokens * more.tokens, 0.0)
+        kept_per_token = max(more.kept - less.kept, 0) / tokens
+        kept_per_micro_batch = max(more.kept - kept_per_token * more.tokens, 0.0)
         seconds_per_token = max(more_seconds - less_seconds, 1e-9) / tokens
         overhead = max(less_seconds / seconds_per_token - less.tokens, 0.0)
         return cls(
@@ -271,6 +272,15 @@ def measured_step(model: EmbeddingModel, texts: TextGroup) -> tuple[StepMemory, 
     """
     device, was_training = next(model.parameters()).device, model.training
     model.train()
+    try:
+        return _measured_step(model, texts, device)
+    finally:
+        model.zero_grad()
+        model.train(was_training)
+
+
+def _measured_step(model: EmbeddingModel, texts: TextGroup, device: torch.device) -> tuple[StepMemory, float]:
+    """Return the memory and the seconds of a step as `measured_step` does; gradients remain on the weights."""
     for _ in range(2):
         micro_batch = texts.make()
         torch.cuda.synchronize(device)
@@ -285,8 +295,6 @@ def measured_step(model: EmbeddingModel, texts: TextGroup) -> tuple[StepMemory, 
         peak = torch.cuda.max_memory_allocated(device) - before
         del rows_RD
     gradients = sum(parameter.grad.nbytes for parameter in model.parameters() if parameter.grad is not None)
-    model.zero_grad()
-    model.train(was_training)
     return StepMemory(micro_batch.computed_tokens, kept, peak + gradients, gradients), seconds
 
 

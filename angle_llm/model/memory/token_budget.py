@@ -24,7 +24,7 @@ class RankKernelError(RuntimeError):
 
 
 _ERRORS: tuple[type[RuntimeError], ...] = (RankMemoryError, RankKernelError)
-_COMPILERS = re.compile(r"\b(torch\._?dynamo|torch\._inductor|triton|inductor)\b|CheckpointError")
+_COMPILERS = re.compile(r"torch\._(dynamo|inductor)|triton\.(runtime|compiler|backends)|CheckpointError")
 
 
 def is_kernel_error(error: BaseException | None) -> bool:
@@ -54,10 +54,10 @@ def guard_ranks(max_of_ranks: Callable[[int], int]) -> Iterator[None]:
         code = 1 if is_out_of_memory(first) else 2 if is_kernel_error(first) else 0
         if not code:
             raise
-        reason = str(first)
+        reason = str(first) or type(first).__name__
     if worst := max_of_ranks(code):
         other = "another rank ran out of memory" if worst == 1 else "a compiled kernel failed on another rank"
-        error = _ERRORS[worst - 1](reason if code == worst and reason else other if code != worst else "out of memory")
+        error = _ERRORS[worst - 1](reason if code == worst else other)
         try:
             raise error
         finally:

@@ -25,7 +25,7 @@ class ServeSettings(EncoderOptions):
     window: NonNegativeFloat = 0.005
     """Seconds that a request waits for others, which are computed together with it."""
     max_batch_texts: Positive = 256
-    """Texts that are computed together, at most; a request with more texts is computed alone."""
+    """Texts computed together: further requests are added until there are this many texts."""
     max_texts: Positive = 2048
     """Texts in a request, at most."""
     max_characters: Positive = 200_000

@@ -113,7 +113,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "end of the prompt cut": (
         "adapter",
         lambda f: transformers_app(f / "merged", PROMPT),
-        "truncated to 100 tokens without the end of the prompt",
+        "truncated to 100 tokens, expected 100, and the end of the prompt is lost",
     ),
     "token after": ("adapter", lambda f: transformers_app(f / "merged", PROMPT, ids=with_eos), "</s> is added after"),
     "token before": ("adapter", lambda f: transformers_app(f / "merged", PROMPT, ids=twice_bos), "<s> is added before"),

@@ -113,7 +113,8 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
     `score_on` takes the path of a file of scored pairs, and returns a function from an encoder to its score on the
     file.
     """
-    from angle_llm.export.verify import SERVER, verify
+    from angle_llm.export.verify import verify
+    from angle_llm.serve.client import is_server
 
     score = None if settings.pairs is None else score_on(settings.pairs)
     texts = None if settings.texts is None else _read_texts(settings.texts)
@@ -129,8 +130,7 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
     if settings.json is not None:
         write_json(settings.json, found.to_dict())
     print(found.text())
-    has_server = any(other.form.kind == SERVER for other in found.comparisons)
-    if found.holds and has_server and found.base_difference is None:
+    if found.holds and found.base_difference is None and any(map(is_server, [*settings.forms, *settings.server])):
         sys.exit(3)
     sys.exit(0 if found.holds else 1)
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -63,58 +63,40 @@ from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompts
 from angle_llm.serve.client import ServerModel, is_server
 from angle_llm.serve.mistakes import likely_mistake
 
+ProgramModel: TypeAlias = Any
+"""An encoder that another program computes, with the interface of `SentenceTransformersModel`.
 
-class ProgramModel(Protocol):
-    """An encoder that another program computes, such as sentence-transformers or a server."""
-
-    bits: Any
-    dtype: Any
-    """Dtype of the stored weights, which selects the tolerance."""
-    prompts: SidePrompts
-    pooling: str
-    max_length: int
-    normalize: bool
-
-    def for_side(self, side: Side) -> ProgramModel:
-        """Return a model that encodes all texts as queries or as documents."""
-
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, with prompt; an empty list if they are not known."""
-
-    def encode(self, texts: Sequence[str], **_: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the embeddings (N, D) in float32."""
+`tokenize` returns an empty list if token ids are not known."""
 
 
-@dataclass(frozen=True)
-class ProgramKind:
+class ProgramKind(NamedTuple):
     """A kind of form that another program computes."""
 
     name: str
     recognises: Callable[[str | Path], bool]
     """Returns whether a path or URL is a form of this kind."""
-    open: Callable[[str | Path, str | None, dict[str, Any]], ProgramModel]
+    open: Callable[[Any, str | None, dict[str, Any]], ProgramModel]
     """Opens a form. Arguments: path or URL, device, and the expected `prompt`, `pooling`, `max_length`, `normalize`."""
     package: str = ""
     """Python package that computes the vectors; empty for a server."""
 
 
+def _open_library(path: str | Path, device: str | None, usage: dict[str, Any]) -> ProgramModel:
+    """Open a sentence-transformers folder."""
+    return SentenceTransformersModel(path, device=device, prompt=usage["prompt"], pooling=usage["pooling"])
+
+
 SERVER = "server"
 PROGRAM_KINDS: tuple[ProgramKind, ...] = (
-    ProgramKind(SERVER, is_server, lambda url, device, usage: ServerModel(str(url), **usage)),
+    ProgramKind(SERVER, is_server, lambda url, device, usage: ServerModel(url, **usage)),
     ProgramKind(ONNX, is_onnx_folder, lambda path, device, usage: OnnxModel(path), "onnxruntime"),
     ProgramKind(LLAMA_CPP, is_gguf_export, lambda path, device, usage: LlamaCppModel(path), "xllamacpp"),
-    ProgramKind(
-        LIBRARY,
-        is_sentence_transformers_folder,
-        lambda path, device, usage: SentenceTransformersModel(
-            path, device=device, prompt=usage["prompt"], pooling=usage["pooling"]
-        ),
-        LIBRARY,
-    ),
+    ProgramKind(LIBRARY, is_sentence_transformers_folder, _open_library, LIBRARY),
 )
 """The kinds of forms that other programs compute. The first kind that recognises a path is used."""
 
-Form: TypeAlias = SentenceEncoder | ProgramModel
+Form: TypeAlias = Any
+"""A `SentenceEncoder` or a `ProgramModel`."""
 Score = Callable[[SentenceEncoder], float]
 """A function from an encoder to its Spearman × 100 on a file of scored pairs."""
 
@@ -162,15 +144,13 @@ def verify(
     forms = [form if program else _saved_folder(form) for form, program in zip(forms, programs, strict=True)]
     if programs[0] is not None:
         raise ValueError(
-            f"{names[0]} is a {programs[0].name} {'' if programs[0].name == SERVER else 'folder'}".rstrip()
-            + ", which does not store how it was trained. Name the original encoder first, and this form after it."
+            f"{names[0]} ({programs[0].name}) does not store how it was trained. Name the original encoder first."
         )
     encoder = _open(forms[0], device, {}, original_base)
     assert isinstance(encoder, SentenceEncoder)
     prompts = encoder.prompts if side is None else load_prompts(encoder.prompts.of(side))
-    usage = {"prompt": prompts, "pooling": encoder.pooling, "max_length": encoder.max_length}
-    usage["normalize"] = encoder.normalize
-    server_usage = usage | dict(server_options or {})
+    usage: dict[str, Any] = {"prompt": prompts, "pooling": encoder.pooling, "max_length": encoder.max_length}
+    usage |= {"normalize": encoder.normalize, **(server_options or {})}
     sides: Sequence[Side | None] = SIDES if prompts.differ else [side]
     notes: list[str] = []
     if texts is None:
@@ -178,8 +158,7 @@ def verify(
     texts = list(texts)
     first = _encode(encoder, _kind(forms[0]), names[0], texts, score, sides)
     base_rows_ND, base_note = _base_rows(encoder, forms[0], texts, device, sides, base)
-    has_server = any(program is not None and program.name == SERVER for program in programs)
-    if base_rows_ND is None and has_server:
+    if base_rows_ND is None and any(map(is_server, forms)):
         notes.append("base distance not checked. Name the untrained base: --base MODEL.")
     del encoder  # free the memory before the next form is opened
 
@@ -190,9 +169,9 @@ def verify(
             problems.append(f"{names[0]} equals its base: it was not trained.")
     untrained = bool(problems)
     comparisons = []
+    sided = [(text, each) for each in sides for text in texts]
     for path, name, program in list(zip(forms, names, programs, strict=True))[1:]:
-        is_url = program is not None and program.name == SERVER
-        opened = _open(path, device, server_usage if is_url else usage, original_base)
+        opened = _open(path, device, usage, original_base)
         other = _encode(opened, _kind(path), name, texts, score, sides)
         notes += [f"{name}: {note}" for note in getattr(opened, "notes", [])]
         compared = compare_forms(first, other, texts * len(sides), tolerance)
@@ -207,11 +186,11 @@ def verify(
             found.append(
                 f"1-cos {apart:.1e} is not {times} times smaller than the difference from the base, {base_difference:.1e}"
             )
-        if found and is_url:
-            mistake = _mistake(
-                cast("SentenceEncoder", _open(forms[0], device, {}, original_base)).with_prompt(prompts),
-                opened, [first.rows_ND, other.rows_ND, base_rows_ND], texts, sides, compared.tolerance,
-            )  # fmt: skip
+        if found and program is not None and program.name == SERVER:
+            original = _open(forms[0], device, {}, original_base).with_prompt(prompts)
+            _widen(original)
+            rows = (first.rows_ND, other.rows_ND, base_rows_ND)
+            mistake = likely_mistake(original, opened, *rows, sided, compared.tolerance)
             found += [f"likely mistake: {mistake}"] if mistake else []
         del opened  # free the memory, and end the program, before the next form is opened
         comparisons.append(replace(compared, weights=count, problems=tuple(found)))
@@ -226,27 +205,6 @@ def verify(
         notes=tuple(notes),
         compared_in=_library_versions(forms),
     )
-
-
-def _mistake(
-    encoder: SentenceEncoder,
-    form: Form,
-    rows: Sequence[Rows | None],
-    texts: Sequence[str],
-    sides: Sequence[Side | None],
-    tolerance: float,
-) -> str:
-    """Return the likely mistake of a form that another program computes; `rows` of encoder, form and base."""
-
-    def alone(text: str, side: Side | None) -> Rows:
-        return _rows(_by_side(form, [side]), [text])
-
-    _widen(encoder)
-    due_MD, found_MD, base_MD = rows
-    assert due_MD is not None
-    assert found_MD is not None
-    sided = [(text, side) for side in sides for text in texts]
-    return likely_mistake(encoder, due_MD, found_MD, base_MD, sided, alone, tolerance)
 
 
 def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[str | Path]) -> tuple[list[str], list[str]]:
@@ -376,7 +334,7 @@ def _open(path: str | Path, device: str | None, usage: dict[str, Any], original_
         return program.open(path, device, usage)
     kind = _kind(path)
     if kind == "backbone":
-        named = {name: value for name, value in usage.items() if name != "normalize"}
+        named = {name: usage[name] for name in ("prompt", "pooling", "max_length") if name in usage}
         encoder = SentenceEncoder.from_pretrained(path, device=device, **named)
         encoder.model.normalize = usage.get("normalize", encoder.normalize)
         return encoder

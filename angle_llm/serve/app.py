@@ -16,14 +16,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import fastapi
 import numpy as np
 import prometheus_client
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from pydantic_core import to_json
 
 from angle_llm.model.encoder import Rows, SentenceEncoder
@@ -31,41 +30,29 @@ from angle_llm.model.tokenizer import check_texts
 from angle_llm.prompts import SIDES, Side
 from angle_llm.settings.serve import ServeSettings
 
-Body = TypeVar("Body", bound=BaseModel)
-
 
 class Refusal(Exception):  # noqa: N818
-    """A request that is refused with an HTTP status and a reason."""
+    """A request that is refused, with an HTTP status and a reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
 
 
-class OpenAIRequest(BaseModel):
-    """Body of `/v1/embeddings`; other fields are ignored."""
+class EmbeddingRequest(BaseModel):
+    """Body of `/v1/embeddings` and of `/embed` (`inputs`, `prompt_name`); other fields are ignored."""
 
-    input: str | list[str]
+    texts: str | list[str] = Field(validation_alias=AliasChoices("input", "inputs"))
     model: str | None = None
     """The name of the served model, or NAME:query or NAME:document."""
-    side: Side | None = None
-    """Another way to choose the prompt."""
+    side: Side | None = Field(None, validation_alias=AliasChoices("side", "prompt_name"))
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
-
-
-class TeiRequest(BaseModel):
-    """Body of `/embed`; other fields are ignored."""
-
-    inputs: str | list[str]
-    prompt_name: Side | None = None
-    normalize: bool = True
+    normalize: bool = True  # as in TEI; `/v1/embeddings` does not use it
     truncate: bool | None = None
     dimensions: int | None = None
 
 
-@dataclass
-class Job:
+class _Job(NamedTuple):
     """The texts of a request, which wait for their vectors."""
 
     texts: list[str]
@@ -79,21 +66,19 @@ class Batcher:
 
     def __init__(self, encoder: SentenceEncoder, settings: ServeSettings, sizes: prometheus_client.Histogram) -> None:
         self.encoder, self.settings, self.sizes = encoder, settings, sizes
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[_Job] = deque()
         self.waiting = 0
-        """Number of texts that wait or are computed."""
-        self.task: asyncio.Task[None] | None = None
+        """Number of texts without an answer."""
         self._arrived = asyncio.Event()
 
     async def rows(self, texts: list[str], side: Side | None) -> Rows:
-        """Return the embeddings (N, D) of texts. Raises `Refusal` if too many texts wait, or for texts without a token."""
+        """Return the embeddings (N, D). Raises `Refusal` if too many texts wait, or for a text without a token."""
         if self.waiting and self.waiting + len(texts) > self.settings.max_waiting:
             raise Refusal(429, f"overloaded: {self.waiting} texts wait. Repeat the request later.")
         loop = asyncio.get_running_loop()
-        job = Job(texts, side, loop.create_future(), loop.time())
-        self.waiting += len(texts)
-        self.jobs.append(job)
+        self.jobs.append(job := _Job(texts, side, loop.create_future(), loop.time()))
         self._arrived.set()
+        self.waiting += len(texts)
         try:
             return await job.rows
         finally:
@@ -106,11 +91,9 @@ class Batcher:
             while True:
                 await self._arrived.wait()
                 await asyncio.sleep(max(0.0, self.jobs[0].arrived + self.settings.window - loop.time()))
-                jobs = [self.jobs.popleft()]
-                texts = len(jobs[0].texts)
-                while self.jobs and texts + len(self.jobs[0].texts) <= self.settings.max_batch_texts:
+                jobs, texts = [self.jobs.popleft()], 0
+                while (texts := sum(len(job.texts) for job in jobs)) < self.settings.max_batch_texts and self.jobs:
                     jobs.append(self.jobs.popleft())
-                    texts += len(jobs[-1].texts)
                 if not self.jobs:
                     self._arrived.clear()
                 self.sizes.observe(texts)
@@ -122,8 +105,8 @@ class Batcher:
                     else:
                         job.rows.set_result(rows)
 
-    def _encode(self, jobs: Sequence[Job]) -> list[Rows | Exception]:
-        """Return the embeddings of each request, or its error. An error of one request does not affect the others."""
+    def _encode(self, jobs: Sequence[_Job]) -> list[Rows | Exception]:
+        """Return the embeddings of each request, or its error, which does not affect the other requests."""
         found: dict[int, Rows | Exception] = {}
         for side in dict.fromkeys(job.side for job in jobs):
             group = [job for job in jobs if job.side == side]
@@ -135,163 +118,139 @@ class Batcher:
             except Exception as error:
                 if len(group) > 1:
                     found |= {id(job): self._encode([job])[0] for job in group}
-                else:
-                    refused = isinstance(error, (ValueError, TypeError))  # a text without a token
-                    found[id(group[0])] = Refusal(400, str(error)) if refused else error
+                else:  # a ValueError is a text without a token
+                    found[id(group[0])] = Refusal(400, str(error)) if isinstance(error, ValueError) else error
         return [found[id(job)] for job in jobs]
 
 
 def make_app(encoder: SentenceEncoder, settings: ServeSettings, token: str | None = None) -> fastapi.FastAPI:
     """Return the application that serves an encoder; `token` is the bearer token that requests must have."""
     name = settings.name or settings.model.rstrip("/").rpartition("/")[2] or "encoder"
-    two = encoder.prompts.differ
-    names = [name, *(f"{name}:{side}" for side in SIDES)] if two else [name]
+    sides: dict[str, Side | None] = {name: None}
+    if encoder.prompts.differ:
+        sides |= {f"{name}:{side}": side for side in SIDES}
     registry = prometheus_client.CollectorRegistry()
     answers = prometheus_client.Counter("angle_llm_requests", "Requests.", ["path", "status"], registry=registry)
     embedded = prometheus_client.Counter("angle_llm_texts", "Embedded texts.", registry=registry)
-    seconds = prometheus_client.Histogram("angle_llm_request_seconds", "Seconds of a request.", registry=registry)
+    seconds = prometheus_client.Histogram("angle_llm_request_seconds", "Seconds.", ["path"], registry=registry)
+    powers = [2**n for n in range(13)]
     sizes = prometheus_client.Histogram(
-        "angle_llm_batch_texts", "Texts computed together.", buckets=[2**n for n in range(13)], registry=registry
+        "angle_llm_batch_texts", "Texts computed together.", buckets=powers, registry=registry
     )
     batcher = Batcher(encoder, settings, sizes)
-    prometheus_client.Gauge("angle_llm_waiting_texts", "Texts not yet answered.", registry=registry).set_function(
-        lambda: batcher.waiting
-    )
+    waiting = prometheus_client.Gauge("angle_llm_waiting_texts", "Texts without an answer.", registry=registry)
+    waiting.set_function(lambda: batcher.waiting)
 
     @asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
-        batcher.task = asyncio.create_task(batcher.run())
+        app.state.task = asyncio.create_task(batcher.run())
         yield
-        batcher.task.cancel()
+        app.state.task.cancel()
 
     # No pages with the documentation: their scripts come from the network.
     app = fastapi.FastAPI(title="angle_llm", lifespan=lifespan, docs_url=None, redoc_url=None)
 
-    async def embed(texts: str | list[str], side: Side | None, dimensions: int | None) -> Rows:
-        given = [texts] if isinstance(texts, str) else texts
-        if not 1 <= len(given) <= settings.max_texts:
-            status = 400 if not given else 413
-            raise Refusal(status, f"expected 1 to {settings.max_texts} texts, got {len(given)}.")
-        longest = max(map(len, given))
-        if longest > settings.max_characters:
+    async def embeddings(request: fastapi.Request) -> Any:
+        body, tei = await _body(request, settings.max_bytes), request.url.path == "/embed"
+        texts, side = [body.texts] if isinstance(body.texts, str) else body.texts, body.side
+        if not tei and body.model is not None:
+            if body.model not in sides:
+                raise Refusal(404, f"model {body.model!r:.100} is not served; expected {' or '.join(sides)}.")
+            if side and sides[body.model] not in (None, side):
+                raise Refusal(400, f"model {body.model!r:.100} and side {side!r} are different sides.")
+            side = side or sides[body.model]
+        if encoder.prompts.differ and side is None:
+            given = "prompt_name" if tei else f"model {' or '.join(list(sides)[1:])}, or side"
+            raise Refusal(400, f"queries and documents have different prompts: send {given} (query or document).")
+        if body.truncate is False:
+            raise Refusal(
+                422, f"truncate: texts are cut to {encoder.max_length} tokens as in training; omit the field."
+            )
+        if not 1 <= len(texts) <= settings.max_texts:
+            raise Refusal(413 if texts else 400, f"expected 1 to {settings.max_texts} texts, got {len(texts)}.")
+        if (longest := max(map(len, texts))) > settings.max_characters:
             raise Refusal(413, f"expected texts of at most {settings.max_characters} characters, got {longest}.")
+        width = encoder.dimensions if body.dimensions is None else body.dimensions
+        if not 1 <= width <= encoder.dimensions:
+            raise Refusal(400, f"dimensions: expected 1 to {encoder.dimensions}, got {width}.")
         try:
-            check_texts(given)
+            check_texts(texts)
         except ValueError as error:
             raise Refusal(400, str(error)) from None
-        if two and side is None:
-            raise Refusal(400, f"queries and documents have different prompts: send {names[1]} or {names[2]} as model, or "
-                               'side (/embed: prompt_name) "query" or "document".')  # fmt: skip
-        if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
-            raise Refusal(400, f"dimensions: expected 1 to {encoder.dimensions}, got {dimensions}.")
-        rows_ND = await batcher.rows(given, side)
-        embedded.inc(len(given))
-        if dimensions not in (None, encoder.dimensions):
-            rows_ND = rows_ND[:, :dimensions]
-            rows_ND = _unit(rows_ND) if encoder.normalize else rows_ND
-        return rows_ND
-
-    async def openai(request: fastapi.Request) -> Any:
-        body = await _body(request, OpenAIRequest, settings.max_bytes)
-        if body.model not in (None, *names):
-            raise Refusal(404, f"model {body.model!r:.100} is not served; expected {' or '.join(names)}.")
-        named = (body.model or "")[len(name) + 1 :]
-        if named and body.side not in (None, named):
-            raise Refusal(400, f"model {body.model!r:.100} and side {body.side!r} are different sides.")
-        rows_ND = await embed(
-            body.input, body.side or next((side for side in SIDES if side == named), None), body.dimensions
-        )
+        rows_ND = (await batcher.rows(texts, side))[:, :width]
+        embedded.inc(len(texts))
+        if body.normalize if tei else encoder.normalize:
+            norms_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
+            rows_ND = rows_ND / np.maximum(norms_N1, np.finfo(np.float32).tiny)
         vectors: list[Any] = rows_ND.tolist()
+        if tei:
+            return vectors
         if body.encoding_format == "base64":
             vectors = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows_ND]
         data = [{"object": "embedding", "index": place, "embedding": vector} for place, vector in enumerate(vectors)]
-        # Clients need the field; tokens are not counted.
-        return {
-            "object": "list",
-            "model": body.model or name,
-            "data": data,
-            "usage": {"prompt_tokens": 0, "total_tokens": 0},
-        }
-
-    async def tei(request: fastapi.Request) -> Any:
-        body = await _body(request, TeiRequest, settings.max_bytes)
-        if body.truncate is False:
-            raise Refusal(
-                422, f"truncate: false is not possible: texts are cut to {encoder.max_length} tokens as in training."
-            )
-        rows_ND = await embed(body.inputs, body.prompt_name, body.dimensions)
-        return (_unit(rows_ND) if body.normalize else rows_ND).tolist()
+        usage = {"prompt_tokens": 0, "total_tokens": 0}  # clients need the field; tokens are not counted
+        return {"object": "list", "model": body.model or name, "data": data, "usage": usage}
 
     async def models(_: fastapi.Request) -> Any:
-        return {"object": "list", "data": [{"id": each, "object": "model", "owned_by": "angle_llm"} for each in names]}
+        return {"object": "list", "data": [{"id": each, "object": "model", "owned_by": "angle_llm"} for each in sides]}
 
     async def metrics(_: fastapi.Request) -> Any:
         return prometheus_client.generate_latest(registry)
 
     async def health(_: fastapi.Request) -> Any:
-        if batcher.task is None or batcher.task.done():
-            raise Refusal(503, "the encoder is not running.")
+        if app.state.task.done():
+            raise Refusal(503, "the thread of the encoder has ended.")
         return {"status": "ok", "model": name, "dimensions": encoder.dimensions, "max_length": encoder.max_length}
 
-    async def answer(request: fastapi.Request, work: Callable[[fastapi.Request], Awaitable[Any]]) -> Response:
-        """Return the answer of `work`, or the reason of a refusal; count it."""
-        started, path = time.perf_counter(), request.url.path
-        headers: dict[str, str] = {}
-        try:
-            if path != "/health" and not _has_token(request, token):
-                headers = {"WWW-Authenticate": "Bearer"}
-                raise Refusal(401, "expected the header Authorization: Bearer TOKEN with the token of this server.")
-            content = await work(request)
-            if isinstance(content, bytes):
-                response = Response(content, media_type=prometheus_client.CONTENT_TYPE_LATEST)
-            else:
-                response = Response(to_json(content), media_type="application/json")
-        except Refusal as refusal:
-            reason, status = str(refusal), refusal.status
-            error = {"message": reason, "type": "invalid_request_error", "param": None, "code": status}
-            tei_error = {"error": reason, "error_type": "Overloaded" if status == 429 else "Validation"}
-            response = JSONResponse(tei_error if path == "/embed" else {"error": error}, status, headers)
-        except Exception:
-            logging.getLogger("uvicorn.error").exception("%s failed", path)
-            response = JSONResponse({"error": {"message": "the server failed; its log has the reason."}}, 500)
-        answers.labels(path, response.status_code).inc()
-        if path != "/metrics":
-            seconds.observe(time.perf_counter() - started)
-        return response
+    def endpoint(work: Callable[[fastapi.Request], Awaitable[Any]]) -> Callable[[fastapi.Request], Awaitable[Response]]:
+        """Return the function of a path: checks the token, and answers with the result of `work` or the refusal."""
 
-    for path, work, kind in (("/v1/embeddings", openai, OpenAIRequest), ("/embed", tei, TeiRequest)):
-        schema = {"requestBody": {"content": {"application/json": {"schema": kind.model_json_schema()}}}}
-        app.add_api_route(path, _endpoint(answer, work), methods=["POST"], openapi_extra=schema, name=path)
+        async def answer(request: fastapi.Request) -> Response:
+            started, path = time.perf_counter(), request.url.path
+            response: Response
+            try:
+                if path != "/health" and not _has_token(request, token):
+                    raise Refusal(401, "expected the header Authorization: Bearer TOKEN with the token of this server.")
+                content = await work(request)
+                is_text = isinstance(content, bytes)
+                kind = prometheus_client.CONTENT_TYPE_LATEST if is_text else "application/json"
+                response = Response(content if is_text else to_json(content), media_type=kind)
+            except Exception as error:
+                status, reason = 500, "the server failed; its log has the reason."
+                if isinstance(error, Refusal):
+                    status, reason = error.status, str(error)
+                else:
+                    logging.getLogger("uvicorn.error").exception("%s failed", path)
+                kind = "server_error" if status >= 500 else "invalid_request_error"
+                openai_error = {"message": reason, "type": kind, "param": None, "code": status}
+                tei_error = {"error": reason, "error_type": "Overloaded" if status == 429 else "Validation"}
+                response = JSONResponse(tei_error if path == "/embed" else {"error": openai_error}, status)
+            answers.labels(path, response.status_code).inc()
+            seconds.labels(path).observe(time.perf_counter() - started)
+            return response
+
+        return answer
+
+    schema = {"requestBody": {"content": {"application/json": {"schema": EmbeddingRequest.model_json_schema()}}}}
+    for path in ("/v1/embeddings", "/embed"):
+        app.add_api_route(path, endpoint(embeddings), methods=["POST"], openapi_extra=schema, response_model=None)
     for path, read in {"/v1/models": models, "/metrics": metrics, "/health": health}.items():
-        app.add_api_route(path, _endpoint(answer, read), methods=["GET"], name=path)
+        app.add_api_route(path, endpoint(read), methods=["GET"], response_model=None)
     return app
-
-
-def _endpoint(
-    answer: Callable[[fastapi.Request, Callable[[fastapi.Request], Awaitable[Any]]], Awaitable[Response]],
-    work: Callable[[fastapi.Request], Awaitable[Any]],
-) -> Callable[[fastapi.Request], Awaitable[Response]]:
-    """Return the function of a path; its only parameter is the request."""
-
-    async def endpoint(request: fastapi.Request) -> Response:
-        return await answer(request, work)
-
-    return endpoint
 
 
 def _has_token(request: fastapi.Request, token: str | None) -> bool:
     """Return whether a request has the bearer token, compared in constant time; True if no token is needed."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return token is None or (
-        hmac.compare_digest(given.strip().encode("latin-1"), token.encode()) and scheme.lower() == "bearer"
-    )
+    equal = hmac.compare_digest(given.strip().encode("latin-1"), (token or "").encode())
+    return token is None or (equal and scheme.lower() == "bearer")
 
 
-async def _body(request: fastapi.Request, kind: type[Body], most: int) -> Body:
+async def _body(request: fastapi.Request, most: int) -> EmbeddingRequest:
     """Read the JSON body of a request, whatever its Content-Type is.
 
     Raises:
-        Refusal: for a body of more than `most` bytes, or that is not a valid `kind`.
+        Refusal: for a body of more than `most` bytes, or with wrong fields.
     """
     data = bytearray()
     async for chunk in request.stream():
@@ -299,19 +258,9 @@ async def _body(request: fastapi.Request, kind: type[Body], most: int) -> Body:
         if len(data) > most:
             raise Refusal(413, f"expected a body of at most {most} bytes.")
     try:
-        return kind.model_validate_json(bytes(data))
+        return EmbeddingRequest.model_validate_json(bytes(data))
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = str(found["loc"][0]) if found["loc"] else "body"
-        reason = (
-            "expected a text or a list of texts"
-            if where in ("input", "inputs") and found["type"] != "missing"
-            else None
-        )
-        raise Refusal(400, f"{where}: {reason or found['msg']}.") from None
-
-
-def _unit(rows_ND: Rows) -> Rows:
-    """Return rows of length 1."""
-    unit_ND: Rows = rows_ND / np.maximum(np.linalg.norm(rows_ND, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    return unit_ND
+        is_texts = where.startswith("input") and found["type"] != "missing"
+        raise Refusal(400, f"{where}: {'expected a text or a list of texts' if is_texts else found['msg']}.") from None

@@ -97,7 +97,8 @@ class ServerModel:
         else:
             self._protocol, self.url = "tei", f"{base}/embed"
             self._fields = {"normalize": normalize}
-        probe_ND = self.for_side("query" if prompt.differ else None).encode(["A man is eating."])
+        has_sides = prompt.differ or f"{self._fields.get('model')}:query" in self._models
+        probe_ND = self.for_side("query" if has_sides else None).encode(["A man is eating."])
         self.normalize = bool(abs(np.linalg.norm(probe_ND[0]) - 1) < UNIT)
 
     def _model_names(self, base: str) -> list[str]:

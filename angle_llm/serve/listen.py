@@ -30,7 +30,9 @@ def serve_main(settings: ServeSettings) -> None:
     token = os.environ.get(TOKEN_VARIABLE) or None
     try:  # before the model is loaded, which takes longer
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        listener = socket.create_server((settings.host, settings.port), family=family)
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))  # connections are refused until the model is loaded
     except OSError as error:
         raise SettingsError(f"--host {settings.host} --port {settings.port}: cannot listen there ({error}).") from None
     with listener:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import tyro
+from annotated_types import Ge, Le
 
 from angle_llm.settings.encoder import EncoderOptions
-from angle_llm.settings.parsing import NonNegative, NonNegativeFloat, Positive, settings_class
+from angle_llm.settings.parsing import NonNegativeFloat, Positive, settings_class
 
 
 @settings_class
@@ -18,14 +19,14 @@ class ServeSettings(EncoderOptions):
     """The encoder to serve, such as runs/nli/model; as in `angle-llm embed --model`."""
     host: str = "127.0.0.1"
     """Address to listen on. 0.0.0.0: all addresses of this machine; set a token then."""
-    port: NonNegative = 8000
+    port: Annotated[int, Ge(0), Le(65_535)] = 8000
     """Port to listen on. 0: a free port."""
     name: str | None = None
     """Model name in requests and answers. None: the last part of MODEL."""
     window: NonNegativeFloat = 0.005
     """Seconds that a request waits for others, which are computed together with it."""
     max_batch_texts: Positive = 256
-    """Texts that are computed together, at most; a request with more texts is computed alone."""
+    """Texts computed together: further requests are added until there are this many texts."""
     max_texts: Positive = 2048
     """Texts in a request, at most."""
     max_characters: Positive = 200_000

@@ -1,6 +1,7 @@
 """`verify --server` accepts a server of the encoder, and names the mistake of each wrong server."""
 
 import importlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +10,17 @@ from typing import Any
 import pytest
 from tiny import save_tiny_adapter, save_tiny_base
 
-from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
+from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.export.comparison import Verification
 from angle_llm.export.merge import merge
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import verify
 from angle_llm.prompts import SidePrompts
+from angle_llm.serve.client import ServerError, ServerModel
 from angle_llm.settings.serve import ServeSettings
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+FastAPI, Response = (getattr(importlib.import_module("fastapi"), name) for name in ("FastAPI", "Response"))
 make_app = importlib.import_module("angle_llm.serve.app").make_app
 served, transformers_app = (getattr(importlib.import_module("served"), name) for name in ("served", "transformers_app"))
 PROMPT = load_prompt("summarize_one_word")
@@ -113,7 +116,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "end of the prompt cut": (
         "adapter",
         lambda f: transformers_app(f / "merged", PROMPT),
-        "truncated to 100 tokens without the end of the prompt",
+        "truncated to 100 tokens, expected 100, and the end of the prompt is lost",
     ),
     "token after": ("adapter", lambda f: transformers_app(f / "merged", PROMPT, ids=with_eos), "</s> is added after"),
     "token before": ("adapter", lambda f: transformers_app(f / "merged", PROMPT, ids=twice_bos), "<s> is added before"),
@@ -139,3 +142,56 @@ def test_the_mistake_of_a_wrong_server_is_named(mistake: str, forms: Path) -> No
     assert not found.holds
     print(found.text())
     assert named in "\n".join(found.problems)
+
+
+def run_verify(*words: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["verify", *map(str, words)])
+    return ended.value.code, capsys.readouterr().out
+
+
+def test_without_a_base_the_exit_code_is_3_and_with_one_0(
+    forms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = opened(forms / "merged")
+    encoder.save_pretrained(tmp_path / "whole")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:4]))
+    with served(app_of(encoder)) as url:
+        words = [tmp_path / "whole", "--server", url, "--texts", tmp_path / "texts.txt"]
+        code, shown = run_verify(*words, capsys=capsys)
+        assert (code, "base distance not checked" in shown) == (3, True)
+        code, shown = run_verify(*words, "--base", forms / "base", capsys=capsys)
+        assert (code, "base distance not checked" in shown) == (0, False)
+        code, shown = run_verify(*words, "--base", forms / "merged", capsys=capsys)
+        assert (code, "it was not trained" in shown) == (1, True)
+
+
+def test_a_prompt_can_be_sent_and_a_long_text_truncated_by_request(forms: Path) -> None:
+    """A server without the prompt, which refuses long texts unless the request truncates them, as vLLM does."""
+    plain = make_app(opened(forms / "merged", prompt="plain"), ServeSettings(model="tiny", max_characters=400))
+    found = checked(forms / "adapter", plain, server_options={"send_prompt": True}, texts=TEXTS[:6])
+    assert found.holds, found.text()
+    with pytest.raises(ServerError, match="413"):
+        checked(forms / "adapter", plain, texts=TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([[1.0, float("nan")]] * 14, "finite"),
+        ([[1.0, 2.0]], "expected 14 finite vectors"),
+        ([[1.0], [1.0, 2.0]] * 7, "expected 14"),
+        ({"error": "no"}, "expected 14"),
+        ("text", "expected 14"),
+    ],
+)
+def test_an_answer_without_a_vector_for_each_text_is_an_error(answer: Any, message: str) -> None:
+    app = FastAPI()
+
+    @app.post("/embed")
+    def embed(body: dict[str, Any]) -> Response:
+        return Response(json.dumps([[1.0, 2.0]] if len(body["inputs"]) == 1 else answer))
+
+    usage: Any = {"prompt": SidePrompts(PROMPT, PROMPT), "pooling": "last", "max_length": 100}
+    with served(app) as url, pytest.raises(ServerError, match=message):
+        ServerModel(url, **usage).encode(TEXTS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny import save_tiny_adapter, save_tiny_base
 
-from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
+from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.export.comparison import Verification
 from angle_llm.export.merge import merge
 from angle_llm.export.texts import SENTENCES

@@ -139,10 +139,8 @@ def make_app(encoder: SentenceEncoder, settings: ServeSettings, token: str | Non
     answers = prometheus_client.Counter("angle_llm_requests", "Requests.", ["path", "status"], registry=registry)
     embedded = prometheus_client.Counter("angle_llm_texts", "Embedded texts.", registry=registry)
     seconds = prometheus_client.Histogram("angle_llm_request_seconds", "Seconds.", ["path"], registry=registry)
-    powers = [2**n for n in range(13)]
-    sizes = prometheus_client.Histogram(
-        "angle_llm_batch_texts", "Texts computed together.", buckets=powers, registry=registry
-    )
+    counts: dict[str, Any] = {"buckets": [2**n for n in range(13)], "registry": registry}
+    sizes = prometheus_client.Histogram("angle_llm_batch_texts", "Texts computed together.", **counts)
     batcher = Batcher(encoder, settings, sizes)
     waiting = prometheus_client.Gauge("angle_llm_waiting_texts", "Texts without an answer.", registry=registry)
     waiting.set_function(lambda: batcher.waiting)

@@ -111,7 +111,11 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         "the prompt is dropped, and the bare base",
     ),
     "shorter texts": ("adapter", lambda f: app_of(opened(f / "merged", max_length=64)), "truncated to 64 tokens, exp"),
-    "longer texts": ("adapter", lambda f: app_of(opened(f / "merged", max_length=128)), "not truncated"),
+    "longer texts": (
+        "adapter",
+        lambda f: app_of(opened(f / "merged", max_length=128)),
+        "texts are not truncated (wrong: ",
+    ),
     "end of the prompt cut": (
         "adapter",
         lambda f: transformers_app(f / "merged", PROMPT),

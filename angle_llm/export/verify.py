@@ -436,14 +436,8 @@ def _base_rows(
     if named is None and not merged.is_file():
         return None, "not compared: a whole model was not merged, so its base is unknown"
     try:
-        unknown: dict[str, Any] = {
-            "base": named,
-            "base_dtype": "auto",
-            "base_revision": None,
-            "bits": None,
-            "layers": None,
-        }
-        origin = unknown if named else json.loads(merged.read_text(encoding="utf-8"))
+        unknown = {"base": named, "base_dtype": "auto"} | dict.fromkeys(("base_revision", "bits", "layers"))
+        origin: dict[str, Any] = unknown if named else json.loads(merged.read_text(encoding="utf-8"))
         base = SentenceEncoder.from_pretrained(
             origin["base"],
             prompt=encoder.prompts,

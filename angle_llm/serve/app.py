@@ -69,10 +69,16 @@ class Batcher:
         self.jobs: deque[_Job] = deque()
         self.waiting = 0
         """Number of texts without an answer."""
+
+    def start(self) -> None:
+        """Start the task that computes requests, in the running event loop."""
         self._arrived = asyncio.Event()
+        self.task = asyncio.create_task(self._run())
 
     async def rows(self, texts: list[str], side: Side | None) -> Rows:
         """Return the embeddings (N, D). Raises `Refusal` if too many texts wait, or for a text without a token."""
+        if self.task.done():
+            raise Refusal(503, "the server stops.")
         if self.waiting and self.waiting + len(texts) > self.settings.max_waiting:
             raise Refusal(429, f"overloaded: {self.waiting} texts wait. Repeat the request later.")
         loop = asyncio.get_running_loop()
@@ -84,7 +90,7 @@ class Batcher:
         finally:
             self.waiting -= len(texts)
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Compute requests until the task is cancelled."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "encode") as thread:
@@ -133,19 +139,17 @@ def make_app(encoder: SentenceEncoder, settings: ServeSettings, token: str | Non
     answers = prometheus_client.Counter("angle_llm_requests", "Requests.", ["path", "status"], registry=registry)
     embedded = prometheus_client.Counter("angle_llm_texts", "Embedded texts.", registry=registry)
     seconds = prometheus_client.Histogram("angle_llm_request_seconds", "Seconds.", ["path"], registry=registry)
-    powers = [2**n for n in range(13)]
-    sizes = prometheus_client.Histogram(
-        "angle_llm_batch_texts", "Texts computed together.", buckets=powers, registry=registry
-    )
+    counts: dict[str, Any] = {"buckets": [2**n for n in range(13)], "registry": registry}
+    sizes = prometheus_client.Histogram("angle_llm_batch_texts", "Texts computed together.", **counts)
     batcher = Batcher(encoder, settings, sizes)
     waiting = prometheus_client.Gauge("angle_llm_waiting_texts", "Texts without an answer.", registry=registry)
     waiting.set_function(lambda: batcher.waiting)
 
     @asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
-        app.state.task = asyncio.create_task(batcher.run())
+        batcher.start()
         yield
-        app.state.task.cancel()
+        batcher.task.cancel()
 
     # No pages with the documentation: their scripts come from the network.
     app = fastapi.FastAPI(title="angle_llm", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -198,8 +202,8 @@ def make_app(encoder: SentenceEncoder, settings: ServeSettings, token: str | Non
         return prometheus_client.generate_latest(registry)
 
     async def health(_: fastapi.Request) -> Any:
-        if app.state.task.done():
-            raise Refusal(503, "the thread of the encoder has ended.")
+        if batcher.task.done():
+            raise Refusal(503, "the server stops.")
         return {"status": "ok", "model": name, "dimensions": encoder.dimensions, "max_length": encoder.max_length}
 
     def endpoint(work: Callable[[fastapi.Request], Awaitable[Any]]) -> Callable[[fastapi.Request], Awaitable[Response]]:

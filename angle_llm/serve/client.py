@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -18,8 +18,8 @@ from angle_llm.prompts import Side, SidePrompts
 
 TOKEN_VARIABLE = "ANGLE_LLM_SERVER_TOKEN"
 """Environment variable with the bearer token of the server, for `serve` and for `verify --server`."""
-TEXTS_PER_REQUEST, CHARACTERS_PER_REQUEST = 16, 50_000
-"""Maximum number of texts and of characters in a request; the smallest default of TEI is 32 texts."""
+TEXTS_PER_REQUEST = 16
+"""Maximum number of texts in a request; the default limit of TEI is 32."""
 SECONDS = 600
 """Timeout of a request; a server on a CPU may compute long texts for minutes."""
 TRUNCATION: dict[str, dict[str, Any]] = {"openai": {"truncate_prompt_tokens": -1}, "tei": {"truncate": True}}
@@ -68,12 +68,11 @@ class ServerModel:
         send_prompt: bool = False,
         model: str | None = None,
     ) -> None:
-        """Find the protocol and the model name of the server, and encode a text.
-
-        Prompt, pooling and maximum length are the expected ones, because a server does not report them.
+        """Find the protocol and the model name of a server, and encode a text.
 
         Args:
             url: address of the server, or of its `/v1/embeddings` or `/embed`.
+            prompt, pooling, max_length: expected values, because a server does not report them.
             normalize: whether normalised vectors are requested from TEI, which normalises by default.
             send_prompt: send texts with their prompt, for servers that add none.
             model: model name in requests; None: the first name in `/v1/models`.
@@ -133,10 +132,8 @@ class ServerModel:
         """
         if self.send_prompt:
             texts = [self.prompts.of(self.side or "query").format(text) for text in texts]
-        parts = [self._rows(part) for part in _parts(texts)]
-        if len({part_ND.shape[1] for part_ND in parts}) != 1:
-            raise ServerError(f"{self.url}: expected vectors of one length, got several.")
-        return np.concatenate(parts)
+        size = TEXTS_PER_REQUEST
+        return np.concatenate([self._rows(texts[start : start + size]) for start in range(0, len(texts), size)])
 
     def _rows(self, texts: Sequence[str]) -> Rows:
         """Return the embeddings of the texts of a request; repeat it with `TRUNCATION` if the server refuses it."""
@@ -178,14 +175,3 @@ class ServerModel:
             raise ServerError(f"{url} answered {error.code} {error.reason}: {reason:.300}", error.code) from None
         except (OSError, ValueError) as error:
             raise ServerError(f"{url}: no valid answer ({error}). Is the server running?") from None
-
-
-def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the texts in order, in lists of at most `TEXTS_PER_REQUEST` texts and about `CHARACTERS_PER_REQUEST`."""
-    part: list[str] = []
-    for text in texts:
-        if part and (len(part) == TEXTS_PER_REQUEST or sum(map(len, part)) + len(text) > CHARACTERS_PER_REQUEST):
-            yield part
-            part = []
-        part.append(text)
-    yield part

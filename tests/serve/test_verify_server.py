@@ -53,10 +53,9 @@ def checked(run: Path, app: Any, path: str = "", **options: Any) -> Verification
         return verify([run, url + path], device="cpu", **options)
 
 
-@pytest.mark.parametrize("run", ["adapter", "two"])
-@pytest.mark.parametrize("path", ["", "/v1/embeddings", "/embed"])
+@pytest.mark.parametrize(("run", "path"), [("adapter", "/v1/embeddings"), ("two", ""), ("two", "/embed")])
 def test_the_right_server_passes_over_both_protocols(run: str, path: str, forms: Path) -> None:
-    found = checked(forms / run, app_of(opened(forms / run)), path if run == "adapter" or "v1" not in path else "/v1")
+    found = checked(forms / run, app_of(opened(forms / run)), path)
     assert found.holds, found.text()
     assert found.comparisons[0].largest_difference < 1e-9
     assert found.base_difference is not None
@@ -112,7 +111,11 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         "the prompt is dropped, and the bare base",
     ),
     "shorter texts": ("adapter", lambda f: app_of(opened(f / "merged", max_length=64)), "truncated to 64 tokens, exp"),
-    "longer texts": ("adapter", lambda f: app_of(opened(f / "merged", max_length=128)), "not truncated"),
+    "longer texts": (
+        "adapter",
+        lambda f: app_of(opened(f / "merged", max_length=128)),
+        "texts are not truncated (wrong: ",
+    ),
     "end of the prompt cut": (
         "adapter",
         lambda f: transformers_app(f / "merged", PROMPT),
@@ -135,7 +138,11 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
+QUICK = ("prompt dropped", "other side", "bare base", "shorter texts", "wrong order")
+BY_TIME = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in WRONG]
+
+
+@pytest.mark.parametrize("mistake", BY_TIME)
 def test_the_mistake_of_a_wrong_server_is_named(mistake: str, forms: Path) -> None:
     run, make, named = WRONG[mistake]
     found = checked(forms / run, make(forms), texts=TEXTS)

@@ -14,6 +14,7 @@ from tiny_tokenizers import TOKENIZERS
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as flex
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, BertConfig, LlamaConfig, ModernBertConfig, MPNetConfig
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -151,6 +152,40 @@ def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float
     assert counter.frame_count <= 2
     # float32 sums in another order
     torch.testing.assert_close(output, flex_call(query, key, value, mask, cap, 0.3, True), rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("_exact")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo reads it of views
+def test_training_steps_need_few_graphs() -> None:
+    """Views as in LLaMA, keys without gradients, recomputed layers, and a backward pass with other numbers of threads."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = compiled_flex(counter)
+    threads, counts = torch.get_num_threads(), []
+    for blocks in (3, 5, 7, 9):
+        ids = [[0] * 40 + [number] * 90 for number in range((blocks * BLOCK - 40) // 90)]
+        _, sequence = build_sequence(ids, shared_prefixes(ids))
+        mask = block_mask(sequence, blocks * BLOCK, CPU)
+        for trained in (1, 3):  # query alone, or query, key and value
+            heads = [torch.randn(1, blocks * BLOCK, count, 8) for count in (6, 3, 3)]
+            for one in heads[:trained]:
+                one.requires_grad_()
+            views = [one.transpose(1, 2) for one in heads]
+            call = partial(compiled, mask=mask, softcap=None, scaling=0.3, shared_heads=True)
+            found = []
+            for recomputed in (False, True):
+                output = checkpoint(call, *views, use_reentrant=False) if recomputed else call(*views)
+                torch.set_num_threads(1 + recomputed)
+                found.append(torch.autograd.grad(output.sin().sum(), heads[:trained]))
+                torch.set_num_threads(threads)
+            assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        counts.append(counter.frame_count)
+    assert counts[-1] == counts[1], "no new graph after the second length"
+    # Two graphs for a fixed and a dynamic length, of forward or backward, by gradients and by number of threads (dynamo
+    # guards it: layers that are recomputed on a thread with another number compile again).
+    assert counts[-1] <= 12
     torch._dynamo.reset()
 
 

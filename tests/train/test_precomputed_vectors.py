@@ -103,6 +103,26 @@ def test_vectors_are_computed_once_for_an_encoder_and_examples(
     assert not list((tmp_path / "run" / "vectors").glob(".*"))
 
 
+def test_vectors_are_computed_on_the_device_of_the_run_under_zero_3(
+    guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the weights of the trained model are loaded on the CPU, but a guide is not partitioned."""
+    devices: list[torch.device] = []
+
+    def load(*_: Any, device: torch.device) -> Any:
+        devices.append(device)
+        raise InterruptedError
+
+    monkeypatch.setattr(SentenceEncoder, "from_pretrained", load)
+    monkeypatch.setattr(Processes, "zero_stage", 3)
+    run = Processes(device=torch.device("cuda", 0))
+    mixture = Mixture([LoadedSet("all", EXAMPLES)])
+    with pytest.raises(InterruptedError):
+        precompute_vectors(encoders(guide), mixture, tmp_path / "run", run)
+    assert run.load_device == torch.device("cpu")
+    assert devices == [run.device]
+
+
 def test_vectors_that_were_interrupted_are_completed(
     guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

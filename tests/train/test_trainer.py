@@ -25,6 +25,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.source.checks import ArtifactError
+from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError, load_settings, settings_from_dict
 from angle_llm.settings.train import (
@@ -37,6 +38,8 @@ from angle_llm.settings.train import (
     TrainSettings,
 )
 from angle_llm.train.checkpoint import SavedWeightsError
+from angle_llm.train.metrics import StepMeter, peak_flops
+from angle_llm.train.step import StepResult
 from angle_llm.train.trainer import TrainingError
 
 SENTENCES = ["A dog runs.", "Somebody reads."]
@@ -230,6 +233,22 @@ def test_single_texts_that_do_not_fit_are_trained_with_activation_checkpointing(
         fit(encoder, TRIPLES, AngleObjective(), replace(settings, activation_checkpointing="never"))
     assert fit(encoder, TRIPLES, AngleObjective(), settings).steps
     assert "activation checkpointing" in capsys.readouterr().out
+
+
+def test_utilisation_counts_repeated_forward_passes_and_the_peak_of_the_card(
+    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = encoder.plan(SENTENCES, 100)
+    flops = FlopsPerToken.of(encoder.model.backbone)
+    once, work = flops.forward + flops.backward, plan.computed_tokens
+    for cached, checkpointing, passes in ((False, False, 0), (True, False, 1), (False, True, 1), (True, True, 2)):
+        result = StepResult([], 1, 1, plan, cached)
+        counts = StepMeter(encoder, peak=1e9).counts([result], 2.0, checkpointing=checkpointing)
+        assert counts["utilisation"] == pytest.approx(work * (once + passes * flops.forward) / 2e9)
+    gpu = torch.device("cuda", 0)
+    for name, peak in {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA A100-SXM4-80GB": 312}.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert peak_flops(gpu, torch.bfloat16) == peak * 1e12
 
 
 class CheckpointError(RuntimeError):

@@ -181,7 +181,7 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], toleranc
     ours, theirs = first.facts, other.facts
     half = any(facts.kind != "adapter" and facts.dtype != "float32" for facts in (ours, theirs))
     if theirs.kind == "llama.cpp":
-        allowed = tolerance or LLAMA_CPP_TOLERANCES[theirs.dtype]
+        allowed = tolerance or LLAMA_CPP_TOLERANCES.get(theirs.dtype, TOLERANCE)
     elif is_quantised(theirs):
         allowed = tolerance or LLAMA_CPP_TOLERANCES["q8_0"]
     else:

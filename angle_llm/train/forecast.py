@@ -447,12 +447,13 @@ class StepForecast:
     def token_cost(self) -> float | None:
         """Measure the time of a token in a sequence of texts, relative to a padded token, rounded to tenths.
 
-        Rounding makes runs choose equal layouts. None if all texts are padded, or if memory does not suffice.
+        Rounding makes runs choose equal layouts. None if all texts are padded, are too long for a sequence, or do not fit
+        the memory.
         """
         layouts = self._encoder.layouts
-        if layouts.layout == "padded":
-            return None
         ids = [text for text in self.sample.ids if len(text) <= (layouts.max_tokens or len(text))]
+        if layouts.layout == "padded" or not ids:
+            return None
         seconds = []
         for tried in (replace(layouts, token_cost=1e-9), LayoutSupport("padded")):
             plan = plan_micro_batches(ids, MEASURED_TOKENS[1], self._encoder.pad_id, tried)

@@ -362,6 +362,10 @@ def test_the_cost_of_a_token_in_a_sequence_is_measured(monkeypatch: pytest.Monke
     assert set(kinds) == {True, False}
     assert measured.encoder.layouts is layouts
 
+    monkeypatch.setattr(measured.encoder, "layouts", replace(layouts, max_tokens=1))
+    assert measured.real.token_cost() is None, "every text is too long for a sequence"
+    monkeypatch.setattr(measured.encoder, "layouts", layouts)
+
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 

@@ -82,8 +82,7 @@ def probe_layouts(
     windows.pop("sliding_window", None)
     window = getattr(config, "sliding_window", None)  # in ModernBERT a property, which is not in the dictionary
     device = device or next(backbone.parameters()).device
-    most = MOST_TOKENS
-    longest = min(most, window if window and window > 0 else most, _steady_positions(config, most))
+    longest = min(MOST_TOKENS, window if window and window > 0 else MOST_TOKENS, _steady_positions(config, MOST_TOKENS))
     if windows:
         return LayoutSupport("padded", f"its config has an unknown window, {next(iter(windows))}")
     if longest < max(map(len, _probe_texts(backbone))):

@@ -59,7 +59,7 @@ from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import run_cli
 from angle_llm.data.examples import load_examples
 from angle_llm.data.mixture import Mixture
-from angle_llm.model.layout.flex import flex_problem
+from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
 from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.source.weights import FlopsPerToken
@@ -128,9 +128,8 @@ def trial_part(settings: GpuSettings, rows: Rows) -> None:
     def run() -> dict[str, Any]:
         heads, width, problem = settings.heads, settings.hidden // settings.heads, None
         if rows.device.type == "cuda":
-            problem = flex_problem(
-                heads, heads, width, torch.bfloat16, "highest", None, width**-0.5, True, True, rows.device
-            )
+            shape = AttentionShape(heads, heads, width, None, width**-0.5, causal=True, shares=True)
+            problem = flex_problem(shape, torch.bfloat16, "highest", rows.device)
         layouts = random_encoder(replace(settings, layers=2), rows.device).layouts
         holds = (problem is None) == (layouts.layout == "trie")
         return {"problem": problem, "layout": layouts.layout, "reason": layouts.reason, "holds": holds}

@@ -288,8 +288,7 @@ class Trainer:
                 self._use_padded_texts(reason)
             strategy.zero_grad()
             set_torch_state(generators, device)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
 
     def _use_less_memory(self, groups: Sequence[PlannedGroup], reason: str) -> None:
         """Halve the token budget after an out-of-memory error in the given groups, or turn on activation checkpointing.

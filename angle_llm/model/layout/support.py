@@ -96,18 +96,13 @@ def probe_layouts(
     return LayoutSupport("trie" if reason is None else "packed", reason or "", longest, causal)
 
 
-def _has_attention_dropout(config: Any) -> bool:
-    """Return whether the config of a backbone sets a dropout rate for attention above 0."""
-    return any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT)
-
-
 def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch.device, autocasts: bool) -> str | None:
     """Return why FlexAttention cannot be used on a GPU with the heads of a backbone, else None.
 
     For a device without an index (`angle-llm plan` on a machine without a GPU), only the config is checked.
     """
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    if _has_attention_dropout(config):
+    if any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
         return "texts in one sequence with attention dropout have no fused kernel on a GPU"
     heads = getattr(config, "num_attention_heads", None)
     if not heads:

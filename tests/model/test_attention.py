@@ -275,6 +275,7 @@ def test_a_trial_out_of_memory_is_not_a_verdict(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("softcap", [None, 0.5])
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_without_gradients_passes_the_trial(
     monkeypatch: pytest.MonkeyPatch, causal: bool, softcap: float | None
 ) -> None:

@@ -59,14 +59,14 @@ from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import run_cli
 from angle_llm.data.examples import load_examples
 from angle_llm.data.mixture import Mixture
-from angle_llm.model.layout.flex import flex_problem
+from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
 from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train import forecast
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
-from angle_llm.train.budget import SAMPLED_EXAMPLES, best_budget
+from angle_llm.train.budget import SAMPLED_EXAMPLES, fitting_budget
 from angle_llm.train.distributed import Processes
 from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import StepResult, boundary_step, group_step
@@ -128,9 +128,8 @@ def trial_part(settings: GpuSettings, rows: Rows) -> None:
     def run() -> dict[str, Any]:
         heads, width, problem = settings.heads, settings.hidden // settings.heads, None
         if rows.device.type == "cuda":
-            problem = flex_problem(
-                heads, heads, width, torch.bfloat16, "highest", None, width**-0.5, True, True, rows.device
-            )
+            shape = AttentionShape(heads, heads, width, None, width**-0.5, causal=True, shares=True)
+            problem = flex_problem(shape, torch.bfloat16, "highest", rows.device)
         layouts = random_encoder(replace(settings, layers=2), rows.device).layouts
         holds = (problem is None) == (layouts.layout == "trie")
         return {"problem": problem, "layout": layouts.layout, "reason": layouts.reason, "holds": holds}
@@ -363,13 +362,9 @@ def measure_budget(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, 
     def run() -> dict[str, Any]:
         config, planner = planner_of(settings, encoder, settings.accumulation)
         sample = forecast.StepSample.of(planner, config, SAMPLED_EXAMPLES)
-        backbone, layouts = encoder.model.backbone, encoder.layouts
-        costs = forecast.StepForecast(
-            config, encoder, backbone, AngleObjective(), sample, forecast.Sharding(), device.type, measure=on_gpu
-        )
-        free = forecast.free_memory(Processes(device=device)) or 0
-        choice = best_budget(config, costs, free)
-        planner.budget = replace(choice.budget, token_cost=costs.token_cost() if on_gpu else None)
+        free, layouts = forecast.free_memory(Processes(device=device)) or 0, encoder.layouts
+        choice, costs = fitting_budget(config, planner, sample, forecast.Sharding(), device.type, free, measure=on_gpu)
+        planner.budget = choice.budget
         encoder.layouts = planner.budget.apply_to(layouts)
         encoder.model.checkpoint_activations(enabled=choice.budget.activation_checkpointing)
         free_memory(device)

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from angle_llm.model.layers.activation_checkpointing import checkpoint_layers, forward_lock
 from angle_llm.model.layers.depth import LayerStack, first_layers
-from angle_llm.model.layout.attention import sequence_output
+from angle_llm.model.layout.attention import Kernel, sequence_output
 from angle_llm.model.layout.token_sequence import TokenSequence
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.settings.parsing import unknown_name
@@ -169,7 +169,7 @@ class EmbeddingModel(nn.Module):
         self.normalize = normalize
         self.autocasts = False
         self.cut_to: int | None = None
-        self.attention_kernel: str | None = None
+        self.attention_kernel: Kernel = None
         self.inner_layers: tuple[int, ...] = ()
         self._stack: LayerStack | None = None
         self.train(backbone.training)

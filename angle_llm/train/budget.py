@@ -83,23 +83,12 @@ def choose_budget(
             planner = BatchPlanner(encoder, data, objectives, processes.world_size, budget)
             sample = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
             try:
-                forecast = StepForecast(
-                    settings,
-                    encoder,
-                    encoder.model.backbone,
-                    objectives[0],
-                    sample,
-                    sharding,
-                    kind,
-                    measure=measure,
-                )
-                choice = best_budget(settings, forecast, free)
-                token_cost = forecast.token_cost() if measure else None
+                choice, forecast = fitting_budget(settings, planner, sample, sharding, kind, free, measure=measure)
             except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # the model needs values of tensors
                 log(f"warning: the memory of a step is unknown ({type(error).__name__}: {error}); {budget}")
                 return budget
         log(describe_choice(choice, free, settings, forecast, measured=measure))
-        return replace(choice.budget, token_cost=token_cost)
+        return choice.budget
 
     return processes.from_main(choose)
 
@@ -118,6 +107,30 @@ def default_budget(settings: TrainSettings, others: TokenBudget = CPU_BUDGET) ->
         graph_tokens=others.graph_tokens if graph is None else graph,
         activation_checkpointing=others.activation_checkpointing if layers == "auto" else layers == "always",
     )
+
+
+def fitting_budget(
+    settings: TrainSettings,
+    planner: BatchPlanner,
+    sample: StepSample,
+    sharding: Sharding,
+    kind: str,
+    memory: int,
+    *,
+    measure: bool,
+) -> tuple[BudgetChoice, StepForecast]:
+    """Return the token budget with the least time per token for a device with `memory` bytes, and its forecast.
+
+    `kind` is the device type, `cuda` or `cpu`. With `measure`, micro-batches of `sample` are measured on a GPU, and the
+    budget contains the measured time of a token.
+    """
+    encoder = planner.encoder
+    forecast = StepForecast(
+        settings, encoder, encoder.model.backbone, planner.losses[0], sample, sharding, kind, measure=measure
+    )
+    choice = best_budget(settings, forecast, memory)
+    token_cost = forecast.token_cost() if measure else None
+    return replace(choice, budget=replace(choice.budget, token_cost=token_cost)), forecast
 
 
 def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) -> BudgetChoice:

@@ -11,7 +11,6 @@ import hashlib
 import torch
 
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.memory import meta_model
 from angle_llm.model.source.backbone import empty_backbone, load_config, weights_fingerprint
 from angle_llm.model.source.quantization import ORIGINAL
@@ -92,8 +91,9 @@ def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes
         )
         setattr(encoder.model.backbone, ORIGINAL, fingerprint)
         processes.check_equal("layers of the model", _layers(encoder))
-    elif processes.max(encoder.layouts.layout == "padded") and encoder.layouts.layout != "padded":
-        encoder.layouts = LayoutSupport("padded", "another rank cannot use other layouts")
+    else:  # if a rank needs padded texts, all ranks pad, with equal reasons, because ranks compare their layouts later
+        found = processes.gather(encoder.layouts)
+        encoder.layouts = next((each for each in found if each.layout == "padded"), encoder.layouts)
     return encoder
 
 

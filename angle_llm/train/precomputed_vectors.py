@@ -139,8 +139,7 @@ def _prepare(folder: Path, encoder: ModelSource, data: Mixture, processes: Proce
             write_folder(folder, fill)
     remove_folder(work)
     gc.collect()  # before the model is loaded
-    if processes.device.type == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
 
 
 def _compute(source: ModelSource, data: Mixture, device: torch.device, parts: ResumableFolder) -> None:

@@ -205,7 +205,7 @@ class ZeroStrategy(DataParallelStrategy):
             if is_kernel_error(error):
                 raise RuntimeError(
                     f"rank {self.processes.rank}: a compiled kernel failed: {error!s:.300}. ZeRO cannot repeat a step or an "
-                    "evaluation: resume with --resume auto --layout padded."
+                    "evaluation: resume with --resume auto --layout padded; if texts are padded already, set ANGLE_LLM_PLAIN=1."
                 ) from error
             if not is_out_of_memory(error):
                 raise

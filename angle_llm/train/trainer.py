@@ -288,8 +288,7 @@ class Trainer:
                 self._use_padded_texts(reason)
             strategy.zero_grad()
             set_torch_state(generators, device)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
 
     def _use_less_memory(self, groups: Sequence[PlannedGroup], reason: str) -> None:
         """Halve the token budget after an out-of-memory error in the given groups, or turn on activation checkpointing.
@@ -313,7 +312,7 @@ class Trainer:
             TrainingError: if they are padded already.
         """
         budget = self._planner.budget
-        if self._planner.encoder.layouts.layout == "padded":
+        if budget.padded or self._planner.encoder.layouts.layout == "padded":
             raise TrainingError(
                 f"a compiled kernel failed with padded texts, too: {reason:.300}. Set ANGLE_LLM_PLAIN=1 to use the layers of "
                 "the libraries, and resume with --resume auto."
@@ -359,6 +358,21 @@ class Trainer:
                 "--resume auto continues from the last checkpoint."
             ) from error
 
+    def _evaluate(self) -> None:
+        """Evaluate the encoder after the current step; if a compiled kernel fails, repeat it with padded texts.
+
+        Raises:
+            TrainingError: if a kernel fails for padded texts, too.
+        """
+        reason = None
+        try:
+            self._model.evaluate(self._step, self._metrics)
+        except RankKernelError as error:
+            reason = str(error)
+        if reason is not None:  # outside of `except`: an error of the second evaluation has no other cause
+            self._use_padded_texts(reason)
+            self._evaluate()
+
     def _evaluate_and_save(self) -> None:
         """Evaluate the encoder and write a checkpoint if the schedule has them after the current step.
 
@@ -370,14 +384,7 @@ class Trainer:
         step, schedule, model = self._step, self._schedule, self._model
         signal = self._signal()
         if schedule.evaluates_at(step) and not signal:
-            reason = None
-            try:
-                model.evaluate(step, self._metrics)
-            except RankKernelError as error:
-                reason = str(error)
-            if reason is not None:  # outside of `except`: an error of the second evaluation has no other cause
-                self._use_padded_texts(reason)
-                model.evaluate(step, self._metrics)
+            self._evaluate()
             signal = self._signal()
         if signal or (schedule.saves_at(step) and step > self._resumed):
             self._strategy.check_replicas()

@@ -13,7 +13,7 @@ from transformers import AutoModel, LlamaConfig
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.data.examples import load_examples
-from angle_llm.model.layout.flex import flex_problem
+from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.settings.train import DataSource, LoraSettings
 from angle_llm.train.step import boundary_step
 
@@ -84,7 +84,8 @@ def test_flex_attention_runs_and_has_the_gradient_of_a_cpu(checkpointing: bool) 
         train_a_little(encoder.model)
         encoder.model.checkpoint_activations(enabled=checkpointing)
         found.append(gradients(encoder, 10**6))
-    assert flex_problem(4, 2, 64, torch.float32, "highest", None, 64**-0.5, True, True, torch.device("cuda", 0)) is None
+    shape = AttentionShape(4, 2, 64, None, 64**-0.5, causal=True, shares=True)
+    assert flex_problem(shape, torch.float32, "highest", torch.device("cuda", 0)) is None
     for name in found[0]:
         torch.testing.assert_close(found[1][name], found[0][name], **CLOSE)
 

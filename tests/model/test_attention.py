@@ -22,7 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layout import flex as our_flex
 from angle_llm.model.layout.attention import sequence_output
-from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
+from angle_llm.model.layout.flex import BLOCK, AttentionShape, block_mask, compiled_flex, flex_call, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, shared_prefixes
@@ -189,7 +189,8 @@ def test_training_steps_need_few_graphs() -> None:
     torch._dynamo.reset()
 
 
-TRIAL = 4, 2, 16, torch.float32, "highest", None, 0.25
+TRIAL = AttentionShape(4, 2, 16, None, 0.25, causal=True, shares=True)
+FLOAT32 = torch.float32, "highest", CPU
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, mask: Any, cap: Any, scale: float, shared: bool) -> Tensor:
@@ -231,7 +232,8 @@ def _new_trials() -> Iterator[None]:
 @pytest.mark.parametrize(("causal", "shares"), [(True, True), (True, False), (False, False)])
 def test_a_trial_finds_kernels_with_other_results(monkeypatch: pytest.MonkeyPatch, causal: bool, shares: bool) -> None:
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: masked)
-    assert flex_problem(*TRIAL, causal, shares, CPU) is None
+    trial = TRIAL._replace(causal=causal, shares=shares)
+    assert flex_problem(trial, *FLOAT32) is None
     for part, reason in {
         "gradient of the keys": "differ",
         "long sequences": "differ",
@@ -241,22 +243,22 @@ def test_a_trial_finds_kernels_with_other_results(monkeypatch: pytest.MonkeyPatc
     }.items():
         flex_problem.cache_clear()
         monkeypatch.setattr(our_flex, "compiled_flex", partial(wrong, part))
-        assert reason in str(flex_problem(*TRIAL, causal, shares, CPU)), part
+        assert reason in str(flex_problem(trial, *FLOAT32)), part
 
 
 @pytest.mark.usefixtures("_new_trials")
 def test_a_trial_is_not_run_where_flex_attention_would_compute_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: masked)
-    assert "float64" in str(flex_problem(4, 2, 16, torch.float64, "highest", None, 0.25, True, True, CPU))
+    assert "float64" in str(flex_problem(TRIAL, torch.float64, "highest", CPU))
     with torch._dynamo.config.patch(disable=True):  # TORCHDYNAMO_DISABLE=1
-        assert "torch.compile is disabled" in str(flex_problem(*TRIAL, True, True, CPU))
+        assert "torch.compile is disabled" in str(flex_problem(TRIAL, *FLOAT32))
 
 
 def test_the_lengths_of_a_trial_differ_from_other_sizes() -> None:
     """torch would compile again for the next length."""
-    assert our_flex._trial_lengths(32, 8, 128) == [3, 5]
-    assert our_flex._trial_lengths(9, 3, 64) == [5, 7]  # SmolLM2
-    assert our_flex._trial_lengths(5, 3, 128) == [7, 9]
+    smollm2, llama, other, wide = (9, 3, 64), (32, 8, 128), (5, 3, 128), (8, 4, 384)
+    for shape, lengths in {smollm2: [5, 7], llama: [3, 5], other: [7, 9], wide: [5, 7]}.items():
+        assert our_flex._trial_lengths(AttentionShape(*shape, *TRIAL[3:])) == lengths
 
 
 @pytest.mark.usefixtures("_new_trials")
@@ -266,13 +268,14 @@ def test_a_trial_out_of_memory_is_not_a_verdict(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: full)
     with pytest.raises(torch.OutOfMemoryError):
-        flex_problem(*TRIAL, True, True, CPU)
+        flex_problem(TRIAL, *FLOAT32)
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: masked)
-    assert flex_problem(*TRIAL, True, True, CPU) is None
+    assert flex_problem(TRIAL, *FLOAT32) is None
 
 
 @pytest.mark.parametrize("softcap", [None, 0.5])
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_without_gradients_passes_the_trial(
     monkeypatch: pytest.MonkeyPatch, causal: bool, softcap: float | None
 ) -> None:
@@ -280,7 +283,8 @@ def test_flex_attention_without_gradients_passes_the_trial(
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: flex_call)
     for blocks in (3, 5):
         # float32 sums in another order
-        assert our_flex._difference(4, 2, 16, torch.float32, softcap, 0.25, causal, causal, CPU, blocks, 0) < 1e-6
+        shape = TRIAL._replace(softcap=softcap, causal=causal, shares=causal)
+        assert our_flex._difference(shape, torch.float32, CPU, blocks, 0) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
@@ -308,7 +312,8 @@ def test_texts_are_padded_on_a_gpu_without_flex_attention(
     else:
         assert (layouts.layout, layouts.max_tokens) == ("trie" if causal else "packed", 1024)
         computed = (torch.float32, "highest"), (torch.float32, "high"), (torch.bfloat16, "highest")
-        tried = [(4, 4, 16, *each, None, 0.25, causal, causal, on_gpu.device) for each in computed]
+        shape = AttentionShape(4, 4, 16, None, 0.25, causal=causal, shares=causal)
+        tried = [(shape, *each, on_gpu.device) for each in computed]
         assert sorted(asked, key=str) == sorted(tried, key=str)
     assert ("warning: texts are padded" in capsys.readouterr().out) == bool(problem and not dropout)
 

@@ -16,13 +16,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from separate_device import DeviceTensor, DeviceWork, gpu, move, separate_device
-from tiny import tiny_encoder, train_a_little
+from tiny import tiny_backbone, tiny_encoder, train_a_little
 from torch import Tensor, distributed, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.losses import FalseNegatives, NestedObjective, relation
+from angle_llm.model.layers import low_memory_layers, replaced_layers
 from angle_llm.model.layout import attention, flex
 from angle_llm.model.layout.flex import flex_call
 from angle_llm.model.layout.micro_batches import LayoutSupport
@@ -67,6 +68,7 @@ def all_runs() -> None:
     step("bert", "packed", 10**6, kernel="flex")
     for kind in ("llama", "bert"):
         encoding(kind)
+    norms()
     several_processes()
 
 
@@ -160,6 +162,31 @@ def encoding(kind: str) -> None:
         found = encoder.encode(texts, micro_batch_tokens=BUDGET)
     plan = encoder.plan(texts, BUDGET)
     report(work, run="encode", kind=kind, micro_batches=len(plan.groups), rows=float(abs(found - expected).max()))
+
+
+def norms() -> None:
+    """Layers that are replaced on the device, with the norm of a GPU and with wrong ones."""
+
+    right = low_memory_layers._fused_norm
+    kernels: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+        "right": right,
+        "another scale": lambda x, weight, epsilon: right(x, weight, epsilon) * (1 + 1e-5),
+        "another epsilon": lambda x, weight, _: right(x, weight, 1e-3),
+        "no weight": lambda x, weight, epsilon: right(x, torch.ones_like(weight), epsilon),
+        "half a gradient": lambda x, weight, epsilon: (
+            (right(x, weight, epsilon) + right(x.detach(), weight, epsilon)) / 2
+        ),
+        "NaN": lambda x, weight, epsilon: right(x, weight, epsilon) * torch.nan,
+        "error": lambda *_: torch.empty(0).view(3),
+    }
+    for name, kernel in kernels.items():
+        backbone = tiny_backbone("llama")
+        move(backbone)
+        low_memory_layers._fused_norm = kernel
+        with separate_device() as work:
+            low_memory_layers.use_low_memory_layers(backbone)
+        report(work, run="norm", kernel=name, replaced=replaced_layers(backbone))
+    low_memory_layers._fused_norm = right
 
 
 def several_processes() -> None:

@@ -12,6 +12,8 @@ together                  accumulated batches in float64: one by one in one proc
 elastic [ZeRO]            interrupted by a signal to one process and resumed with other numbers of processes and strategies
 mixture CONFIG [NAME …]   a mixture of datasets stored on disk, in 1, 2 and 3 processes, and in 2 with the named ZeRO
 shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
+kernels [NAME]            the last rank cannot use texts in one sequence, at load or from the second step on: every rank
+                          pads its texts. With ZeRO, the run ends and is resumed with --layout padded
 """
 
 import json
@@ -27,12 +29,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import forked
+import kills
 import peft  # noqa: F401  (once, before the forks)
 import torch
 import torch.utils.tensorboard
 from runs import ending, fit, largest_difference, loss_difference, use_float64_norm
 from tiny import save_tiny_base, tiny_encoder
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
+from torch.utils.checkpoint import CheckpointError
 from transformers import AutoModel, LlamaConfig
 
 from angle_llm.data import store
@@ -40,6 +44,8 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example, Group, ScoredPair
 from angle_llm.losses import AngleObjective, FalseNegatives
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layout import support
+from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source import artifact
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.prompts import load_prompts
@@ -56,6 +62,7 @@ from angle_llm.settings.train import (
 )
 from angle_llm.train import trainer
 from angle_llm.train.budget import default_budget
+from angle_llm.train.distributed import EXIT_CODE
 from angle_llm.train.loading import load_encoder
 from angle_llm.train.run_folder import Run
 from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_strategy
@@ -393,7 +400,57 @@ def shortage(folder: Path, processes: str, megabytes: str) -> None:
     check_close("limited", free.run_path, short.run_path)
 
 
+def kernels(folder: Path, *names: str) -> None:
+    save_tiny_base("llama", folder / "base")
+    changed = {"max_steps": 3, "micro_batch_tokens": 300, "checkpoint": CheckpointSettings(every_steps=1)}
+    load, step = (settings(folder, one, **changed) for one in ("load", "step"))
+
+    def tried(rank: int) -> None:
+        if rank == 1:
+            support._probe = lambda *_, **__: "another driver"
+        fine_tune(load)
+
+    def failing(rank: int) -> None:
+        real, calls = EmbeddingModel.forward, [0]
+
+        def forward(model: Any, ids_BT: Any, mask_BT: Any = None, sequence: Any = None) -> Any:
+            calls[0] += model.training
+            if rank == 1 and sequence is not None and calls[0] > 3:  # a step has at most 3 micro-batches
+                raise CheckpointError("recomputed tensors have other shapes")
+            return real(model, ids_BT, mask_BT, sequence)
+
+        EmbeddingModel.forward = forward  # type: ignore[method-assign]
+        fine_tune(step)
+
+    def log(rank: int) -> str:
+        return (folder / f"step.log.{rank}").read_text()
+
+    variables = {}
+    for name in names:
+        import_deepspeed()
+        variables = environment(folder, name)
+    forked.run(2, tried, folder / "load.log", variables)
+    assert "texts: padded (another driver)" in (folder / "load.log.0").read_text()
+    if names:
+        processes = forked.start(2, failing, folder / "step.log", variables)
+        assert [kills.wait(process) for process in processes] == [EXIT_CODE, 1]
+        for rank in (0, 1):
+            assert "rank 1: a compiled kernel failed" in log(rank)
+            assert "--resume auto --layout padded" in log(rank)
+        forked.run(2, lambda _: fine_tune(replace(step, layout="padded")), folder / "resumed.log", variables)
+        assert "budget of the checkpoint" in (folder / "resumed.log.0").read_text()
+    else:
+        forked.run(2, failing, folder / "step.log")
+        assert log(0).count("a compiled kernel failed (a compiled kernel failed on another rank)") == 1
+    layouts = [[line["layout"] for line in ending(run.run_path)[1]] for run in (load, step)]
+    assert layouts[0] == ["padded"] * 3
+    assert layouts[1][0] == "trie"
+    check_close("padded", load.run_path, step.run_path)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    commands = {one.__name__: one for one in (float64, options, together, deepspeed, bits, elastic, mixture, shortage)}
+    commands = {
+        one.__name__: one for one in (float64, options, together, deepspeed, bits, elastic, mixture, shortage, kernels)
+    }
     commands[sys.argv[2]](Path(sys.argv[1]), *sys.argv[3:])  # type: ignore[operator]

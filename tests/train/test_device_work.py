@@ -51,6 +51,14 @@ def test_copies_to_the_device_do_not_grow_with_layers_or_texts(device_runs: list
             assert sum(each["copies"].values()) <= 15 * each["micro_batches"] + 24, each
 
 
+def test_a_norm_of_the_device_with_other_results_is_not_used(device_runs: list[dict[str, Any]]) -> None:
+    """The layers are tried on the device itself, when an adapter is added."""
+    replaced = {each["kernel"]: each["replaced"] for each in device_runs if each["run"] == "norm"}
+    assert replaced.pop("right") == "3 low-memory MLP, 7 low-memory norm"
+    assert len(replaced) == 6
+    assert set(replaced.values()) == {"3 low-memory MLP"}, replaced
+
+
 def test_several_processes_exchange_tensors_of_the_device_only(device_runs: list[dict[str, Any]]) -> None:
     """NCCL refuses others; the run fails on the first one."""
     (processes,) = (each for each in device_runs if each["run"] == "processes")

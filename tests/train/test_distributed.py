@@ -79,6 +79,16 @@ def test_one_process_out_of_memory_repeats_the_step_on_all(processes: int, tmp_p
     assert "limited: losses differ by" in printed
 
 
+def test_one_process_with_a_failing_kernel_makes_all_pad_their_texts(tmp_path: Path) -> None:
+    assert "padded: losses differ by" in program("distributed_runs.py", str(tmp_path), "kernels")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_deepspeed")
+def test_a_failing_kernel_under_zero_ends_the_run_and_names_the_flag(tmp_path: Path) -> None:
+    assert "padded: losses differ by" in program("distributed_runs.py", str(tmp_path), "kernels", "ZeRO-2")
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, str], str]] = {
     "FSDP": ("NO", {}, {"ACCELERATE_USE_FSDP": "true"}, "FSDP"),
     "Megatron": ("MEGATRON_LM", {}, {}, "MEGATRON_LM"),

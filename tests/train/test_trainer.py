@@ -24,6 +24,7 @@ from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layout.micro_batches import LayoutSupport
+from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.run import fine_tune
@@ -301,16 +302,28 @@ def test_a_failed_kernel_makes_the_run_pad_its_texts(
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # float32 with sums in another order
 
 
+@pytest.mark.parametrize("case", ["step", "evaluation", "padding has no effect"])
 def test_a_kernel_that_fails_with_padded_texts_too_ends_the_run(
-    settings: TrainSettings, encoder: SentenceEncoder
+    case: str, settings: TrainSettings, encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls: list[bool] = []
+    if case == "padding has no effect":
+        monkeypatch.setattr(TokenBudget, "apply_to", lambda _, layouts: layouts)
+
     def check(model: torch.nn.Module, *_: object) -> None:
-        if model.training:
+        assert len(calls) < 20, "the step is repeated without end"
+        if model.training != (case == "evaluation"):
+            calls.append(model.training)
             raise CheckpointError("recomputed tensors have other shapes")
 
+    def evaluate(it: SentenceEncoder) -> dict[str, float]:
+        return {"sum": float(it.encode(SENTENCES).sum())}
+
     encoder.model.register_forward_pre_hook(check)
-    with pytest.raises(TrainingError, match="ANGLE_LLM_PLAIN"):
-        fit(encoder, TRIPLES, AngleObjective(), settings)
+    with pytest.raises(TrainingError, match="ANGLE_LLM_PLAIN") as raised:
+        fit(encoder, TRIPLES, AngleObjective(), settings, evaluate)
+    assert len(calls) == 2
+    assert raised.value.__context__ is None, "the first error would keep the tensors of its frames alive"
 
 
 def test_late_failures_are_detected_before_the_first_step(

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from angle_llm.model.layout.token_sequence import SequenceGroup, TokenSequence, 
 
 ATTENTION_NAME = "angle_llm_sequence"
 """Name under which `sequence_attention` is registered in `AttentionInterface` of `transformers`."""
-KERNELS = ("gathered", "flex")
+Kernel = Literal["gathered", "flex"] | None
 PLAIN_ATTENTION_TOKENS = 128
 """Number of tokens of the longest text up to which a CPU uses attention without a fused kernel.
 
@@ -69,9 +69,7 @@ Texts are shorter than sliding windows, and positions are already applied to que
 class _SequenceContext:
     """Computes attention for texts in one sequence, in one forward pass; all layers share its masks and indices."""
 
-    def __init__(self, sequence: TokenSequence, device: torch.device, kernel: str | None) -> None:
-        if kernel is not None and kernel not in KERNELS:
-            raise ValueError(f"expected an attention kernel among {', '.join(KERNELS)}, got {kernel!r}.")
+    def __init__(self, sequence: TokenSequence, device: torch.device, kernel: Kernel) -> None:
         self.sequence, self.device = sequence, device
         self.kernel = kernel or ("flex" if is_gpu(device) else "gathered")
         nodes = int(sequence.starts[-1])
@@ -233,7 +231,7 @@ def _softcapped(
 
 
 def sequence_output(
-    backbone: nn.Module, ids_1T: Tensor, sequence: TokenSequence, kernel: str | None = None, *, all_states: bool = False
+    backbone: nn.Module, ids_1T: Tensor, sequence: TokenSequence, kernel: Kernel = None, *, all_states: bool = False
 ) -> Any:
     """Run a backbone on texts in one sequence of T tokens, and return its output with hidden states (1, T, D).
 
@@ -248,7 +246,6 @@ def sequence_output(
     Raises:
         RuntimeError: if the activation checkpointing of `transformers` is enabled in training. It would compute the layers
             again with the usual attention function.
-        ValueError: for an unknown kernel.
     """
     if backbone.training and uses_other_checkpointing(backbone):
         raise RuntimeError(

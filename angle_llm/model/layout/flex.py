@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -111,30 +111,28 @@ def compiled_flex(backend: Any = "inductor") -> Any:
     return torch._dynamo.config.patch(recompile_limit=64)(compiled)  # torch.compile has no such option in torch 2.9
 
 
+class AttentionShape(NamedTuple):
+    """The values of a model's attention for which torch compiles another kernel, apart from the dtype."""
+
+    heads: int
+    kv_heads: int
+    width: int
+    """Number of dimensions of a head."""
+    softcap: float | None
+    scaling: float
+    causal: bool
+    """Whether tokens attend to earlier tokens only."""
+    shares: bool
+    """Whether texts are in a prefix trie; otherwise they are packed."""
+
+
 @cache
-def flex_problem(
-    heads: int,
-    kv_heads: int,
-    width: int,
-    dtype: torch.dtype,
-    precision: str,
-    softcap: float | None,
-    scaling: float,
-    causal: bool,
-    shares: bool,
-    device: torch.device,
-) -> str | None:
+def flex_problem(shape: AttentionShape, dtype: torch.dtype, precision: str, device: torch.device) -> str | None:
     """Compare FlexAttention with plain attention on a device; return why it cannot be used, or None if results are equal.
 
     Forward and backward passes run for two lengths: without gradients, with gradients of the query alone, and with
-    gradients of query, key and value. The arguments must be the values of the model, because torch compiles again for
-    other values.
-
-    Args:
-        width: number of dimensions of a head.
-        precision: precision of float32 products (see `torch.set_float32_matmul_precision`).
-        causal: whether tokens attend to earlier tokens only.
-        shares: whether texts are in a prefix trie; otherwise they are packed.
+    gradients of query, key and value. `precision` is the precision of float32 products (see
+    `torch.set_float32_matmul_precision`).
     """
     if dtype == torch.float64:
         return "it does not support float64"
@@ -146,9 +144,9 @@ def flex_problem(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of the compiler are no failure
             worst = max(
-                _difference(heads, kv_heads, width, dtype, softcap, scaling, causal, shares, device, blocks, gradients)
+                _difference(shape, dtype, device, blocks, gradients)
                 for gradients in (0, 1, 3)
-                for blocks in _trial_lengths(heads, kv_heads, width)
+                for blocks in _trial_lengths(shape)
             )
     except Exception as error:  # compilers and drivers can fail in any way
         if is_out_of_memory(error):  # an exception is not cached
@@ -161,32 +159,22 @@ def flex_problem(
     return None
 
 
-def _trial_lengths(heads: int, kv_heads: int, width: int) -> list[int]:
-    """Return two numbers of blocks that differ from the number of heads, and whose tokens differ from `width`.
+def _trial_lengths(shape: AttentionShape) -> list[int]:
+    """Return two numbers of blocks that differ from the numbers of heads, and whose tokens differ from the width.
 
     torch gives equal sizes one symbol when it compiles, and would compile again for the next length.
     """
-    return [blocks for blocks in (3, 5, 7, 9) if blocks not in (heads, kv_heads) and blocks * BLOCK != width][:2]
+    taken = shape.heads, shape.kv_heads, shape.width / BLOCK
+    return [blocks for blocks in (3, 5, 7, 9) if blocks not in taken][:2]
 
 
-def _difference(
-    heads: int,
-    kv_heads: int,
-    width: int,
-    dtype: torch.dtype,
-    softcap: float | None,
-    scaling: float,
-    causal: bool,
-    shares: bool,
-    device: torch.device,
-    blocks: int,
-    gradients: int,
-) -> float:
+def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device, blocks: int, gradients: int) -> float:
     """Return the largest relative difference of values and gradients between FlexAttention and plain attention.
 
-    Arguments as in `flex_problem`. The sequence has `blocks` blocks; its texts of 130 tokens share 40 tokens in a trie.
-    Gradients of the first `gradients` of query, key and value are computed.
+    The sequence has `blocks` blocks; its texts of 130 tokens share 40 tokens in a trie. Gradients of the first `gradients` of
+    query, key and value are computed.
     """
+    heads, kv_heads, width, softcap, scaling, causal, shares = shape
     texts = (blocks * BLOCK - 40) // 90 if shares else blocks * BLOCK // 130
     ids = [[0] * 40 + [number] * 90 for number in range(texts)]
     _, sequence = build_sequence(ids, shared_prefixes(ids) if shares else None, causal=causal)

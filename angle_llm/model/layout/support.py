@@ -14,7 +14,7 @@ from angle_llm.io import log
 from angle_llm.losses.relation import on_device
 from angle_llm.model.layers.fused_lora import are_plain
 from angle_llm.model.layout.attention import sequence_output
-from angle_llm.model.layout.flex import flex_problem
+from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.layout.token_sequence import build_sequence, shared_prefixes
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
@@ -96,18 +96,13 @@ def probe_layouts(
     return LayoutSupport("trie" if reason is None else "packed", reason or "", longest, causal)
 
 
-def _has_attention_dropout(config: Any) -> bool:
-    """Return whether the config of a backbone sets a dropout rate for attention above 0."""
-    return any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT)
-
-
 def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch.device, autocasts: bool) -> str | None:
     """Return why FlexAttention cannot be used on a GPU with the heads of a backbone, else None.
 
     For a device without an index (`angle-llm plan` on a machine without a GPU), only the config is checked.
     """
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    if _has_attention_dropout(config):
+    if any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
         return "texts in one sequence with attention dropout have no fused kernel on a GPU"
     heads = getattr(config, "num_attention_heads", None)
     if not heads:
@@ -125,9 +120,9 @@ def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch
     computed = [(dtype, "highest")]  # training uses TF32 for float32 models
     computed += [(dtype, "high")] if dtype == torch.float32 else []
     computed += [(torch.bfloat16, "highest")] if autocasts else []
-    shape = heads, kv_heads or heads, width
+    shape = AttentionShape(heads, kv_heads or heads, width, softcap, scaling, causal, shares)
     try:
-        problems = (flex_problem(*shape, *each, softcap, scaling, causal, shares, device) for each in computed)
+        problems = (flex_problem(shape, *each, device) for each in computed)
         problem = next(filter(None, problems), None)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

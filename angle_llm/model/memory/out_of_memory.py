@@ -75,5 +75,4 @@ def encode_planned(
         progress(-done)
         token_budget = max(min(token_budget, max(group.computed_tokens for group in plan.groups)) // 2, 1)
         log(f"out of memory: encoding with at most {token_budget} tokens per micro-batch")
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()

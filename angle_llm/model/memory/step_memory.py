@@ -273,29 +273,24 @@ def measured_step(model: EmbeddingModel, texts: TextGroup) -> tuple[StepMemory, 
     device, was_training = next(model.parameters()).device, model.training
     model.train()
     try:
-        return _measured_step(model, texts, device)
+        for _ in range(2):
+            micro_batch = texts.make()
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before, start = torch.cuda.memory_allocated(device), time.perf_counter()
+            with attention.attention_kernels(device, _longest_text(micro_batch)):
+                rows_RD = model(**micro_batch.inputs(device))
+                kept = torch.cuda.memory_allocated(device) - before
+                torch.autograd.backward(rows_RD, torch.ones_like(rows_RD))
+            torch.cuda.synchronize(device)
+            seconds = time.perf_counter() - start
+            peak = torch.cuda.max_memory_allocated(device) - before
+            del rows_RD
+        gradients = sum(parameter.grad.nbytes for parameter in model.parameters() if parameter.grad is not None)
+        return StepMemory(micro_batch.computed_tokens, kept, peak + gradients, gradients), seconds
     finally:
         model.zero_grad()
         model.train(was_training)
-
-
-def _measured_step(model: EmbeddingModel, texts: TextGroup, device: torch.device) -> tuple[StepMemory, float]:
-    """Return the memory and the seconds of a step as `measured_step` does; gradients remain on the weights."""
-    for _ in range(2):
-        micro_batch = texts.make()
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before, start = torch.cuda.memory_allocated(device), time.perf_counter()
-        with attention.attention_kernels(device, _longest_text(micro_batch)):
-            rows_RD = model(**micro_batch.inputs(device))
-            kept = torch.cuda.memory_allocated(device) - before
-            torch.autograd.backward(rows_RD, torch.ones_like(rows_RD))
-        torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - start
-        peak = torch.cuda.max_memory_allocated(device) - before
-        del rows_RD
-    gradients = sum(parameter.grad.nbytes for parameter in model.parameters() if parameter.grad is not None)
-    return StepMemory(micro_batch.computed_tokens, kept, peak + gradients, gradients), seconds
 
 
 def _longest_text(micro_batch: MicroBatch) -> int:

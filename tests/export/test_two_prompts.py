@@ -125,7 +125,9 @@ def test_other_prompts_are_refused(changed: dict[str, Any], tmp_path: Path) -> N
 
 def test_sentence_transformers_adds_one_prompt_to_queries_and_documents_too(tmp_path: Path) -> None:
     base = save_tiny_base("qwen3", tmp_path / "base")
-    TOKENIZERS["qwen"]().save_pretrained(base)  # has added tokens, so the library adds the prompt of the exported folder
+    TOKENIZERS["qwen"]().save_pretrained(
+        base
+    )  # has added tokens, so the library adds the prompt of the exported folder
     encoder = SentenceEncoder.from_pretrained(base, prompt=HEADS.query, max_length=60, device="cpu")
     encoder.save_pretrained(tmp_path / "whole")
     found = export_sentence_transformers(tmp_path / "whole", tmp_path / "out", device="cpu")

@@ -191,7 +191,7 @@ def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str]
                 f"joined, without edits and with the same `append` on both sides; got the {side} prompt {prompt.template!r} of "
                 f"{prompts}. Export one folder for each side: --as query, and --as document."
             )
-    heads = {side: prompts.of(side).head for side in SIDES}
+    heads: dict[str, str] = {side: prompts.of(side).head for side in SIDES}
     if prompts.differ:
         return heads, None
     # For both sides: encode_query and encode_document do not use the default prompt, which `encode` uses.

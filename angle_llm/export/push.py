@@ -1,4 +1,4 @@
-"""Upload a saved encoder to the hub: an adapter, a whole or merged model, or a sentence-transformers folder.
+"""Upload a saved encoder to the hub: an adapter, a whole or merged model, or an exported folder.
 
     folder ──► complete, verified, no pickles, no local paths? ──► model card ──► one commit
 
@@ -19,6 +19,8 @@ from typing import Any
 import yaml
 
 from angle_llm.export.card import MERGE_NAME, REPORT_NAME, CardFacts, file_name, is_on_hub, model_card
+from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME
+from angle_llm.export.formats.onnx_folder import GRAPH_NAME
 from angle_llm.model.source.checks import (
     CARD_NAME,
     EXPORT_NAME,
@@ -33,15 +35,18 @@ from angle_llm.model.source.resolve import split_revision
 from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME
 from angle_llm.settings.export import PushSettings
 
-_PUSHED = {".json", ".safetensors", ".txt", ".model"}
-"""Suffixes of the files that are uploaded."""
+_PUSHED = {".json", ".txt", ".model"}
+"""Suffixes of the files that are uploaded, besides weights."""
+_WEIGHTS = {"onnx": {".onnx", ".data"}, "gguf": {".gguf"}}
+"""Suffixes of files with weights by form; all other forms have `.safetensors`."""
 _UNCHANGED_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json", MODULES_NAME}
 """Names of JSON files that are uploaded unchanged, because they contain no local paths."""
 _HUBS_OWN = {".gitattributes", "README.md"}
 """Names of the files that the hub creates in a new repository."""
 _OURS = (
     CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *TOKENIZER_FILES, MODULES_NAME,
-    "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
+    "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", f"{GRAPH_NAME}*",
+    GGUF_NAME, USAGE_NAME,
 )  # fmt: skip
 """Patterns of the repository paths that `angle-llm push` can write."""
 _PATH_KEYS = frozenset({
@@ -86,7 +91,11 @@ def push(settings: PushSettings) -> str:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder)
         hidden = any(part.startswith(".") for part in name.parts)
-        if path.suffix in _PUSHED and not hidden and path.name != REPORT_NAME:
+        if (
+            path.suffix in _PUSHED | _WEIGHTS.get(facts.form, {".safetensors"})
+            and not hidden
+            and path.name != REPORT_NAME
+        ):
             files[name.as_posix()] = _content(path, facts)
         elif path.name not in (REPORT_NAME, "README.md"):
             skipped.append(name.as_posix())
@@ -98,7 +107,8 @@ def push(settings: PushSettings) -> str:
         return "\n".join([*lines, listed, "", replaced, "", card, "Nothing was uploaded: --dry-run."])
     url = _send(files, facts, repo, about, private=not settings.public)
     opened = "SentenceTransformer" if facts.form == "sentence-transformers" else "SentenceEncoder.from_pretrained"
-    return "\n".join([*lines, f"Uploaded to {url}. To use it: {opened}({repo!r})"])
+    use = "see its model card" if facts.use else f"{opened}({repo!r})"
+    return "\n".join([*lines, f"Uploaded to {url}. To use it: {use}"])
 
 
 def _check(facts: CardFacts, folder: Path) -> None:
@@ -111,8 +121,9 @@ def _check(facts: CardFacts, folder: Path) -> None:
     """
     check_links(folder)
     if facts.form != "adapter":
-        check_model_files(folder)
-        made = bool(facts.origin) or facts.form == "sentence-transformers"
+        if facts.form not in _WEIGHTS:
+            check_model_files(folder)
+        made = bool(facts.origin) or facts.form != "whole"
         if made and facts.report.get("holds") is not True:
             raise ArtifactError(
                 f"{folder} was not compared with the encoder it was made from. Write it again without --no-verify."
@@ -260,7 +271,7 @@ def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: di
         api.whoami()
         exists = api.repo_exists(repo)
         there = set(api.list_repo_files(repo)) if exists else set()
-        if there - _HUBS_OWN and not there & {CARD_NAME, EXPORT_NAME}:
+        if there - _HUBS_OWN and not there & {CARD_NAME, EXPORT_NAME, USAGE_NAME}:
             some = ", ".join(sorted(there - _HUBS_OWN)[:3])
             raise PushError(f"{repo} contains other files ({some} …). Choose another name.")
         readme = model_card(facts, repo, license=_license(api, facts.base), **about)

@@ -164,7 +164,7 @@ def _check_tokenizers(
         lambda text: by_file(text, truncation=True)["input_ids"],
         lambda text: automatic(text, truncation=True)["input_ids"],
     ):
-        for sentences, head in zip(tokenizers.distinct, prompts.values() or [""], strict=True):
+        for sentences, head in zip(tokenizers.distinct, dict.fromkeys(prompts.values()) or [""], strict=True):
             check_same_ids(encode, sentences, head, exported.plain_names)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from hub_server import TOKEN, Hub, open_hub
-from huggingface_hub import constants
+from huggingface_hub import ModelCard, constants
 from kills import contents
 from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
@@ -217,3 +217,40 @@ def test_the_code_of_the_card_cuts_before_it_normalises(hub: Hub, tmp_path: Path
     row = run_code(head(hub)["README.md"].decode(), "transformers", tmp_path / "cut")["encode"]("A man eats.").numpy()
     assert np.linalg.norm(row) == pytest.approx(1, abs=1e-6)
     np.testing.assert_allclose(row, encoder.encode(["A man eats."])[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["onnx", "gguf"])
+def test_exported_files_are_uploaded_and_the_card_shows_their_use(form: str, hub: Hub, tmp_path: Path) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    tiny_encoder("llama").save_pretrained(tmp_path / "whole")
+    cli.run(["export", str(tmp_path / "whole"), str(tmp_path / "out"), "--to", form, "--no-verify"])
+    (tmp_path / "out" / "old.safetensors").write_bytes(b"x")
+    with pytest.raises(ValueError, match="--no-verify"):
+        push(tmp_path / "out", "user/mine")
+    (tmp_path / "out" / "verification.json").write_text('{"holds": true}')
+    theirs = {"angle_llm.json": b"{}", "model.safetensors": b"{}"}  # an earlier push of another form
+    hub.put("user/mine", theirs)
+    for _ in range(2):
+        push(tmp_path / "out", "user/mine")
+    files = head(hub)
+    weights, code = {
+        "onnx": ("onnx/model.onnx", "onnxruntime.InferenceSession("),
+        "gguf": ("encoder.gguf", "llama-server -m encoder.gguf --embedding"),
+    }[form]
+    assert files[weights] == (tmp_path / "out" / weights).read_bytes()
+    assert not {*theirs, "old.safetensors"} & files.keys()
+    assert not any(str(Path(__file__).parents[2]).encode() in content for content in files.values())
+    assert code in files["README.md"].decode()
+
+
+def test_the_hub_reads_the_scores_of_the_card(
+    hub: Hub, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = {"beir/scifact": {"metrics": {"nDCG@10": {"value": 61.25}}}}
+    (tmp_path / "retrieval.json").write_text(json.dumps({"tasks": tasks}))
+    push(adapter, "user/mine", "--results", tmp_path / "retrieval.json", "--dry-run")
+    card = capsys.readouterr().out
+    (found,) = ModelCard(card[card.index("---\n") :]).data.eval_results
+    assert (found.task_type, found.dataset_name, found.metric_type) == ("text-retrieval", "beir/scifact", "nDCG@10")
+    assert (found.metric_value, found.metric_name) == (61.25, "nDCG@10 x 100")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
+from tiny_tokenizers import TOKENIZERS
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli
 from angle_llm.export.merge import merge
@@ -120,3 +121,20 @@ def test_other_prompts_are_refused(changed: dict[str, Any], tmp_path: Path) -> N
     tiny_encoder("llama", prompt=prompts).save_pretrained(tmp_path / "run")
     with pytest.raises(ArtifactError, match="--as query, and --as document"):
         export_sentence_transformers(tmp_path / "run", tmp_path / "out")
+
+
+def test_sentence_transformers_adds_one_prompt_to_queries_and_documents_too(tmp_path: Path) -> None:
+    base = save_tiny_base("qwen3", tmp_path / "base")
+    TOKENIZERS["qwen"]().save_pretrained(
+        base
+    )  # has added tokens, so the library adds the prompt of the exported folder
+    encoder = SentenceEncoder.from_pretrained(base, prompt=HEADS.query, max_length=60, device="cpu")
+    encoder.save_pretrained(tmp_path / "whole")
+    found = export_sentence_transformers(tmp_path / "whole", tmp_path / "out", device="cpu")
+    assert found is not None
+    assert found.holds
+    due = encoder.encode(TEXTS)
+    for folder in ("whole", "out"):
+        library = by_library(tmp_path / folder)
+        for encode in (library.encode, library.encode_query, library.encode_document):
+            assert relative_difference(encode(TEXTS), due) < 1e-5, folder

@@ -148,6 +148,8 @@ def _write_graph(folder: Path, path: Path) -> None:
             f"torch.onnx.export cannot export model type {model_type!r} for all batch sizes and lengths: "
             f"{type(error).__name__}: {reason:.200}. Use `export --to sentence-transformers`."
         ) from error
+    for node in graph.model.graph.all_nodes():
+        node.metadata_props.clear()  # stack traces, which have paths of this machine
     path.parent.mkdir()
     size = sum(weight.numel() * weight.element_size() for weight in backbone.parameters())
     graph.save(str(path), external_data=size > _LARGEST_FILE)

@@ -191,9 +191,11 @@ def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str]
                 f"joined, without edits and with the same `append` on both sides; got the {side} prompt {prompt.template!r} of "
                 f"{prompts}. Export one folder for each side: --as query, and --as document."
             )
+    heads: dict[str, str] = {side: prompts.of(side).head for side in SIDES}
     if prompts.differ:
-        return {side: prompts.of(side).head for side in SIDES}, None
-    return ({"prompt": prompts.query.head}, "prompt") if prompts.query.head else ({}, None)
+        return heads, None
+    # For both sides: encode_query and encode_document do not use the default prompt, which `encode` uses.
+    return (heads, "query") if prompts.query.head else ({}, None)
 
 
 def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
     if facts.as_llama:
         notes.append(
             "The Qwen2 model is stored as a LLaMA model with the same values, because transformers reads the tokenizer of a "
-            "Qwen2 model without the prompt."
+            "Qwen2 model without the prompt. Text Embeddings Inference drops its biases: do not use it for this folder."
         )
     notes.append("sentence-transformers before 6 removes white space at both ends of a text.")
     if names := list(facts.plain_names):

@@ -53,6 +53,7 @@ def run(tmp_path: Path) -> Path:
 def by_hand(folder: Path, texts: list[str]) -> np.ndarray:
     """Tokenizer, model and pooling as the files of the folder name them."""
     pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    assert {"pooling_mode_cls_token", "pooling_mode_mean_tokens"} <= pooling.keys()  # needed by TEI
     (mode,) = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on]
     ours = {"lasttoken": "last", "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "last-max"}
     options = json.loads((folder / "sentence_bert_config.json").read_text())

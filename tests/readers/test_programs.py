@@ -146,7 +146,7 @@ NOTES = [
     ("opt", ExportFacts(ONE, "last", 9), ["opt"]),
     ("bert", ExportFacts(PROMPTS, "mean", 9), ["'query: '", "'passage: '", 'prompt_name="query"']),
     ("bert", ExportFacts(ONE, "mean", 9, head="query: "), ["'query: '"]),
-    ("llama", ExportFacts(ONE, "last", 9, as_llama=True), ["LLaMA"]),
+    ("llama", ExportFacts(ONE, "last", 9, as_llama=True), ["LLaMA", "Text Embeddings Inference drops its biases"]),
     ("llama", ExportFacts(ONE, "last", 9, [f"<{n}>" for n in range(12)]), ["'<9>'", "angle_llm_export.json"]),
 ]
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from tiny import save_tiny_adapter, save_tiny_base
+from tiny_tokenizers import TOKENIZERS
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.export.comparison import Verification
 from angle_llm.export.merge import merge
+from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import verify
 from angle_llm.prompts import SidePrompts
@@ -180,6 +182,16 @@ def test_a_prompt_can_be_sent_and_a_long_text_truncated_by_request(forms: Path) 
     assert found.holds, found.text()
     with pytest.raises(ServerError, match="413"):
         checked(forms / "adapter", plain, texts=TEXTS)
+
+
+def test_texts_with_names_that_an_exported_tokenizer_splits_are_skipped(tmp_path: Path) -> None:
+    base = save_tiny_base("llama", tmp_path / "base")
+    TOKENIZERS["gemma"]().save_pretrained(base)
+    save_tiny_adapter(base, tmp_path / "adapter", max_length=100)
+    export_sentence_transformers(tmp_path / "adapter", tmp_path / "exported", check=False)
+    found = checked(tmp_path / "adapter", transformers_app(tmp_path / "exported", load_prompt("plain")))
+    assert found.holds, found.text()
+    assert (found.texts, len(found.notes)) == (len(SENTENCES) - 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,9 @@ def write_library_files(
     Raises:
         ArtifactError: for a pooling that sentence-transformers does not have.
     """
-    flags = {"pooling_mode_mean_tokens": False, f"pooling_mode_{library_pooling(pooling, folder)}": True}
+    # Text Embeddings Inference needs the first two keys.
+    flags = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False}
+    flags[f"pooling_mode_{library_pooling(pooling, folder)}"] = True
     names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     modules = [
         {"idx": number, "name": str(number), "path": f"{number}_{name}" if number else "", "type": _MODULE.format(name)}

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,8 +27,15 @@ from embed_ray import start_ray
 
 from angle_llm.cli import run_cli
 from angle_llm.prompts import Side
-from angle_llm.serve.client import TOKEN_VARIABLE
-from angle_llm.settings.parsing import NonNegativeFloat, Positive, need_library, parse_flags, settings_class
+from angle_llm.serve.listen import read_token
+from angle_llm.settings.parsing import (
+    NonNegativeFloat,
+    Positive,
+    need_library,
+    parse_flags,
+    settings_class,
+    settings_from_dict,
+)
 from angle_llm.settings.serve import ServeSettings
 
 if TYPE_CHECKING:
@@ -35,6 +43,8 @@ if TYPE_CHECKING:
 
     from angle_llm.model.encoder import Rows
 
+NAME = "angle_llm"
+"""Name of the application in Ray Serve."""
 PROPERTIES = ("prompts", "dimensions", "max_length", "normalize")
 """Properties of an encoder that a server needs."""
 ATTEMPTS = 5
@@ -72,7 +82,7 @@ class Encoder:
             batch_size_fn=lambda requests: 1 if len(requests) == 1 else sum(len(texts) for texts, _ in requests),
         )
 
-    def properties(self) -> dict[str, Any]:
+    async def properties(self) -> dict[str, Any]:
         """Return the properties that a server needs."""
         return {name: getattr(self._encoder, name) for name in PROPERTIES}
 
@@ -122,28 +132,33 @@ class Server:
         raise Refusal(503, f"{ATTEMPTS} encoders died while they computed this request.")
 
 
-def application(settings: RayServeSettings, token: str | None) -> Any:
+def application(settings: RayServeSettings) -> Any:
     """Return the Ray Serve application: servers, which send texts to encoders."""
     from ray import serve
 
-    resources = {"num_cpus": 1, "num_gpus": settings.gpus_per_replica}
     encoders = serve.deployment(
         Encoder,
         num_replicas=settings.replicas,
-        ray_actor_options=resources,
+        ray_actor_options={"num_cpus": 1, "num_gpus": settings.gpus_per_replica},
         max_ongoing_requests=settings.max_batch_texts,
     )
     servers = serve.deployment(
         serve.ingress()(Server),
         num_replicas=settings.replicas,
         ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=settings.max_waiting,  # more than it accepts: it answers 429 first
+        max_ongoing_requests=settings.max_waiting,  # never reached: a server answers 429 first
+        logging_config={"enable_access_log": False},
     )
-    return servers.bind(encoders.bind(settings), settings, token)
+    return servers.bind(encoders.bind(settings), settings, read_token(settings.host))
+
+
+def build(values: dict[str, Any]) -> Any:
+    """Return the application for `serve run serve_ray:build model=DIR replicas=2`, or a config file of Ray Serve."""
+    return application(settings_from_dict(RayServeSettings, values, "serve_ray:build"))
 
 
 def main(settings: RayServeSettings) -> None:
-    """Start the servers and encoders, and stop them after Ctrl-C or SIGTERM. On a cluster they stay until then.
+    """Start the application, and delete it after Ctrl-C or SIGTERM.
 
     Raises:
         SettingsError: if the cluster is too small.
@@ -156,19 +171,15 @@ def main(settings: RayServeSettings) -> None:
     from angle_llm.model.source.resolve import resolve_model
 
     resolve_model(settings.model)  # Ray would start encoders of a wrong path several times
-    start_ray(
-        settings.address,
-        {"CPU": settings.replicas, "GPU": settings.replicas * settings.gpus_per_replica},
-        f"--replicas {settings.replicas}",
-    )
+    needed = {"CPU": settings.replicas, "GPU": settings.replicas * settings.gpus_per_replica}
+    start_ray(settings.address, needed, f"--replicas {settings.replicas}")
     serve.start(http_options={"host": settings.host, "port": settings.port})
-    serve.run(application(settings, os.environ.get(TOKEN_VARIABLE) or None))
+    serve.run(application(settings), name=NAME)
     print(f"Serving {settings.model} on http://{settings.host}:{settings.port}", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with suppress(KeyboardInterrupt):
         signal.pause()
-    except KeyboardInterrupt:
-        serve.shutdown()
+    serve.delete(NAME)
     print("stopped")
 
 

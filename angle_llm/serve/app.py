@@ -30,7 +30,6 @@ from angle_llm.model.tokenizer import check_texts
 from angle_llm.prompts import SIDES, Side
 from angle_llm.settings.serve import ServeSettings
 
-
 Encode: TypeAlias = Callable[[list[str], Side | None], Awaitable[Rows]]
 """Returns the embeddings (N, D) of the texts of a request."""
 

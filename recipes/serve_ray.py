@@ -136,18 +136,18 @@ def application(settings: RayServeSettings) -> Any:
     """Return the Ray Serve application: servers, which send texts to encoders."""
     from ray import serve
 
+    common = {"num_replicas": settings.replicas, "logging_config": {"enable_access_log": False}}
     encoders = serve.deployment(
         Encoder,
-        num_replicas=settings.replicas,
+        **common,
         ray_actor_options={"num_cpus": 1, "num_gpus": settings.gpus_per_replica},
         max_ongoing_requests=settings.max_batch_texts,
     )
     servers = serve.deployment(
         serve.ingress()(Server),
-        num_replicas=settings.replicas,
+        **common,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=settings.max_waiting,  # never reached: a server answers 429 first
-        logging_config={"enable_access_log": False},
     )
     return servers.bind(encoders.bind(settings), settings, read_token(settings.host))
 

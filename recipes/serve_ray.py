@@ -13,7 +13,6 @@ Ray starts a process again that dies. If an encoder dies, the servers send its r
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -95,7 +94,8 @@ class Encoder:
         """Return the embeddings of each request, or its error."""
         from angle_llm.serve.app import encode_requests
 
-        return await asyncio.to_thread(encode_requests, self._encoder, requests)
+        # Not in a thread: Ray would make small batches of the requests that arrive meanwhile, and not join them.
+        return encode_requests(self._encoder, requests)
 
 
 class Server:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -96,7 +97,9 @@ def main(settings: RaySettings) -> None:
     import ray.data
 
     check_empty(settings.output)
-    start_ray(settings)
+    # A worker needs a CPU. Another CPU must read and write blocks; without it, Ray waits forever.
+    needed = {"CPU": settings.workers + 1, "GPU": settings.workers * settings.gpus_per_worker}
+    start_ray(settings.address, needed, f"--workers {settings.workers} (one CPU reads and writes)")
 
     # 1. The rows to read.
     rows = ray.data.read_parquet(settings.input, columns=columns_of(settings))
@@ -133,27 +136,23 @@ def main(settings: RaySettings) -> None:
     print(f"{written:,} rows in {settings.output}" + (f", {bad:,} of them without a vector" if bad else ""))
 
 
-def start_ray(settings: RaySettings) -> None:
-    """Connect to the Ray cluster, or start Ray on this machine.
+def start_ray(address: str | None, needed: Mapping[str, float], what: str) -> None:
+    """Connect to the Ray cluster at an address, or start Ray on this machine.
 
     Raises:
-        SettingsError: if the cluster has too few CPUs or GPUs for the workers.
+        SettingsError: if the cluster has too few CPUs or GPUs for the `needed` ones; the message starts with `what`.
     """
     import ray
 
-    # A worker needs a CPU. Another CPU must read and write blocks; without it, Ray waits forever.
-    needed = {"CPU": settings.workers + 1, "GPU": settings.workers * settings.gpus_per_worker}
-    if settings.address is None:
-        ray.init(num_cpus=max(os.cpu_count() or 1, settings.workers + 1), include_dashboard=False)
+    if address is None:
+        ray.init(num_cpus=max(os.cpu_count() or 1, int(needed["CPU"])), include_dashboard=False)
     else:
-        ray.init(address=settings.address)
+        ray.init(address=address)
     resources = ray.cluster_resources()
     if short := {kind: n for kind, n in needed.items() if n > resources.get(kind, 0)}:
         have = ", ".join(f"{resources.get(kind, 0):g} {kind}" for kind in short)
         want = ", ".join(f"{n:g} {kind}" for kind, n in short.items())
-        raise SettingsError(
-            f"--workers {settings.workers} needs {want} (one CPU reads and writes), and the cluster has {have}."
-        )
+        raise SettingsError(f"{what} needs {want}, and the cluster has {have}.")
 
 
 def count_nulls(table: pyarrow.Table) -> pyarrow.Table:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import fastapi
 import numpy as np
@@ -30,13 +30,16 @@ from angle_llm.model.tokenizer import check_texts
 from angle_llm.prompts import SIDES, Side
 from angle_llm.settings.serve import ServeSettings
 
+Encode: TypeAlias = Callable[[list[str], Side | None], Awaitable[Rows]]
+"""Returns the embeddings (N, D) of the texts of a request."""
+
 
 class Refusal(Exception):  # noqa: N818
     """A request that is refused, with an HTTP status and a reason."""
 
     def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+        super().__init__(status, reason)  # both, so that it can be pickled
+        self.status, self.reason = status, reason
 
 
 class EmbeddingRequest(BaseModel):
@@ -67,8 +70,6 @@ class Batcher:
     def __init__(self, encoder: SentenceEncoder, settings: ServeSettings, sizes: prometheus_client.Histogram) -> None:
         self.encoder, self.settings, self.sizes = encoder, settings, sizes
         self.jobs: deque[_Job] = deque()
-        self.waiting = 0
-        """Number of texts without an answer."""
 
     def start(self) -> None:
         """Start the task that computes requests, in the running event loop."""
@@ -76,19 +77,13 @@ class Batcher:
         self.task = asyncio.create_task(self._run())
 
     async def rows(self, texts: list[str], side: Side | None) -> Rows:
-        """Return the embeddings (N, D). Raises `Refusal` if too many texts wait, or for a text without a token."""
+        """Return the embeddings (N, D). Raises `Refusal` for a text without a token."""
         if self.task.done():
             raise Refusal(503, "the server stops.")
-        if self.waiting and self.waiting + len(texts) > self.settings.max_waiting:
-            raise Refusal(429, f"overloaded: {self.waiting} texts wait. Repeat the request later.")
         loop = asyncio.get_running_loop()
         self.jobs.append(job := _Job(texts, side, loop.create_future(), loop.time()))
         self._arrived.set()
-        self.waiting += len(texts)
-        try:
-            return await job.rows
-        finally:
-            self.waiting -= len(texts)
+        return await job.rows
 
     async def _run(self) -> None:
         """Compute requests until the task is cancelled."""
@@ -103,7 +98,9 @@ class Batcher:
                 if not self.jobs:
                     self._arrived.clear()
                 self.sizes.observe(texts)
-                for job, rows in zip(jobs, await loop.run_in_executor(thread, self._encode, jobs), strict=True):
+                requests = [(job.texts, job.side) for job in jobs]
+                found = await loop.run_in_executor(thread, encode_requests, self.encoder, requests)
+                for job, rows in zip(jobs, found, strict=True):
                     if job.rows.done():  # cancelled
                         continue
                     if isinstance(rows, Exception):
@@ -111,26 +108,39 @@ class Batcher:
                     else:
                         job.rows.set_result(rows)
 
-    def _encode(self, jobs: Sequence[_Job]) -> list[Rows | Exception]:
-        """Return the embeddings of each request, or its error, which does not affect the other requests."""
-        found: dict[int, Rows | Exception] = {}
-        for side in dict.fromkeys(job.side for job in jobs):
-            group = [job for job in jobs if job.side == side]
-            encoder = self.encoder if side is None else self.encoder.for_side(side)
-            try:
-                rows_ND = encoder.encode([text for job in group for text in job.texts])
-                ends = np.cumsum([len(job.texts) for job in group])[:-1]
-                found |= {id(job): rows for job, rows in zip(group, np.split(rows_ND, ends), strict=True)}
-            except Exception as error:
-                if len(group) > 1:
-                    found |= {id(job): self._encode([job])[0] for job in group}
-                else:  # a ValueError is a text without a token
-                    found[id(group[0])] = Refusal(400, str(error)) if isinstance(error, ValueError) else error
-        return [found[id(job)] for job in jobs]
+
+def encode_requests(
+    encoder: SentenceEncoder, requests: Sequence[tuple[list[str], Side | None]]
+) -> list[Rows | Exception]:
+    """Return the embeddings of each request (texts, side), or its error, which does not affect the other requests."""
+    found: dict[int, Rows | Exception] = {}
+    for side in dict.fromkeys(side for _, side in requests):
+        group = [number for number, request in enumerate(requests) if request[1] == side]
+        of_side = encoder if side is None else encoder.for_side(side)
+        try:
+            rows_ND = of_side.encode([text for number in group for text in requests[number][0]])
+            ends = np.cumsum([len(requests[number][0]) for number in group])[:-1]
+            found |= dict(zip(group, np.split(rows_ND, ends), strict=True))
+        except Exception as error:
+            if len(group) > 1:
+                found |= {number: encode_requests(encoder, [requests[number]])[0] for number in group}
+            else:  # a ValueError is a text without a token
+                found[group[0]] = Refusal(400, str(error)) if isinstance(error, ValueError) else error
+    return [found[number] for number in range(len(requests))]
 
 
-def make_app(encoder: SentenceEncoder, settings: ServeSettings, token: str | None = None) -> fastapi.FastAPI:
-    """Return the application that serves an encoder; `token` is the bearer token that requests must have."""
+def make_app(
+    encoder: SentenceEncoder, settings: ServeSettings, token: str | None = None, encode: Encode | None = None
+) -> fastapi.FastAPI:
+    """Return the application that serves an encoder.
+
+    Args:
+        encoder: The encoder.
+        settings: Names and limits of the server.
+        token: The bearer token that requests must have.
+        encode: Computes the embeddings of a request elsewhere; then only `prompts`, `dimensions`, `max_length` and
+            `normalize` of the encoder are used. None: compute them in a thread of this process.
+    """
     name = settings.name or settings.model.rstrip("/").rpartition("/")[2] or "encoder"
     sides: dict[str, Side | None] = {name: None}
     if encoder.prompts.differ:
@@ -142,8 +152,10 @@ def make_app(encoder: SentenceEncoder, settings: ServeSettings, token: str | Non
     counts: dict[str, Any] = {"buckets": [2**n for n in range(13)], "registry": registry}
     sizes = prometheus_client.Histogram("angle_llm_batch_texts", "Texts computed together.", **counts)
     batcher = Batcher(encoder, settings, sizes)
-    waiting = prometheus_client.Gauge("angle_llm_waiting_texts", "Texts without an answer.", registry=registry)
-    waiting.set_function(lambda: batcher.waiting)
+    encode = encode or batcher.rows
+    waiting = 0
+    gauge = prometheus_client.Gauge("angle_llm_waiting_texts", "Texts without an answer.", registry=registry)
+    gauge.set_function(lambda: waiting)
 
     @asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
@@ -155,6 +167,7 @@ def make_app(encoder: SentenceEncoder, settings: ServeSettings, token: str | Non
     app = fastapi.FastAPI(title="angle_llm", lifespan=lifespan, docs_url=None, redoc_url=None)
 
     async def embeddings(request: fastapi.Request) -> Any:
+        nonlocal waiting
         body, tei = await _body(request, settings.max_bytes), request.url.path == "/embed"
         texts, side = [body.texts] if isinstance(body.texts, str) else body.texts, body.side
         if not tei and body.model is not None:
@@ -181,7 +194,13 @@ def make_app(encoder: SentenceEncoder, settings: ServeSettings, token: str | Non
             check_texts(texts)
         except ValueError as error:
             raise Refusal(400, str(error)) from None
-        rows_ND = (await batcher.rows(texts, side))[:, :width]
+        if waiting and waiting + len(texts) > settings.max_waiting:
+            raise Refusal(429, f"overloaded: {waiting} texts wait. Repeat the request later.")
+        waiting += len(texts)
+        try:
+            rows_ND = (await encode(texts, side))[:, :width]
+        finally:
+            waiting -= len(texts)
         embedded.inc(len(texts))
         if body.normalize if tei else encoder.normalize:
             norms_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
@@ -222,7 +241,7 @@ def make_app(encoder: SentenceEncoder, settings: ServeSettings, token: str | Non
             except Exception as error:
                 status, reason = 500, "the server failed; its log has the reason."
                 if isinstance(error, Refusal):
-                    status, reason = error.status, str(error)
+                    status, reason = error.status, error.reason
                 else:
                     logging.getLogger("uvicorn.error").exception("%s failed", path)
                 kind = "server_error" if status >= 500 else "invalid_request_error"

@@ -27,7 +27,7 @@ def serve_main(settings: ServeSettings) -> None:
     from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.serve.app import make_app
 
-    token = os.environ.get(TOKEN_VARIABLE) or None
+    token = read_token(settings.host)
     try:  # before the model is loaded, which takes longer
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.socket(family)
@@ -40,10 +40,16 @@ def serve_main(settings: ServeSettings) -> None:
         app = make_app(encoder, settings, token)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         print(f"Serving {settings.model} on http://{host}:{listener.getsockname()[1]}", flush=True)
-        if token is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
-            print(f"warning: other machines can use this server. Set a token in {TOKEN_VARIABLE}.", file=sys.stderr)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=60)
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after its shutdown
             uvicorn.Server(config).run(sockets=[listener])
     print("stopped")
+
+
+def read_token(host: str) -> str | None:
+    """Return the bearer token from the environment. Warns if there is none and other machines can use the server."""
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    if token is None and host not in ("127.0.0.1", "::1", "localhost"):
+        print(f"warning: other machines can use this server. Set a token in {TOKEN_VARIABLE}.", file=sys.stderr)
+    return token

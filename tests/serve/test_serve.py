@@ -4,12 +4,14 @@ import asyncio
 import base64
 import importlib
 import json
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,8 @@ from angle_llm.settings.serve import ServeSettings
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 httpx = pytest.importorskip("httpx")
-make_app = importlib.import_module("angle_llm.serve.app").make_app
+app_module = importlib.import_module("angle_llm.serve.app")
+make_app, Refusal = app_module.make_app, app_module.Refusal
 served = importlib.import_module("served").served
 
 TEXTS = ["A man is eating.", "Nobody eats.", "  Zwölf Boxkämpfer 🎉 ", "one two " * 200]
@@ -39,9 +42,11 @@ def two() -> SentenceEncoder:
     return tiny_encoder("llama", max_length=100, prompt=TWO)
 
 
-def ask(encoder: SentenceEncoder, *requests: Any, token: str | None = None, **settings: Any) -> list[Any]:
-    """The answers to requests (method, path, options) that are sent at the same time, without a network."""
-    app = make_app(encoder, ServeSettings(model="runs/tiny", **settings), token)
+def ask(served: Any, *requests: Any, token: str | None = None, **settings: Any) -> list[Any]:
+    """The answers of an encoder, or an application, to requests (method, path, options) that are sent at the same time,
+    without a network."""
+    is_encoder = isinstance(served, SentenceEncoder)
+    app = make_app(served, ServeSettings(model="runs/tiny", **settings), token) if is_encoder else served
 
     async def run() -> list[Any]:
         transport = httpx.ASGITransport(app)
@@ -149,6 +154,30 @@ def test_texts_computed_together_are_counted(encoder: SentenceEncoder) -> None:
     assert "angle_llm_batch_texts_sum 20.0" in lines
     assert 'angle_llm_requests_total{path="/embed",status="200"} 20.0' in lines
     assert "angle_llm_waiting_texts 0.0" in lines
+
+
+def test_another_process_can_compute_the_embeddings() -> None:
+    """Of the encoder, the application then needs four properties only."""
+    asked = []
+
+    async def encode(texts: list[str], side: str | None) -> np.ndarray:
+        asked.append((texts, side))
+        if texts == ["refused"]:
+            raise pickle.loads(pickle.dumps(Refusal(400, "adds no token.")))
+        return np.full((len(texts), 4), 0.5, np.float32)
+
+    properties = SimpleNamespace(prompts=TWO, dimensions=4, max_length=9, normalize=False)
+    app = make_app(properties, ServeSettings(model="runs/tiny"), encode=encode)
+    answered, refused, health = ask(
+        app,
+        post("/embed", {"inputs": ["a", "b"], "prompt_name": "query"}),
+        post("/embed", {"inputs": ["refused"], "prompt_name": "query"}),
+        ("GET", "/health", {}),
+    )
+    assert rows_of(answered).tolist() == [[0.5] * 4] * 2
+    assert (refused.status_code, refused.json()["error"]) == (400, "adds no token.")
+    assert health.json()["dimensions"] == 4
+    assert asked[0] == (["a", "b"], "query")
 
 
 LIMITS = {"max_texts": 3, "max_characters": 50, "max_bytes": 400}

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from serve_ray import RayServeSettings
 from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm import SentenceEncoder, cli
@@ -39,6 +40,8 @@ def test_the_guide_of_serving_runs(
                 words = [word for word in shlex.split(line.replace(ADDRESS, url)) if "TOKEN=" not in word]
                 if words[0] == "curl":
                     answers.append(json.loads(subprocess.run(words, capture_output=True, check=True).stdout))
+                elif words[0] == "python":  # run by tests/recipes/test_serve_ray.py
+                    served_with.append(parse_flags(RayServeSettings, words[2:]))
                 elif words[1] == "serve":
                     served_with.append(parse_flags(ServeSettings, words[2:]))
                 else:
@@ -48,4 +51,4 @@ def test_the_guide_of_serving_runs(
     openai, tei, health = answers
     assert (len(openai["data"]), len(tei), health["status"]) == (2, 1, "ok")
     assert codes == [0]
-    assert [each.host for each in served_with] == ["127.0.0.1", "0.0.0.0"]
+    assert [each.host for each in served_with] == ["127.0.0.1", "0.0.0.0", "127.0.0.1"]

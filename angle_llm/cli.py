@@ -107,6 +107,12 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
 
         return command
 
+    def merge(settings: MergeSettings) -> None:
+        from angle_llm.evaluate import select_tasks, sts_score
+
+        tasks = select_tasks(settings.evaluate, settings.data_dir, "auto") if settings.evaluate else []
+        forms.merge_main(settings, {task.label: sts_score(task) for task in tasks})
+
     def verify(settings: VerifySettings) -> None:
         from angle_llm.evaluate import sts_score
 
@@ -126,7 +132,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
         "data split": (SplitSettings, split_main, "Split a dataset into parts that share no text."),
         "data mine": (MineSettings, mine_main, "Mine hard negatives for positive pairs."),
         "data score": (ScoreSettings, score_main, "Score pairs by an encoder, as a teacher."),
-        "merge": (MergeSettings, forms.merge_main, "Merge a LoRA adapter into its base model."),
+        "merge": (MergeSettings, merge, "Merge a LoRA adapter into its base model, or combine several encoders."),
         "verify": (
             VerifySettings,
             verify,

@@ -236,13 +236,13 @@ def evaluate_defined(encode: Encode, encode_document: Encode | None, task: StsTa
     return result
 
 
-def sts_score(pairs: str | Path) -> Callable[[SentenceEncoder], float]:
-    """Read a file of scored sentence pairs, and return a function from an encoder to its Spearman × 100 on the pairs.
+def sts_score(pairs: str | Path | StsTask) -> Callable[[SentenceEncoder], float]:
+    """Return a function from an encoder to its Spearman × 100 on a file of scored sentence pairs, or on an STS task.
 
     The file is read before the function is returned. The function raises `UndefinedCorrelationError` with the reason
     instead of returning NaN.
     """
-    task = read_pairs(pairs)
+    task = pairs if isinstance(pairs, StsTask) else read_pairs(pairs)
     return lambda encoder: evaluate_defined(*encode_functions(encoder), task).spearman
 
 

@@ -142,6 +142,7 @@ def model_card(
         "prompts": [facts.usage.prompt.of(side) for side in (SIDES if facts.usage.prompt.differ else SIDES[:1])],
         "pooled": _pooled(facts.usage) if _is_simple(facts) else None,
         "license": license,
+        "parts": [f"{part['weight']:.4g} × `{file_name(part['name'])}`" for part in facts.origin.get("parts", ())],
         "scores": scores,
         "settings": yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) if settings else "",
     }

@@ -6,12 +6,13 @@ Heavy libraries are imported inside the functions, so that the command line star
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angle_llm.io import write_json
+from angle_llm.io import read_object, write_json
 from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
 from angle_llm.settings.parsing import SettingsError, need_library
 
@@ -21,16 +22,30 @@ if TYPE_CHECKING:
     from angle_llm.prompts import Side
 
 
-def merge_main(settings: MergeSettings) -> None:
-    """Run `angle-llm merge`: write the merged model and print the verification.
+def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
+    """Run `angle-llm merge`: write the merged model, print the verification, and `scores` of all models by task name.
 
     The exit code is 1 if the embeddings of the merged model differ from the embeddings of the adapter.
     """
     from angle_llm.export.card import REPORT_NAME
     from angle_llm.export.merge import merge
+    from angle_llm.export.verify import open_form
+    from angle_llm.model.source.encoder_card import EncoderCard
 
-    _print_verification(settings, merge, base=settings.base, dtype=settings.dtype)
-    print(f"\nThe merged encoder is saved in {settings.out}, with this report in {REPORT_NAME}.")
+    *others, out = (settings.out, *settings.more)
+    options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype")}
+    _print_verification(replace(settings, out=out), merge, others=others, **options)
+    print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
+    if scores:
+        folder = Path(out).expanduser()
+        found, usage = {}, vars(EncoderCard.read(folder))
+        print(f"\n| Spearman × 100 | {' | '.join(scores)} |\n|---|{'---:|' * len(scores)}")
+        for name in (settings.run, *others, out):
+            encoder: Any = open_form(name, None, usage, settings.base == "original")
+            found[name] = {task: score(encoder) for task, score in scores.items()}
+            del encoder  # one model in memory at a time
+            print(f"| {name} | {' | '.join(f'{value:.2f}' for value in found[name].values())} |")
+        write_json(folder / REPORT_NAME, (read_object(folder / REPORT_NAME) or {}) | {"spearman": found})
 
 
 def export_main(settings: ExportSettings) -> None:
@@ -101,7 +116,8 @@ def _print_verification(
     except VerificationError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    later = f"NOT verified (--no-verify). To verify later: angle-llm verify {settings.run} {settings.out}"
+    how = "" if options.get("others") else f" To verify later: angle-llm verify {settings.run} {settings.out}"
+    later = f"NOT verified (--no-verify).{how}"
     print(later if found is None else found.text())
 
 

@@ -1,4 +1,4 @@
-"""Merge an adapter into the weights of its base. The merged model needs neither peft nor the base.
+"""Merge an adapter into its base, or several encoders into one. The merged model needs neither peft nor the base.
 
     base, tensor by tensor ──► values of training ──► float32 + update ──► one rounding ──► shards
                                                                                   │
@@ -12,35 +12,42 @@ both forms, one after the other. The target folder is written atomically, after 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from angle_llm import __version__
 from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
-from angle_llm.export.verify import finish_folder
-from angle_llm.export.weights import open_adapters_base
+from angle_llm.export.texts import SENTENCES
+from angle_llm.export.verify import VerificationError, finish_folder, write_report
+from angle_llm.export.weights import MergedWeights, count_differences, open_adapters_base
 from angle_llm.io import write_json
-from angle_llm.model.layers.lora import LoraAdapter, is_transposed, read_adapter
+from angle_llm.model.layers.lora import LoraAdapter, read_adapter
 from angle_llm.model.source.artifact import check_writable, write_directory, write_earlier_names, write_library_form
-from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer, torch_dtype
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.source.backbone import BackboneLocation, absolute_name, load_tokenizer, torch_dtype
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder, read_json
 from angle_llm.model.source.encoder_card import EncoderCard
-from angle_llm.model.source.resolve import locate
-from angle_llm.model.source.weights import BaseWeights
+from angle_llm.model.source.resolve import ModelSource, resolve_model
+from angle_llm.model.source.weights import BaseWeights, open_base
 
 SHARD_BYTES = 4_000_000_000
 """Default maximum size of a weights file, in bytes."""
+_NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+"""Keys of a model configuration that do not change the vectors."""
 
 
 def merge(
     run: str | Path,
     out: str | Path,
     *,
+    others: Sequence[str | Path] = (),
+    weights: Sequence[float] = (),
+    method: Literal["linear", "slerp"] = "linear",
     base: Literal["dequantised", "original"] = "dequantised",
     dtype: str = "float32",
     shard_bytes: int = SHARD_BYTES,
@@ -51,9 +58,21 @@ def merge(
 
     The verification compares the merged model with the adapter.
 
+    With `others`, combine models of one base, tensor by tensor: W_i are the weights of model i with its adapter merged,
+    and w_i its number in `weights`, divided by their sum. A mean of LoRA matrices would be another model.
+
+        linear   sum of w_i W_i (model soups, arXiv 2203.05482)
+        slerp    (sin((1 - w_2) a) W_1 + sin(w_2 a) W_2) / sin(a), where a is the angle between the flattened tensors
+                 (Shoemake 1985; as in mergekit); linear if |cos a| > 0.9995, or for a tensor of zeros
+
+    The verification compares the first encoder alone, in the new folder; then all weights with the combination.
+
     Args:
-        run: folder of the adapter.
+        run: folder of the adapter; with `others`, any of the models.
         out: folder of the merged model.
+        others: adapters and whole models with equal base, prompt, pooling, lengths and tokenizer, or the untrained base.
+        weights: a number for each model; empty: equal weights.
+        method: formula of the combination; slerp is for two models.
         base: "dequantised" merges into the weights that the adapter was trained on. "original" merges into the stored
             weights; the result then differs slightly from an adapter that was trained on a quantised base.
         dtype: dtype of the merged weights, which are computed in float32 and rounded once.
@@ -67,20 +86,36 @@ def merge(
         ArtifactError: for an adapter that cannot be merged, a base with other weights than in training, or a target
             that would overwrite its inputs.
         VerificationError: if the merged model differs from the adapter; nothing is written.
+        ValueError: for `weights` or a method that do not fit the models.
     """
-    source, target = Path(run).expanduser(), Path(out).expanduser()
-    if not is_saved_encoder(source):
+    source, target, models = Path(run).expanduser(), Path(out).expanduser(), [str(run), *map(str, others)]
+    given = list(weights) or [1.0] * len(models)
+    if len(given) != len(models) or not all(0 <= weight < float("inf") for weight in given) or not any(given):
+        raise ValueError(f"--weights: expected {len(models)} numbers, 0 or larger and not all 0; got {given}.")
+    if method == "slerp" and len(models) != 2:
+        raise ValueError(f"--method slerp: expected two models, got {len(models)}.")
+    if not others and not is_saved_encoder(source):
         inside = source / "model"
         hint = f"Use {inside}." if is_saved_encoder(inside) else "Use the model folder of a run."
         raise FileNotFoundError(f"expected a saved adapter, got {source}, which has no {CARD_NAME}. {hint}")
-    card = EncoderCard.read(source)
-    if card.base is None:
+    if not others and EncoderCard.read(source).base is None:
         raise ArtifactError(f"expected an adapter, got a whole model in {source}, which needs no merge.")
-    check_target(source, locate(card.base), target)
-    adapter = read_adapter(source)
-    original = base == "original"
-    weights = open_adapters_base(source, card, original=original)
-    adapter.check_fits(weights.skeleton)
+    original, shares = base == "original", [weight / sum(given) for weight in given]
+    sources = [resolve_model(model) for model in models]
+    first = next((number for number, one in enumerate(sources) if one.card is not None), None)
+    if first is None:
+        raise ArtifactError(f"merge: expected a saved encoder with {CARD_NAME}, got {' and '.join(models)}.")
+    cards, parts = _open_parts(sources, sources[first], target, original)
+    source, (opened, adapter) = Path(sources[first].location.name), parts[first]
+    skeleton, merged = opened.skeleton, MergedWeights(parts, shares, method == "slerp")
+    card = next((card for card, one in zip(cards, sources, strict=True) if one.card is None), cards[first])
+    made: dict[str, Any] = {
+        "method": method,
+        "parts": [{"name": model, "weight": share} for model, share in zip(models, shares, strict=True)],
+    }
+    if adapter is not None and not others:
+        options = {key: adapter.config.get(key) for key in ("r", "lora_alpha", "use_rslora", "use_dora")}
+        made = {"adapter_sha256": adapter.sha256, "adapter": options}
     provenance = {
         "base": card.base,
         "base_revision": card.base_revision,
@@ -89,33 +124,96 @@ def merge(
         "base_dtype": "float32" if original else card.dtype,
         "bits": None if original else card.bits,
         "layers": card.layers,
-        "adapter_sha256": adapter.sha256,
-        "adapter": {key: adapter.config.get(key) for key in ("r", "lora_alpha", "use_rslora", "use_dora")},
+        **made,
         "dtype": dtype,
         "angle_llm": __version__,
     }
     found: list[Verification | None] = []
 
     def fill(folder: Path) -> None:
-        _write_weights(folder, weights, adapter, torch_dtype(dtype), shard_bytes)
-        config: Any = weights.skeleton.config
+        alone = MergedWeights([parts[first]]) if check else merged
+        _write_weights(folder, skeleton, alone, torch_dtype(dtype), shard_bytes)
+        config: Any = skeleton.config
         if hasattr(config, "quantization_config"):
             del config.quantization_config  # the merged model is not quantised, unlike its base
         config.dtype = torch_dtype(dtype)
-        config.architectures = [type(weights.skeleton).__name__]
+        config.architectures = [type(skeleton).__name__]
         config.save_pretrained(folder)
         write_earlier_names(folder)
         tokenizer = load_tokenizer(BackboneLocation(str(source)))
         tokenizer.save_pretrained(folder)
         whole = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
         whole.write(folder)
-        write_library_form(folder, weights.skeleton, tokenizer, whole)
+        write_library_form(folder, skeleton, tokenizer, whole)
         write_json(folder / MERGE_NAME, provenance)
-        names = (str(run), str(out))
-        found.append(finish_folder(folder, source, names, check=check, device=device, original_base=original))
+        names = (models[first], f"{out} with the weights of {models[first]} alone" if others else str(out))
+        report = finish_folder(folder, source, names, check=check, device=device, original_base=original)
+        if others and report is not None:
+            _write_weights(folder, skeleton, merged, torch_dtype(dtype), shard_bytes)
+            stored = open_base(BackboneLocation(str(folder)), dtype=dtype)
+            count = count_differences(stored, skeleton.state_dict(), merged)
+            if count.wrong:
+                raise VerificationError(f"{out} was not written: {count}; most in {count.worst_tensor}.")
+            used = f"{method}, {' and '.join(f'{share:.4g}' for share in shares)}"
+            note = f"Then the weights were replaced by the combination ({used}): {count}."
+            report = replace(report, notes=(*report.notes, note))
+        if others:
+            write_report(folder, report, str(out))
+        found.append(report)
 
     write_directory(target, fill)
     return found[0]
+
+
+def _open_parts(
+    sources: Sequence[ModelSource], first: ModelSource, target: Path, original: bool
+) -> tuple[list[EncoderCard], list[tuple[BaseWeights, LoraAdapter | None]]]:
+    """Open the inputs of a merge: return their cards, with the base if it is known, and their weights and adapters.
+
+    A model without a card is the untrained base of `first`, and gets its card. `original` opens bases as stored.
+
+    Raises:
+        ArtifactError: for inputs that do not belong together, or a `target` that would overwrite an input.
+    """
+    cards, parts, expected = list[EncoderCard](), list[tuple[BaseWeights, LoraAdapter | None]](), dict[str, Any]()
+    for source in sources:
+        saved = source if source.card is not None else first
+        folder, card = Path(saved.location.name), saved.card
+        check_target(folder, source.backbone, target)
+        assert card is not None
+        if card.base is None and (folder / MERGE_NAME).is_file():
+            record = read_json(folder / MERGE_NAME)
+            known = {key: record.get(key) for key in ("base", "base_revision", "base_fingerprint", "bits", "layers")}
+            card = replace(card, dtype=record.get("base_dtype") or card.dtype, **known)
+        if source.card is None:
+            card = replace(card, base=absolute_name(source.path), base_revision=source.revision)
+        if source.card is not None and source.card.base is None:
+            weights = open_base(source.location, dtype="float32")
+        elif card in cards[:1]:  # the base is in memory if it is a GGUF file
+            weights = parts[0][0]
+        else:
+            weights = open_adapters_base(folder, card, original=original)
+        adapter = None if source.adapter is None else read_adapter(folder)
+        if adapter is not None:
+            adapter.check_fits(weights.skeleton)
+        tokenizer, config = load_tokenizer(source.location, source.revision), cast(Any, weights.skeleton.config)
+        base = "fingerprint of the base" + " in float16" * (card.dtype == "float16")  # float16 rounds to another one
+        facts = {
+            **({base: card.base_fingerprint} if card.base_fingerprint else {}),
+            "prompt": [(one.template, one.edits, one.tokenization, one.append) for one in vars(card.prompt).values()],
+            **{name: getattr(card, name) for name in ("pooling", "max_length", "dimensions", "normalize")},
+            "shapes of the weights": {name: one.shape for name, one in weights.skeleton.state_dict().items()},
+            "tokenizer": (tokenizer.get_vocab(), tokenizer(list(SENTENCES), verbose=False)["input_ids"]),
+            **{f"{key} in config.json": value for key, value in config.to_dict().items() if key not in _NOT_COMPARED},
+        }
+        expected = facts | expected
+        for key, value in facts.items():
+            if expected[key] != value:
+                shown = f": expected {expected[key]}, got {value}" if len(f"{expected[key]}{value}") < 200 else ""
+                raise ArtifactError(f"{source.path} and {sources[0].path} do not belong together: {key}{shown}.")
+        cards.append(card)
+        parts.append((weights, adapter))
+    return cards, parts
 
 
 def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
@@ -133,23 +231,23 @@ def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
 
 
 def _write_weights(
-    folder: Path, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype, shard_bytes: int
+    folder: Path, skeleton: nn.Module, weights: MergedWeights, dtype: torch.dtype, shard_bytes: int
 ) -> None:
     """Write the tensors of the merged model to one safetensors file, or to several files with an index.
 
-    Tensors have the names that `save_pretrained` gives them. `weights` are the base weights, and `dtype` is the dtype
-    of the files. A file has at most `shard_bytes` bytes.
+    Tensors have the names that `save_pretrained` gives them: those in `skeleton`. `dtype` is the dtype of the files. A
+    file has at most `shard_bytes` bytes.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
     shapes = {
         name: tensor.to("meta", dtype if tensor.is_floating_point() else None)
-        for name, tensor in weights.skeleton.state_dict().items()
+        for name, tensor in skeleton.state_dict().items()
     }
     split = split_torch_state_dict_into_shards(shapes, max_shard_size=shard_bytes)
     for file, names in split.filename_to_tensors.items():
-        tensors = {name: _merged(name, weights, adapter, dtype) for name in names}
+        tensors = {name: _merged(name, weights, dtype) for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         del tensors  # free the memory before the next shard
     if split.is_sharded:
@@ -157,17 +255,13 @@ def _write_weights(
         write_json(folder / "model.safetensors.index.json", index)
 
 
-def _merged(name: str, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype) -> Tensor:
-    """Return the tensor `name` of the merged model, in `dtype`: the base weight plus the update of the adapter, if any.
+def _merged(name: str, weights: MergedWeights, dtype: torch.dtype) -> Tensor:
+    """Return the tensor `name` of the merged model, in `dtype`.
 
     Raises:
         ArtifactError: for values that are not finite.
     """
-    path, _, kind = name.rpartition(".")
-    values = weights.values(name)
-    if kind == "weight" and path in adapter.updates:
-        transposed = is_transposed(weights.skeleton.get_submodule(path))
-        values = adapter.updates[path].merged(values, transposed=transposed)
+    values, _ = weights.tensor(name)
     if not values.is_floating_point():
         return values.contiguous()
     stored = values.to(dtype).contiguous()

@@ -147,7 +147,7 @@ def verify(
         raise ValueError(
             f"{names[0]} ({programs[0].name}) does not store how it was trained. Name the original encoder first."
         )
-    encoder = _open(forms[0], device, {}, original_base)
+    encoder = open_form(forms[0], device, {}, original_base)
     assert isinstance(encoder, SentenceEncoder)
     prompts = encoder.prompts if side is None else load_prompts(encoder.prompts.of(side))
     usage: dict[str, Any] = {"prompt": prompts, "pooling": encoder.pooling, "max_length": encoder.max_length}
@@ -172,7 +172,7 @@ def verify(
     comparisons = []
     sided = [(text, each) for each in sides for text in texts]
     for path, name, program in list(zip(forms, names, programs, strict=True))[1:]:
-        opened = _open(path, device, usage, original_base)
+        opened = open_form(path, device, usage, original_base)
         other = _encode(opened, _kind(path), name, texts, score, sides)
         notes += [f"{name}: {note}" for note in getattr(opened, "notes", [])]
         compared = compare_forms(first, other, texts * len(sides), tolerance)
@@ -188,7 +188,7 @@ def verify(
                 f"1-cos {apart:.1e} is not {times} times smaller than the difference from the base, {base_difference:.1e}"
             )
         if found and program is not None and program.name == SERVER:
-            original = _open(forms[0], device, {}, original_base).with_prompt(prompts)
+            original = open_form(forms[0], device, {}, original_base).with_prompt(prompts)
             _widen(original)
             rows = (first.rows_ND, other.rows_ND, base_rows_ND)
             mistake = likely_mistake(original, opened, *rows, sided, compared.tolerance)
@@ -296,9 +296,14 @@ def finish_folder(
                 f"at most, {trained.mean_difference:.1e} in the mean."
             )
             found = replace(found, notes=(*found.notes, note))
-    write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
-    (folder / "README.md").write_text(model_card(CardFacts.read(folder), Path(names[1]).name), encoding="utf-8")
+    write_report(folder, found, names[1])
     return found
+
+
+def write_report(folder: Path, found: Verification | None, name: str) -> None:
+    """Write the report of a verification (None: skipped) and README.md to a folder that will have the path `name`."""
+    write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
+    (folder / "README.md").write_text(model_card(CardFacts.read(folder), Path(name).name), encoding="utf-8")
 
 
 def _kind(path: str | Path) -> str:
@@ -327,7 +332,7 @@ def _saved_folder(path: str | Path) -> str | Path:
     return path if source.card is None else Path(source.location.name)
 
 
-def _open(path: str | Path, device: str | None, usage: dict[str, Any], original_base: bool) -> Form:
+def open_form(path: str | Path, device: str | None, usage: dict[str, Any], original_base: bool) -> Form:
     """Open a stored encoder with its stored weights.
 
     `usage` is the prompt, pooling, maximum length and normalisation for a model that does not store these settings.

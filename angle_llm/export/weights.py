@@ -9,11 +9,16 @@ is in memory at a time.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from angle_llm.model.layers.depth import cut_layers
-from angle_llm.model.layers.lora import is_transposed, read_adapter
+from angle_llm.model.layers.lora import LoraAdapter, is_transposed, read_adapter
 from angle_llm.model.source.backbone import BackboneLocation
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
@@ -25,7 +30,7 @@ from angle_llm.model.source.weights import BaseWeights, open_base
 class WeightsCount:
     """Number of compared weights of a model (`numbers`), and of weights that differ from a float32 merge (`wrong`).
 
-    The merge is of a LoRA adapter into its base.
+    The merge is of a LoRA adapter into its base, or of several models.
     """
 
     numbers: int
@@ -35,6 +40,49 @@ class WeightsCount:
 
     def __str__(self) -> str:
         return f"{self.wrong:,} of {self.numbers:,} stored weights differ from a merge in float32"
+
+
+@dataclass(frozen=True)
+class MergedWeights:
+    """Weights of a merge of one or several models (see `merge.merge`), computed one tensor at a time."""
+
+    parts: Sequence[tuple[BaseWeights, LoraAdapter | None]]
+    """The weights of each model, and its adapter, if any."""
+    shares: Sequence[float] = (1.0,)
+    """Weight of each model; the sum is 1."""
+    spherical: bool = False
+
+    def tensor(self, name: str, *, exactly: bool = False) -> tuple[Tensor, Any]:
+        """Return the tensor `name`, read-only, and 0. Adapters are merged in float32, models are combined in float64.
+
+        `exactly`: merge adapters in float64, and return an upper bound on the rounding error of the float32 merge.
+        """
+        path, _, kind = name.rpartition(".")
+        tensors, bounds = list[Tensor](), list[Any]()
+        for base, adapter in self.parts:
+            tensor, bound = base.values(name), 0  # type: Tensor, Any
+            if adapter is not None and kind == "weight" and path in adapter.updates:
+                update, transposed = adapter.updates[path], is_transposed(base.skeleton.get_submodule(path))
+                if exactly:
+                    tensor, bound = update.exactly(tensor, transposed=transposed)
+                else:
+                    tensor = update.merged(tensor, transposed=transposed)
+            tensors.append(tensor)
+            bounds.append(bound)
+        if len(tensors) == 1 or not tensors[0].is_floating_point():
+            return tensors[0], bounds[0]
+        factors = self.shares
+        if self.spherical:
+            (a, b), t = (tensor.flatten().double() for tensor in tensors), self.shares[1]
+            cosine = float(a @ b / a.norm() / b.norm())
+            if abs(cosine) <= 0.9995:  # false for NaN, the cosine of a zero tensor
+                angle = math.acos(cosine)
+                factors = [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)]
+        found = list(zip(factors, tensors, bounds, strict=True))
+        # 2^-24: the factors of slerp depend on the rounding of the tensors.
+        bound = sum(factor * (b + 2.0**-24 * tensor.abs()) for factor, tensor, b in found) if exactly else 0
+        total: Any = sum(factor * tensor.double() for factor, tensor, _ in found)
+        return total, bound
 
 
 def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> BaseWeights:
@@ -84,7 +132,6 @@ def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool 
         stored = None
     if stored is None:
         return None
-    updates = read_adapter(adapter).updates
     base = open_adapters_base(adapter, EncoderCard.read(adapter), original=original)
     wanted, found = (
         {name: tensor.shape for name, tensor in weights.skeleton.state_dict().items()} for weights in (base, stored)
@@ -92,18 +139,17 @@ def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool 
     extra = found.keys() - wanted.keys()  # biases of 0, if Qwen2 is stored as LLaMA
     if wanted != {name: found[name] for name in found.keys() - extra} or any(stored.read(name).any() for name in extra):
         return None
+    return count_differences(stored, wanted, MergedWeights([(base, read_adapter(adapter))]))
+
+
+def count_differences(stored: BaseWeights, names: Iterable[str], merged: MergedWeights) -> WeightsCount:
+    """Count the stored weights in the tensors `names` that differ from a merge, computed in float32 and rounded once."""
     numbers = wrong = 0
     worst_part, worst_tensor = 0.0, ""
-    for name in wanted:
-        path, _, kind = name.rpartition(".")
-        values, number = base.values(name), stored.read(name)
-        if kind == "weight" and path in updates:
-            transposed = is_transposed(base.skeleton.get_submodule(path))
-            exact, reach = updates[path].exactly(values, transposed=transposed)
-            low, high = (exact - reach).to(number.dtype), (exact + reach).to(number.dtype)
-            right = (low <= number) & (number <= high)
-        else:
-            right = number == values.to(number.dtype)
+    for name in names:
+        (exact, reach), number = merged.tensor(name, exactly=True), stored.read(name)
+        low, high = (exact + -reach).to(number.dtype), (exact + reach).to(number.dtype)
+        right = (low <= number) & (number <= high)
         count = int(right.numel() - right.sum())
         numbers, wrong = numbers + right.numel(), wrong + count
         if count > worst_part * right.numel():

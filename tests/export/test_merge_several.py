@@ -267,6 +267,14 @@ def test_a_saved_encoder_is_needed_and_slerp_takes_two(two: list[Path], base: Pa
         merge(two[0], tmp_path / "out", method="slerp")
 
 
+def test_an_adapter_is_not_replaced(two: list[Path]) -> None:
+    """`merge A B` without OUT."""
+    kept = contents(two[1])
+    with pytest.raises(ArtifactError, match="is an adapter, which a merge does not replace"):
+        cli.run(["merge", str(two[0]), str(two[1])])
+    assert contents(two[1]) == kept
+
+
 @pytest.mark.parametrize("target", ["a", "b", "base", "b/inside", "."])
 def test_no_input_is_overwritten(target: str, two: list[Path], tmp_path: Path) -> None:
     kept = contents(tmp_path)

@@ -226,7 +226,9 @@ def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
     read = {"adapter": source, "base": Path(base.name) / (base.gguf_file or "")}
     check_writable(target, **read)
     if is_saved_encoder(target) and EncoderCard.read(target).base is not None:
-        raise ArtifactError(f"{target} is an adapter, which a merge does not replace. Choose another folder, and name it last.")
+        raise ArtifactError(
+            f"{target} is an adapter, which a merge does not replace. Choose another folder, and name it last."
+        )
     for what, path in read.items():
         if path.exists() and target.resolve().is_relative_to(path.resolve()):
             raise ArtifactError(f"{target} is in the folder of the {what}, {path}. Choose another folder.")

@@ -18,14 +18,8 @@ from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.export.comparison import TIMES_SMALLER, TOLERANCE, Comparison, compare_forms, cosine_differences
-from angle_llm.export.formats.onnx_folder import (
-    FACTS_NAME,
-    GRAPH_NAME,
-    OnnxModel,
-    export_onnx,
-    is_onnx_folder,
-    quantize_graph,
-)
+from angle_llm.export.formats.onnx_folder import FACTS_NAME, GRAPH_NAME, OnnxModel, is_onnx_folder
+from angle_llm.export.formats.onnx_graph import export_onnx
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import _encode
 from angle_llm.model.pooling import POOLINGS, Pooling
@@ -122,8 +116,7 @@ def test_encoding_imports_neither_torch_nor_transformers(run: Path, encoder: Sen
 
 
 def test_int8_weights_change_the_vectors_a_little(run: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    shutil.copytree(run / "onnx", tmp_path / "int8")
-    quantize_graph(tmp_path / "int8")
+    export_onnx(run / "adapter", tmp_path / "int8", int8=True)
     model = OnnxModel(tmp_path / "int8")
     assert model.bits == 8
     assert (tmp_path / "int8" / GRAPH_NAME).stat().st_size < (run / "onnx" / GRAPH_NAME).stat().st_size

@@ -16,15 +16,8 @@ from angle_llm.prompts import Side, SidePrompts
 
 TOKEN_VARIABLE = "ANGLE_LLM_SERVER_TOKEN"
 """Environment variable with the bearer token of the server, for `serve` and for `verify --server`."""
-TEXTS_PER_REQUEST = 16
-"""Maximum number of texts in a request; the default limit of TEI is 32."""
-SECONDS = 600
-"""Timeout of a request; a server on a CPU may compute long texts for minutes."""
 TRUNCATION: dict[str, dict[str, Any]] = {"openai": {"truncate_prompt_tokens": -1}, "tei": {"truncate": True}}
 """Protocol → fields that make servers truncate long texts (vLLM, TEI) instead of refusing them."""
-UNIT = 1e-3
-"""Largest difference from 1 of the norm of a normalised vector: rounding in bfloat16."""
-
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -79,7 +72,8 @@ class ServerModel:
         address = url.rstrip("/")
         loopback = httpx.URL(address).host in ("127.0.0.1", "localhost", "::1")
         # Redirects are errors: they would send texts and token to an address that the user did not give.
-        self._client = httpx.Client(timeout=SECONDS, trust_env=not loopback, limits=httpx.Limits(max_keepalive_connections=0))
+        limits = httpx.Limits(max_keepalive_connections=0)  # nothing has to be closed
+        self._client = httpx.Client(timeout=600, trust_env=not loopback, limits=limits)
         if token := os.environ.get(TOKEN_VARIABLE):
             self._client.headers["Authorization"] = f"Bearer {token}"
         base = address.removesuffix("/embed").removesuffix("/embeddings").removesuffix("/v1")
@@ -92,7 +86,7 @@ class ServerModel:
             self._fields = {"normalize": normalize}
         has_sides = prompt.differ or f"{self._fields.get('model')}:query" in self._models
         probe_ND = self.for_side("query" if has_sides else None).encode(["A man is eating."])
-        self.normalize = bool(abs(np.linalg.norm(probe_ND[0]) - 1) < UNIT)
+        self.normalize = bool(abs(np.linalg.norm(probe_ND[0]) - 1) < 1e-3)  # rounding in bfloat16
 
     def _model_names(self, base: str) -> list[str]:
         """Return the names in `/v1/models`; an empty list if the server does not have this address."""
@@ -126,7 +120,7 @@ class ServerModel:
         """
         if self.send_prompt:
             texts = [self.prompts.of(self.side or "query").format(text) for text in texts]
-        size = TEXTS_PER_REQUEST
+        size = 16  # the default limit of TEI is 32
         return np.concatenate([self._rows(texts[start : start + size]) for start in range(0, len(texts), size)])
 
     def _rows(self, texts: Sequence[str]) -> Rows:
@@ -145,7 +139,7 @@ class ServerModel:
         try:
             if self._protocol == "openai":
                 by_index = {item["index"]: item["embedding"] for item in answer["data"]}
-                answer = [by_index.pop(number) for number in range(len(texts))]
+                answer = [by_index[number] for number in range(len(answer["data"]))]
             rows_ND: Rows = np.array(answer, dtype=np.float32)
             if rows_ND.ndim != 2 or len(rows_ND) != len(texts) or not np.isfinite(rows_ND).all():
                 raise ValueError(f"an array of shape {rows_ND.shape}, or values that are not finite")

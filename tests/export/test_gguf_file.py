@@ -277,12 +277,14 @@ def test_verify_finds_a_wrong_conversion(
 
 @pytest.mark.slow
 def test_verify_finds_another_split_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that joins the digits of a number, which the tokenizer splits, as `smollm` and `gpt-2` do."""
+    """A file that joins the digits of a number (`gpt-2`), which the tokenizer splits (`smollm`)."""
     tokenizer = copy.deepcopy(TOKENIZERS["smollm2"]())
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary, merges = spec["model"]["vocab"], spec["model"]["merges"]
     vocabulary["20"] = vocabulary.pop("".join(merges[-1]))
     merges[-1] = ["2", "0"]
+    digits = {"type": "Digits", "individual_digits": True}
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, spec["pre_tokenizer"]]}
     tokenizer._tokenizer = Tokenizer.from_str(json.dumps(spec))
     monkeypatch.setitem(TOKENIZERS, "digits", lambda: tokenizer)
     saved = save(tmp_path / "model", MODELS["llama, gpt-2 split"][0](), "digits")

@@ -125,6 +125,14 @@ def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_names_of_special_tokens_in_a_prompt_are_plain_characters(tmp_path: Path) -> None:
+    config, tokenizer = MODELS["llama, sentencepiece"]
+    saved = save(tmp_path / "model", config(), tokenizer, prompt=PromptTemplate("p", 'After </s> comes "{text}"'))
+    export_gguf(saved, tmp_path / "out")
+    assert compared(saved, tmp_path / "out").problems == ()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "q8_0"])
 def test_a_merged_adapter_in_a_smaller_dtype(dtype: Any, tmp_path: Path) -> None:
     base = save_tiny_base("llama-tied", tmp_path / "base")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,8 +134,7 @@ def write_gguf(file: Path, weights: BaseWeights, vocabulary: Vocabulary, pooling
         )
     _check_config(config, architecture)
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer = gguf.GGUFWriter(file, architecture)
-    try:
+    with closing(gguf.GGUFWriter(file, architecture)) as writer:
         writer.add_name("encoder")
         writer.add_file_type(FILE_TYPES[dtype])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -156,8 +156,6 @@ def write_gguf(file: Path, weights: BaseWeights, vocabulary: Vocabulary, pooling
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
-    finally:
-        writer.close()
 
 
 def _add_tensors(writer: gguf.GGUFWriter, weights: BaseWeights, architecture: str, dtype: str) -> None:

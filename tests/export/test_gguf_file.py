@@ -112,7 +112,7 @@ def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path
     query = PromptTemplate(
         "q", 'Find "{text}" now', edits=("append_full_stop", "double_quotes_to_single"), append="eos"
     )
-    document = PromptTemplate("d", "{text}", tokenization="segments", append="eos")
+    document = PromptTemplate("d", 'Find "{text}" now', tokenization="segments", append="eos")
     prompts = SidePrompts(query, document)
     config, tokenizer = MODELS["llama, llama3 scaling and biases"]
     saved = save(tmp_path / "model", config(), tokenizer, prompt=prompts, pooling="mean")
@@ -130,6 +130,17 @@ def test_names_of_special_tokens_in_a_prompt_are_plain_characters(tmp_path: Path
     saved = save(tmp_path / "model", config(), tokenizer, prompt=PromptTemplate("p", 'After </s> comes "{text}"'))
     export_gguf(saved, tmp_path / "out")
     assert compared(saved, tmp_path / "out").problems == ()
+
+
+@pytest.mark.slow
+def test_most_names_of_special_tokens_in_a_text_are_plain_characters_for_all_clients(tmp_path: Path) -> None:
+    """A client that sends texts, whatever they contain: `<s>` is no special token for llama.cpp, because its type is UNUSED."""
+    config, tokenizer = MODELS["llama, sentencepiece"]
+    saved = save(tmp_path / "model", config(), tokenizer)
+    export_gguf(saved, tmp_path / "out")
+    set_usage(tmp_path / "out", special_names=[])
+    pytest.importorskip("xllamacpp")
+    assert verify([saved, tmp_path / "out"], texts=["one <s> two", "<unk>"], device="cpu").holds
 
 
 @pytest.mark.slow
@@ -177,7 +188,7 @@ def cut_longer(folder: Path) -> None:
     set_usage(folder, max_length=LENGTH + 20)
 
 
-IDS, COSINE = "different token ids", "1-cos"
+IDS, COSINE = "different token ids", "exceeds"
 WRONG: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
     "no prompt": (
         "adapter",
@@ -309,7 +320,7 @@ def test_verify_finds_the_base_in_place_of_the_merged_model(right: tuple[Path, P
     SentenceEncoder.from_pretrained(right[1], device="cpu", max_length=LENGTH).save_pretrained(tmp_path / "whole")
     export_gguf(tmp_path / "whole", tmp_path / "out")
     problems = compared(right[0], tmp_path / "out").problems
-    assert problems[0].startswith(COSINE)
+    assert any(COSINE in problem for problem in problems), problems
 
 
 @pytest.mark.slow
@@ -328,7 +339,7 @@ def test_verify_finds_texts_that_llama_cpp_pools_in_parts(tmp_path: Path, monkey
 
     monkeypatch.setattr(library, "Server", apart)
     (problem,) = compared(saved, tmp_path / "out").problems
-    assert problem.startswith(COSINE)
+    assert COSINE in problem
 
 
 # --- without llama.cpp ------------------------------------------------------------------------------------------------

@@ -296,8 +296,6 @@ class Vocabulary:
         for token in self.spec["added_tokens"]:
             names[token["id"]] = token["content"]
             types[token["id"]] = kinds.UNUSED if token["special"] else kinds.USER_DEFINED
-        if self.sentencepiece:
-            types |= {ids[f"<0x{byte:02X}>"]: kinds.BYTE for byte in range(256)}
         tokens = [names.get(number, f"[PAD{number}]") for number in range(size)]
         writer.add_tokenizer_model("llama" if self.sentencepiece else "gpt2")
         writer.add_tokenizer_pre(self.pre)

@@ -115,11 +115,11 @@ class Server:
         """Return the embeddings of the texts, by another encoder if an encoder dies.
 
         Raises:
-            Refusal: for a text without a token, and if several encoders die.
+            ValueError: for a text without a token.
+            HTTPException: if several encoders die.
         """
+        from fastapi import HTTPException
         from ray.exceptions import ObjectLostError, RayActorError
-
-        from angle_llm.serve.app import Refusal
 
         for _ in range(ATTEMPTS):
             try:
@@ -129,7 +129,7 @@ class Server:
             if isinstance(found, Exception):
                 raise found
             return found
-        raise Refusal(503, f"{ATTEMPTS} encoders died while they computed this request.")
+        raise HTTPException(503, f"{ATTEMPTS} encoders died while they computed this request.")
 
 
 def application(settings: RayServeSettings) -> Any:

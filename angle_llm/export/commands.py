@@ -56,7 +56,7 @@ def export_main(settings: ExportSettings) -> None:
     from angle_llm.export.card import CardFacts
     from angle_llm.export.exported_folder import ExportFacts
     from angle_llm.export.formats.gguf_file import export_gguf
-    from angle_llm.export.formats.onnx_folder import export_onnx
+    from angle_llm.export.formats.onnx_graph import export_onnx
     from angle_llm.export.programs import program_notes
     from angle_llm.export.sentence_transformers import export_sentence_transformers
 

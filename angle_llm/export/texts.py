@@ -58,7 +58,7 @@ SENTENCES: tuple[str, ...] = (
     "Ο άνδρας τρώει ένα μήλο.",
     # emoji, joined and combined characters
     "Great news 🎉🎉 see you tomorrow 👩‍👩‍👧‍👦!",
-    "naïve café, decomposed: café",
+    "naïve café, decomposed: cafe\u0301",
     # long, longer than most lengths, longer than any
     (_WALK * 3).strip(),
     "".join(_MINUTES.format(number) for number in range(1, 41)).strip(),

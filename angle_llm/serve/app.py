@@ -12,7 +12,6 @@ import base64
 import hmac
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import fastapi
 import numpy as np
 import prometheus_client
-from fastapi.responses import JSONResponse, Response
+from fastapi import HTTPException, Request, Response
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from pydantic_core import to_json
 
@@ -32,14 +31,6 @@ from angle_llm.settings.serve import ServeSettings
 
 Encode: TypeAlias = Callable[[list[str], Side | None], Awaitable[Rows]]
 """Returns the embeddings (N, D) of the texts of a request."""
-
-
-class Refusal(Exception):  # noqa: N818
-    """A request that is refused, with an HTTP status and a reason."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(status, reason)  # both, so that it can be pickled
-        self.status, self.reason = status, reason
 
 
 class EmbeddingRequest(BaseModel):
@@ -69,20 +60,17 @@ class Batcher:
 
     def __init__(self, encoder: SentenceEncoder, settings: ServeSettings, sizes: prometheus_client.Histogram) -> None:
         self.encoder, self.settings, self.sizes = encoder, settings, sizes
-        self.jobs: deque[_Job] = deque()
 
     def start(self) -> None:
         """Start the task that computes requests, in the running event loop."""
-        self._arrived = asyncio.Event()
+        self.jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self.task = asyncio.create_task(self._run())
 
     async def rows(self, texts: list[str], side: Side | None) -> Rows:
-        """Return the embeddings (N, D). Raises `Refusal` for a text without a token."""
-        if self.task.done():
-            raise Refusal(503, "the server stops.")
+        """Return the embeddings (N, D). Raises `ValueError` for a text without a token."""
         loop = asyncio.get_running_loop()
-        self.jobs.append(job := _Job(texts, side, loop.create_future(), loop.time()))
-        self._arrived.set()
+        job = _Job(texts, side, loop.create_future(), loop.time())
+        self.jobs.put_nowait(job)
         return await job.rows
 
     async def _run(self) -> None:
@@ -90,13 +78,12 @@ class Batcher:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "encode") as thread:
             while True:
-                await self._arrived.wait()
-                await asyncio.sleep(max(0.0, self.jobs[0].arrived + self.settings.window - loop.time()))
-                jobs, texts = [self.jobs.popleft()], 0
-                while (texts := sum(len(job.texts) for job in jobs)) < self.settings.max_batch_texts and self.jobs:
-                    jobs.append(self.jobs.popleft())
-                if not self.jobs:
-                    self._arrived.clear()
+                jobs = [await self.jobs.get()]
+                await asyncio.sleep(max(0.0, jobs[0].arrived + self.settings.window - loop.time()))
+                while (
+                    texts := sum(len(job.texts) for job in jobs)
+                ) < self.settings.max_batch_texts and self.jobs.qsize():
+                    jobs.append(self.jobs.get_nowait())
                 self.sizes.observe(texts)
                 requests = [(job.texts, job.side) for job in jobs]
                 found = await loop.run_in_executor(thread, encode_requests, self.encoder, requests)
@@ -122,10 +109,8 @@ def encode_requests(
             ends = np.cumsum([len(requests[number][0]) for number in group])[:-1]
             found |= dict(zip(group, np.split(rows_ND, ends), strict=True))
         except Exception as error:
-            if len(group) > 1:
-                found |= {number: encode_requests(encoder, [requests[number]])[0] for number in group}
-            else:  # a ValueError is a text without a token
-                found[group[0]] = Refusal(400, str(error)) if isinstance(error, ValueError) else error
+            alone = {number: encode_requests(encoder, [requests[number]])[0] for number in group if len(group) > 1}
+            found |= alone or {group[0]: error}
     return [found[number] for number in range(len(requests))]
 
 
@@ -147,7 +132,6 @@ def make_app(
         sides |= {f"{name}:{side}": side for side in SIDES}
     registry = prometheus_client.CollectorRegistry()
     answers = prometheus_client.Counter("angle_llm_requests", "Requests.", ["path", "status"], registry=registry)
-    embedded = prometheus_client.Counter("angle_llm_texts", "Embedded texts.", registry=registry)
     seconds = prometheus_client.Histogram("angle_llm_request_seconds", "Seconds.", ["path"], registry=registry)
     counts: dict[str, Any] = {"buckets": [2**n for n in range(13)], "registry": registry}
     sizes = prometheus_client.Histogram("angle_llm_batch_texts", "Texts computed together.", **counts)
@@ -166,42 +150,45 @@ def make_app(
     # No pages with the documentation: their scripts come from the network.
     app = fastapi.FastAPI(title="angle_llm", lifespan=lifespan, docs_url=None, redoc_url=None)
 
-    async def embeddings(request: fastapi.Request) -> Any:
-        nonlocal waiting
-        body, tei = await _body(request, settings.max_bytes), request.url.path == "/embed"
-        texts, side = [body.texts] if isinstance(body.texts, str) else body.texts, body.side
-        if not tei and body.model is not None:
-            if body.model not in sides:
-                raise Refusal(404, f"model {body.model!r:.100} is not served; expected {' or '.join(sides)}.")
-            if side and sides[body.model] not in (None, side):
-                raise Refusal(400, f"model {body.model!r:.100} and side {side!r} are different sides.")
-            side = side or sides[body.model]
+    def checked(body: EmbeddingRequest, tei: bool) -> tuple[list[str], Side | None, int]:
+        """Return the texts, side and number of dimensions of a request. Raises `HTTPException`."""
+        texts = [body.texts] if isinstance(body.texts, str) else body.texts
+        model = None if tei else body.model
+        if model is not None and model not in sides:
+            raise HTTPException(404, f"model {model!r:.100} is not served; expected {' or '.join(sides)}.")
+        named = None if model is None else sides[model]
+        if named and body.side not in (None, named):
+            raise HTTPException(400, f"model {model!r} and side {body.side!r} are different sides.")
+        side = body.side or named
         if encoder.prompts.differ and side is None:
-            given = "prompt_name" if tei else f"model {' or '.join(list(sides)[1:])}, or side"
-            raise Refusal(400, f"queries and documents have different prompts: send {given} (query or document).")
+            field = "prompt_name" if tei else f"model {name}:query or {name}:document, or side"
+            raise HTTPException(400, f"queries and documents have different prompts: send {field} (query or document).")
         if body.truncate is False:
-            raise Refusal(
-                422, f"truncate: texts are cut to {encoder.max_length} tokens as in training; omit the field."
-            )
+            length = encoder.max_length
+            raise HTTPException(422, f"truncate: texts are cut to {length} tokens as in training; omit the field.")
         if not 1 <= len(texts) <= settings.max_texts:
-            raise Refusal(413 if texts else 400, f"expected 1 to {settings.max_texts} texts, got {len(texts)}.")
+            raise HTTPException(413 if texts else 400, f"expected 1 to {settings.max_texts} texts, got {len(texts)}.")
         if (longest := max(map(len, texts))) > settings.max_characters:
-            raise Refusal(413, f"expected texts of at most {settings.max_characters} characters, got {longest}.")
+            raise HTTPException(413, f"expected texts of at most {settings.max_characters} characters, got {longest}.")
         width = encoder.dimensions if body.dimensions is None else body.dimensions
         if not 1 <= width <= encoder.dimensions:
-            raise Refusal(400, f"dimensions: expected 1 to {encoder.dimensions}, got {width}.")
-        try:
-            check_texts(texts)
-        except ValueError as error:
-            raise Refusal(400, str(error)) from None
+            raise HTTPException(400, f"dimensions: expected 1 to {encoder.dimensions}, got {width}.")
+        return texts, side, width
+
+    async def embeddings(request: Request) -> Any:
+        nonlocal waiting
+        body, tei = await _body(request, settings.max_bytes), request.url.path == "/embed"
+        texts, side, width = checked(body, tei)
         if waiting and waiting + len(texts) > settings.max_waiting:
-            raise Refusal(429, f"overloaded: {waiting} texts wait. Repeat the request later.")
+            raise HTTPException(429, f"overloaded: {waiting} texts wait. Repeat the request later.")
         waiting += len(texts)
         try:
+            check_texts(texts)
             rows_ND = (await encode(texts, side))[:, :width]
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
         finally:
             waiting -= len(texts)
-        embedded.inc(len(texts))
         if body.normalize if tei else encoder.normalize:
             norms_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
             rows_ND = rows_ND / np.maximum(norms_N1, np.finfo(np.float32).tiny)
@@ -214,43 +201,40 @@ def make_app(
         usage = {"prompt_tokens": 0, "total_tokens": 0}  # clients need the field; tokens are not counted
         return {"object": "list", "model": body.model or name, "data": data, "usage": usage}
 
-    async def models(_: fastapi.Request) -> Any:
+    async def models(_: Request) -> Any:
         return {"object": "list", "data": [{"id": each, "object": "model", "owned_by": "angle_llm"} for each in sides]}
 
-    async def metrics(_: fastapi.Request) -> Any:
-        return prometheus_client.generate_latest(registry)
+    async def metrics(_: Request) -> Any:
+        return Response(prometheus_client.generate_latest(registry), media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
-    async def health(_: fastapi.Request) -> Any:
-        if batcher.task.done():
-            raise Refusal(503, "the server stops.")
+    async def health(_: Request) -> Any:
         return {"status": "ok", "model": name, "dimensions": encoder.dimensions, "max_length": encoder.max_length}
 
-    def endpoint(work: Callable[[fastapi.Request], Awaitable[Any]]) -> Callable[[fastapi.Request], Awaitable[Response]]:
+    def endpoint(work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         """Return the function of a path: checks the token, and answers with the result of `work` or the refusal."""
 
-        async def answer(request: fastapi.Request) -> Response:
-            started, path = time.perf_counter(), request.url.path
-            response: Response
+        async def answer(request: Request) -> Response:
+            started, path, status = time.perf_counter(), request.url.path, 200
             try:
                 if path != "/health" and not _has_token(request, token):
-                    raise Refusal(401, "expected the header Authorization: Bearer TOKEN with the token of this server.")
+                    raise HTTPException(
+                        401, "expected the header Authorization: Bearer TOKEN with the token of this server."
+                    )
                 content = await work(request)
-                is_text = isinstance(content, bytes)
-                kind = prometheus_client.CONTENT_TYPE_LATEST if is_text else "application/json"
-                response = Response(content if is_text else to_json(content), media_type=kind)
             except Exception as error:
                 status, reason = 500, "the server failed; its log has the reason."
-                if isinstance(error, Refusal):
-                    status, reason = error.status, error.reason
+                if isinstance(error, HTTPException):
+                    status, reason = error.status_code, error.detail
                 else:
                     logging.getLogger("uvicorn.error").exception("%s failed", path)
                 kind = "server_error" if status >= 500 else "invalid_request_error"
-                openai_error = {"message": reason, "type": kind, "param": None, "code": status}
-                tei_error = {"error": reason, "error_type": "Overloaded" if status == 429 else "Validation"}
-                response = JSONResponse(tei_error if path == "/embed" else {"error": openai_error}, status)
-            answers.labels(path, response.status_code).inc()
+                content = {"error": {"message": reason, "type": kind, "param": None, "code": status}}
+                if path == "/embed":
+                    content = {"error": reason, "error_type": "Overloaded" if status == 429 else "Validation"}
+            answers.labels(path, status).inc()
             seconds.labels(path).observe(time.perf_counter() - started)
-            return response
+            is_ready = isinstance(content, Response)
+            return content if is_ready else Response(to_json(content), status, media_type="application/json")
 
         return answer
 
@@ -262,28 +246,30 @@ def make_app(
     return app
 
 
-def _has_token(request: fastapi.Request, token: str | None) -> bool:
+def _has_token(request: Request, token: str | None) -> bool:
     """Return whether a request has the bearer token, compared in constant time; True if no token is needed."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     equal = hmac.compare_digest(given.strip().encode("latin-1"), (token or "").encode())
     return token is None or (equal and scheme.lower() == "bearer")
 
 
-async def _body(request: fastapi.Request, most: int) -> EmbeddingRequest:
+async def _body(request: Request, most: int) -> EmbeddingRequest:
     """Read the JSON body of a request, whatever its Content-Type is.
 
     Raises:
-        Refusal: for a body of more than `most` bytes, or with wrong fields.
+        HTTPException: for a body of more than `most` bytes, or with wrong fields.
     """
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
         if len(data) > most:
-            raise Refusal(413, f"expected a body of at most {most} bytes.")
+            raise HTTPException(413, f"expected a body of at most {most} bytes.")
     try:
         return EmbeddingRequest.model_validate_json(bytes(data))
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = str(found["loc"][0]) if found["loc"] else "body"
         is_texts = where.startswith("input") and found["type"] != "missing"
-        raise Refusal(400, f"{where}: {'expected a text or a list of texts' if is_texts else found['msg']}.") from None
+        raise HTTPException(
+            400, f"{where}: {'expected a text or a list of texts' if is_texts else found['msg']}."
+        ) from None

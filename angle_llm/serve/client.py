@@ -8,25 +8,16 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
+import httpx
 import numpy as np
 
 from angle_llm.prompts import Side, SidePrompts
 
 TOKEN_VARIABLE = "ANGLE_LLM_SERVER_TOKEN"
 """Environment variable with the bearer token of the server, for `serve` and for `verify --server`."""
-TEXTS_PER_REQUEST = 16
-"""Maximum number of texts in a request; the default limit of TEI is 32."""
-SECONDS = 600
-"""Timeout of a request; a server on a CPU may compute long texts for minutes."""
 TRUNCATION: dict[str, dict[str, Any]] = {"openai": {"truncate_prompt_tokens": -1}, "tei": {"truncate": True}}
 """Protocol → fields that make servers truncate long texts (vLLM, TEI) instead of refusing them."""
-UNIT = 1e-3
-"""Largest difference from 1 of the norm of a normalised vector: rounding in bfloat16."""
-
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -42,13 +33,6 @@ class ServerError(ValueError):
 def is_server(path: str | Path) -> bool:
     """Return whether the name of a form is the URL of a server."""
     return str(path).startswith(("http://", "https://"))
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """Refuses redirects, which would send texts and token to an address that the user did not give."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Return None: the redirect is an error."""
 
 
 class ServerModel:
@@ -86,8 +70,12 @@ class ServerModel:
         self.notes: list[str] = []
         """What a client of this server must send, for the report."""
         address = url.rstrip("/")
-        loopback = urlsplit(address).hostname in ("127.0.0.1", "localhost", "::1")
-        self._opener = build_opener(_NoRedirect, *([ProxyHandler({})] if loopback else []))
+        loopback = httpx.URL(address).host in ("127.0.0.1", "localhost", "::1")
+        # Redirects are errors: they would send texts and token to an address that the user did not give.
+        limits = httpx.Limits(max_keepalive_connections=0)  # nothing has to be closed
+        self._client = httpx.Client(timeout=600, trust_env=not loopback, limits=limits)
+        if token := os.environ.get(TOKEN_VARIABLE):
+            self._client.headers["Authorization"] = f"Bearer {token}"
         base = address.removesuffix("/embed").removesuffix("/embeddings").removesuffix("/v1")
         self._models = [] if address.endswith("/embed") else self._model_names(base)
         if self._models or address.endswith("/embeddings"):
@@ -98,7 +86,7 @@ class ServerModel:
             self._fields = {"normalize": normalize}
         has_sides = prompt.differ or f"{self._fields.get('model')}:query" in self._models
         probe_ND = self.for_side("query" if has_sides else None).encode(["A man is eating."])
-        self.normalize = bool(abs(np.linalg.norm(probe_ND[0]) - 1) < UNIT)
+        self.normalize = bool(abs(np.linalg.norm(probe_ND[0]) - 1) < 1e-3)  # rounding in bfloat16
 
     def _model_names(self, base: str) -> list[str]:
         """Return the names in `/v1/models`; an empty list if the server does not have this address."""
@@ -132,7 +120,7 @@ class ServerModel:
         """
         if self.send_prompt:
             texts = [self.prompts.of(self.side or "query").format(text) for text in texts]
-        size = TEXTS_PER_REQUEST
+        size = 16  # the default limit of TEI is 32
         return np.concatenate([self._rows(texts[start : start + size]) for start in range(0, len(texts), size)])
 
     def _rows(self, texts: Sequence[str]) -> Rows:
@@ -150,10 +138,8 @@ class ServerModel:
                 self.notes.append(note)
         try:
             if self._protocol == "openai":
-                places = [item["index"] for item in answer["data"]]
-                if sorted(places) != list(range(len(texts))):
-                    raise ValueError(f"the indices {places}")
-                answer = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
+                by_index = {item["index"]: item["embedding"] for item in answer["data"]}
+                answer = [by_index[number] for number in range(len(answer["data"]))]
             rows_ND: Rows = np.array(answer, dtype=np.float32)
             if rows_ND.ndim != 2 or len(rows_ND) != len(texts) or not np.isfinite(rows_ND).all():
                 raise ValueError(f"an array of shape {rows_ND.shape}, or values that are not finite")
@@ -163,15 +149,12 @@ class ServerModel:
 
     def _answer(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON answer to a request: POST of `body` as JSON, or GET without a body."""
-        headers = {"Content-Type": "application/json"}
-        if token := os.environ.get(TOKEN_VARIABLE):
-            headers["Authorization"] = f"Bearer {token}"
-        data = None if body is None else json.dumps(body).encode()
         try:
-            with self._opener.open(Request(url, data, headers), timeout=SECONDS) as reply:
-                return json.loads(reply.read())
-        except HTTPError as error:
-            reason = " ".join(error.read(2000).decode(errors="replace").split())
-            raise ServerError(f"{url} answered {error.code} {error.reason}: {reason:.300}", error.code) from None
-        except (OSError, ValueError) as error:
+            reply = self._client.get(url) if body is None else self._client.post(url, json=body)
+            reply.raise_for_status()
+            return reply.json()
+        except httpx.HTTPStatusError as error:
+            status, reason = error.response.status_code, " ".join(error.response.text.split())
+            raise ServerError(f"{url} answered {status}: {reason:.300}", status) from None
+        except (httpx.HTTPError, ValueError) as error:
             raise ServerError(f"{url}: no valid answer ({error}). Is the server running?") from None

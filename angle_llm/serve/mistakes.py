@@ -30,13 +30,8 @@ from angle_llm.prompts import PLACEHOLDER, PromptTemplate, Side
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Way: TypeAlias = tuple[str, dict[str, Any]]
 """A mistake: its name, and the arguments of `_row` that repeat it."""
-POOLINGS = ("last", "mean", "cls", "max", "weightedmean")
-LENGTHS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
-"""Usual maximum lengths of programs."""
 HALF = 1e-3
 """Largest 1 - cos between vectors that one model computes in bfloat16 and in float32."""
-TEXTS = 8
-"""Number of texts that a mistake must explain."""
 
 
 def likely_mistake(
@@ -57,9 +52,10 @@ def likely_mistake(
         texts: the M texts, each with its side.
         tolerance: largest allowed 1 - cos.
     """
-    apart_M = _differences(found_MD, due_MD) if found_MD.shape == due_MD.shape else np.zeros(len(texts))
-    wrong = [m for m in range(len(texts)) if not apart_M[m] <= tolerance]
-    right = [m for m in range(len(texts)) if m not in wrong]
+    if found_MD.shape != due_MD.shape:
+        return ""
+    apart_M = _differences(found_MD, due_MD)
+    wrong, right = np.flatnonzero(apart_M > tolerance).tolist(), np.flatnonzero(apart_M <= tolerance).tolist()
     if not wrong:
         return ""
     if apart_M.max() <= HALF:
@@ -94,7 +90,7 @@ def likely_mistake(
         if all(texts[m][0] == texts[nearest[m]][0] for m in moved):
             return "the prompt of the other side is used"
         return "texts get the vectors of other texts: the order is wrong"
-    chosen = _spread([m for m in wrong if m in short] or wrong, TEXTS - 2)
+    chosen = _spread([m for m in wrong if m in short] or wrong, 6)
     sent = [(program.for_side(side) if side else program).encode([text]) for text, side in (texts[m] for m in chosen)]
     if (_differences(np.concatenate(sent).astype(np.float64), due_MD[chosen]) <= limit_M[chosen]).all():
         return "the vector of a text depends on the other texts of a request: padding is not masked"
@@ -109,9 +105,8 @@ def likely_mistake(
 
 def _differences(rows_MD: Rows, others_MD: Rows) -> Rows:
     """Return 1 - cos (M,) between corresponding rows."""
-    differences_M: Rows = ((unit_rows(np.atleast_2d(rows_MD)) - unit_rows(np.atleast_2d(others_MD))) ** 2).sum(
-        axis=1
-    ) / 2
+    apart_MD = unit_rows(np.atleast_2d(rows_MD)) - unit_rows(np.atleast_2d(others_MD))
+    differences_M: Rows = (apart_MD**2).sum(axis=1) / 2
     return differences_M
 
 
@@ -149,6 +144,7 @@ def _ways(encoder: SentenceEncoder) -> list[Way]:
     """Return the likely mistakes that do not depend on the length of a text."""
     prompts, tokenizer, (before, after) = encoder.prompts, encoder.tokenizer, encoder.tokenizers.query.special_tokens
     others = {prompts.query: prompts.document, prompts.document: prompts.query}
+    poolings = ("last", "mean", "cls", "max", "weightedmean")
     ways: list[Way] = [
         ("the prompt is dropped", {"prompt": lambda own: replace(own, template=PLACEHOLDER, edits=())}),
         ("the prompt of the other side is used", {"prompt": others.__getitem__}),
@@ -156,7 +152,7 @@ def _ways(encoder: SentenceEncoder) -> list[Way]:
         ("the prompt after the text is dropped", {"prompt": lambda own: replace(own, template=own.head + PLACEHOLDER)}),
         ("the edits of the prompt are dropped", {"prompt": lambda own: replace(own, edits=())}),
         ("the token after the prompt is dropped", {"prompt": lambda own: replace(own, append=None)}),
-        *((f"pooling {name}, expected {encoder.pooling}", {"pooling": name}) for name in POOLINGS),
+        *((f"pooling {name}, expected {encoder.pooling}", {"pooling": name}) for name in poolings),
         ("white space around texts is removed", {"edit": str.strip}),
         ("texts are in lower case", {"edit": str.lower}),
         ("the special tokens are dropped", {"ids": lambda ids: ids[len(before) : len(ids) - len(after)]}),
@@ -174,9 +170,10 @@ def _ways(encoder: SentenceEncoder) -> list[Way]:
 
 def _truncations(encoder: SentenceEncoder) -> list[Way]:
     """Return the likely mistakes with texts that are too long."""
-    most, due = count_positions(encoder.model.backbone) or max(LENGTHS), encoder.max_length
+    usual = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+    most, due = count_positions(encoder.model.backbone) or max(usual), encoder.max_length
     ways: list[Way] = [("texts are not truncated", {"length": most})]
-    for length in sorted({due, *(length for length in LENGTHS if length <= most)}):
+    for length in sorted({due, *(length for length in usual if length <= most)}):
         name = f"the text is truncated to {length} tokens, expected {due}"
         ways.append((name, {"length": length}))
         cut, left = (lambda ids, n=length: ids[:n]), (lambda ids, n=length: ids[-n:])

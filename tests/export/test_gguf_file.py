@@ -1,5 +1,6 @@
 """Export to GGUF, and the file in llama.cpp: token ids first, then vectors."""
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,14 +14,16 @@ import torch
 from programs import run
 from tiny import save_tiny_adapter, save_tiny_base, tiny_backbone, tiny_encoder
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
+from tokenizers import Tokenizer
 from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen3Config
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
-from angle_llm.export.comparison import Comparison, Encoded, FormFacts, compare_forms
+from angle_llm.export.comparison import Comparison
 from angle_llm.export.formats import gguf_file
 from angle_llm.export.formats.gguf_file import export_gguf
-from angle_llm.export.formats.llama_cpp import GGUF_NAME, TOLERANCES, USAGE_NAME, LlamaCppModel, Usage, is_gguf_export
+from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME, LlamaCppModel, Usage, is_gguf_export
 from angle_llm.export.texts import SENTENCES
+from angle_llm.export.verify import verify
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.prompts import SidePrompts
 
@@ -78,27 +81,16 @@ def save(folder: Path, config: Any, tokenizer: str, **options: Any) -> Path:
     return folder
 
 
-def encoded(form: Any, kind: str, texts: list[str]) -> Encoded:
-    dtype = str(form.dtype).removeprefix("torch.")
-    rows_ND = form.encode(texts).astype(np.float64)
-    names = " / ".join(form.prompts.of(side).template for side in ("query", "document"))
-    facts = FormFacts(
-        kind, kind, dtype, names, form.pooling, form.max_length, rows_ND.shape[1], normalize=form.normalize
-    )
-    return Encoded(facts, form.tokenize(texts), rows_ND)
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of llama.cpp wait actively, so that several tests at the same time would take minutes."""
+    monkeypatch.setitem(LlamaCppModel.__init__.__kwdefaults__, "threads", 1)
 
 
 def compared(saved: Path, folder: Path, side: Any = None) -> Comparison:
-    """Compare an exported folder in llama.cpp with the encoder it was made from."""
+    """Compare an exported folder in llama.cpp with the encoder it was made from, by `verify`."""
     pytest.importorskip("xllamacpp")
-    encoder: Any = SentenceEncoder.from_pretrained(saved, device="cpu")
-    other: Any = LlamaCppModel(folder, threads=1)
-    if side is not None:
-        encoder, other = encoder.for_side(side), other.for_side(side)
-    texts = list(SENTENCES)
-    return compare_forms(
-        encoded(encoder, "whole model", texts), encoded(other, "llama.cpp", texts), texts, TOLERANCES[other.dtype]
-    )
+    return verify([saved, folder], device="cpu", side=side).comparisons[0]
 
 
 @pytest.mark.slow
@@ -120,7 +112,7 @@ def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path
     query = PromptTemplate(
         "q", 'Find "{text}" now', edits=("append_full_stop", "double_quotes_to_single"), append="eos"
     )
-    document = PromptTemplate("d", "{text}", tokenization="segments", append="eos")
+    document = PromptTemplate("d", 'Find "{text}" now', tokenization="segments", append="eos")
     prompts = SidePrompts(query, document)
     config, tokenizer = MODELS["llama, llama3 scaling and biases"]
     saved = save(tmp_path / "model", config(), tokenizer, prompt=prompts, pooling="mean")
@@ -130,6 +122,25 @@ def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path
     assert [usage.requests[side].as_text for side in ("query", "document")] == [True, False]
     for side in ("query", "document"):
         assert compared(saved, tmp_path / "out", side).problems == ()
+
+
+@pytest.mark.slow
+def test_names_of_special_tokens_in_a_prompt_are_plain_characters(tmp_path: Path) -> None:
+    config, tokenizer = MODELS["llama, sentencepiece"]
+    saved = save(tmp_path / "model", config(), tokenizer, prompt=PromptTemplate("p", 'After </s> comes "{text}"'))
+    export_gguf(saved, tmp_path / "out")
+    assert compared(saved, tmp_path / "out").problems == ()
+
+
+@pytest.mark.slow
+def test_most_names_of_special_tokens_in_a_text_are_plain_characters_for_all_clients(tmp_path: Path) -> None:
+    """A client that sends texts, whatever they contain: `<s>` is no special token for llama.cpp, because its type is UNUSED."""
+    config, tokenizer = MODELS["llama, sentencepiece"]
+    saved = save(tmp_path / "model", config(), tokenizer)
+    export_gguf(saved, tmp_path / "out")
+    set_usage(tmp_path / "out", special_names=[])
+    pytest.importorskip("xllamacpp")
+    assert verify([saved, tmp_path / "out"], texts=["one <s> two", "<unk>"], device="cpu").holds
 
 
 @pytest.mark.slow
@@ -166,76 +177,154 @@ def set_usage(folder: Path, **changed: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
 
 
-def no_prompt(folder: Path) -> None:
-    set_usage(folder, prompt=load_prompt("plain").to_dict())
-
-
-def wrong_pooling(folder: Path) -> None:
-    set_field(folder, "llama.pooling_type", 1)
-
-
-def no_bos(folder: Path) -> None:
-    set_field(folder, "tokenizer.ggml.add_bos_token", False)
-
-
-def extra_eos(folder: Path) -> None:
-    set_field(folder, "tokenizer.ggml.add_eos_token", True)
-
-
-def wrong_theta(folder: Path) -> None:
-    set_field(folder, "llama.rope.freq_base", 20_000.0)
+def set_requests(folder: Path, **changed: Any) -> None:
+    requests = json.loads((folder / USAGE_NAME).read_text())["requests"]
+    longer = {side: {**request, "most": request["most"] + 20} for side, request in requests.items()}
+    set_usage(folder, requests={side: request | changed for side, request in longer.items()})
 
 
 def cut_longer(folder: Path) -> None:
-    requests = json.loads((folder / USAGE_NAME).read_text())["requests"]
-    longer = {side: {**request, "most": request["most"] + 20} for side, request in requests.items()}
-    set_usage(folder, max_length=LENGTH + 20, requests=longer)
+    set_requests(folder)
+    set_usage(folder, max_length=LENGTH + 20)
 
 
-WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no prompt": (no_prompt, "prompt {text}"),
-    "wrong pooling": (wrong_pooling, "pooling mean, expected last"),
-    "no BOS": (no_bos, "different token ids"),
-    "extra EOS": (extra_eos, "different token ids"),
-    "wrong rotary base": (wrong_theta, "1-cos"),
-    "another maximum length": (cut_longer, "max_length 100, expected 80"),
+IDS, COSINE = "different token ids", "exceeds"
+WRONG: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
+    "no prompt": (
+        "adapter",
+        lambda folder: set_usage(folder, prompt=load_prompt("plain").to_dict()),
+        ("prompt '{text}'", IDS, COSINE),
+    ),
+    "wrong pooling": (
+        "adapter",
+        lambda folder: set_field(folder, "llama.pooling_type", 1),
+        ("pooling mean, expected last", COSINE),
+    ),
+    "no BOS": ("adapter", lambda folder: set_field(folder, "tokenizer.ggml.add_bos_token", False), (IDS, COSINE)),
+    "extra EOS": ("adapter", lambda folder: set_field(folder, "tokenizer.ggml.add_eos_token", True), (IDS, COSINE)),
+    "wrong rotary base": ("adapter", lambda folder: set_field(folder, "llama.rope.freq_base", 20_000.0), (COSINE,)),
+    "another maximum length": ("adapter", cut_longer, ("max_length 100, expected 80", IDS, COSINE)),
+    "end of the prompt is cut": ("adapter", lambda folder: set_requests(folder, after=[]), (IDS, COSINE)),
+    "names of special tokens as text": ("adapter", lambda folder: set_usage(folder, special_names=[]), (IDS, COSINE)),
+    "normalised": ("adapter", lambda folder: set_usage(folder, normalize=True), ("normalize True, expected False",)),
+    "no Unicode normalisation": ("qwen3", lambda folder: set_usage(folder, unicode=None), (IDS, COSINE)),
+    "no space before a text": (
+        "llama, sentencepiece",
+        lambda folder: set_field(folder, "tokenizer.ggml.add_space_prefix", False),
+        (IDS, COSINE),
+    ),
+    "no rotary scaling": (
+        "llama, gpt-2 split",
+        lambda folder: set_field(folder, "llama.rope.scaling.factor", 1.0),
+        (COSINE,),
+    ),
+    "wrong rotary base in windows": (
+        "gemma-3",
+        lambda folder: set_field(folder, "gemma3.rope.freq_base_swa", 10_000.0),
+        (COSINE,),
+    ),
+    "longer windows": ("gemma-3", lambda folder: set_field(folder, "gemma3.attention.sliding_window", 64), (COSINE,)),
 }
+"""Model, change of its exported folder, and what the comparison reports."""
+
+
+def saved_model(name: str, right: tuple[Path, Path], tmp_path: Path) -> Path:
+    """An encoder of `MODELS`, or an adapter."""
+    return right[0] if name == "adapter" else save(tmp_path / "model", MODELS[name][0](), MODELS[name][1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
-def test_the_comparison_finds_a_wrong_file(name: str, right: tuple[Path, Path], tmp_path: Path) -> None:
-    spoil, message = WRONG[name]
-    export_gguf(right[0], tmp_path / "out")
-    assert compared(right[0], tmp_path / "out").problems == ()
+def test_verify_finds_a_wrong_file(name: str, right: tuple[Path, Path], tmp_path: Path) -> None:
+    model, spoil, messages = WRONG[name]
+    saved = saved_model(model, right, tmp_path)
+    export_gguf(saved, tmp_path / "out")
+    assert compared(saved, tmp_path / "out").problems == ()
     spoil(tmp_path / "out")
-    problems = compared(right[0], tmp_path / "out").problems
-    assert any(message in problem for problem in problems), problems
-    assert any("1-cos" in problem for problem in problems), problems
+    problems = compared(saved, tmp_path / "out").problems
+    print(problems)
+    for message in messages:
+        assert any(message in problem for problem in problems), problems
+
+
+def unchanged(source: str, values: torch.Tensor, config: Any, architecture: str) -> torch.Tensor:
+    return values
+
+
+def without_one(source: str, values: torch.Tensor, config: Any, architecture: str) -> torch.Tensor:
+    return CONVERTED(source, values, config, architecture) - (1 if source.endswith("norm.weight") else 0)
+
+
+def without_scale_of_queries(source: str, values: torch.Tensor, config: Any, architecture: str) -> torch.Tensor:
+    return values + 1 if source.endswith("norm.weight") else values
+
+
+def without_factors(writer: Any, name: str, *values: Any, **options: Any) -> None:
+    if name != "rope_freqs.weight":
+        ADD_TENSOR(writer, name, *values, **options)
+
+
+CONVERTED, ADD_TENSOR = gguf_file._converted, gguf.GGUFWriter.add_tensor
+BROKEN: dict[str, tuple[str, Any, str, Any, str]] = {
+    "rows of q and k are not permuted": ("adapter", gguf_file, "_converted", unchanged, COSINE),
+    "norms of Gemma without 1": ("gemma-3", gguf_file, "_converted", without_one, COSINE),
+    "no query_pre_attn_scalar of Gemma": ("gemma-3", gguf_file, "_converted", without_scale_of_queries, COSINE),
+    "no factors of llama3 scaling": (
+        "llama, llama3 scaling and biases",
+        gguf.GGUFWriter,
+        "add_tensor",
+        without_factors,
+        COSINE,
+    ),
+}
+"""Model, part of the export that is broken, and what the comparison reports."""
 
 
 @pytest.mark.slow
-def test_the_comparison_finds_the_base_in_place_of_the_merged_model(right: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", BROKEN)
+def test_verify_finds_a_wrong_conversion(
+    name: str, right: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, module, function, broken, message = BROKEN[name]
+    saved = saved_model(model, right, tmp_path)
+    monkeypatch.setattr(module, function, broken)
+    export_gguf(saved, tmp_path / "out")
+    problems = compared(saved, tmp_path / "out").problems
+    print(problems)
+    assert any(message in problem for problem in problems), problems
+
+
+@pytest.mark.slow
+def test_verify_finds_another_split_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that joins the digits of a number (`gpt-2`), which the tokenizer splits (`smollm`)."""
+    tokenizer = copy.deepcopy(TOKENIZERS["smollm2"]())
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary, merges = spec["model"]["vocab"], spec["model"]["merges"]
+    vocabulary["20"] = vocabulary.pop("".join(merges[-1]))
+    merges[-1] = ["2", "0"]
+    digits = {"type": "Digits", "individual_digits": True}
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, spec["pre_tokenizer"]]}
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(spec))
+    monkeypatch.setitem(TOKENIZERS, "digits", lambda: tokenizer)
+    saved = save(tmp_path / "model", MODELS["llama, gpt-2 split"][0](), "digits")
+    export_gguf(saved, tmp_path / "right")
+    assert compared(saved, tmp_path / "right").problems == ()
+    monkeypatch.setattr(gguf_file, "_split_name", lambda spec: "gpt-2")
+    export_gguf(saved, tmp_path / "wrong")
+    problems = compared(saved, tmp_path / "wrong").problems
+    assert any(IDS in problem for problem in problems), problems
+
+
+@pytest.mark.slow
+def test_verify_finds_the_base_in_place_of_the_merged_model(right: tuple[Path, Path], tmp_path: Path) -> None:
     SentenceEncoder.from_pretrained(right[1], device="cpu", max_length=LENGTH).save_pretrained(tmp_path / "whole")
     export_gguf(tmp_path / "whole", tmp_path / "out")
-    (problem,) = compared(right[0], tmp_path / "out").problems
-    assert problem.startswith("1-cos")
+    problems = compared(right[0], tmp_path / "out").problems
+    assert any(COSINE in problem for problem in problems), problems
 
 
 @pytest.mark.slow
-def test_the_comparison_finds_rows_of_q_and_k_that_are_not_permuted(
-    right: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gguf_file, "_converted", lambda source, values, config, architecture: values)
-    export_gguf(right[0], tmp_path / "out")
-    (problem,) = compared(right[0], tmp_path / "out").problems
-    assert problem.startswith("1-cos")
-
-
-@pytest.mark.slow
-def test_the_comparison_finds_texts_that_llama_cpp_pools_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_finds_texts_that_llama_cpp_pools_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With several slots and no common store of keys, llama.cpp pools only a part of a text. `--kv-unified` prevents it."""
     library = pytest.importorskip("xllamacpp")
     config, tokenizer = MODELS["llama, gpt-2 split"]
@@ -250,7 +339,7 @@ def test_the_comparison_finds_texts_that_llama_cpp_pools_in_parts(
 
     monkeypatch.setattr(library, "Server", apart)
     (problem,) = compared(saved, tmp_path / "out").problems
-    assert problem.startswith("1-cos")
+    assert COSINE in problem
 
 
 # --- without llama.cpp ------------------------------------------------------------------------------------------------

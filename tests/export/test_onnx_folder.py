@@ -17,19 +17,14 @@ from readers.families import FAMILIES, make_encoder
 from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
-from angle_llm.export.comparison import TIMES_SMALLER, TOLERANCE, Comparison, compare_forms, cosine_differences
-from angle_llm.export.formats.onnx_folder import (
-    FACTS_NAME,
-    GRAPH_NAME,
-    OnnxModel,
-    export_onnx,
-    is_onnx_folder,
-    quantize_graph,
-)
+from angle_llm.export.comparison import TIMES_SMALLER, TOLERANCE, Comparison, cosine_differences
+from angle_llm.export.formats import onnx_graph
+from angle_llm.export.formats.onnx_folder import FACTS_NAME, GRAPH_NAME, OnnxModel, is_onnx_folder
+from angle_llm.export.formats.onnx_graph import export_onnx
 from angle_llm.export.texts import SENTENCES
-from angle_llm.export.verify import _encode
+from angle_llm.export.verify import verify
 from angle_llm.model.pooling import POOLINGS, Pooling
-from angle_llm.model.source.checks import EXPORT_NAME, ArtifactError
+from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError
 from angle_llm.prompts import SidePrompts
 
 for library in ("onnx", "onnxscript", "onnxruntime"):
@@ -41,11 +36,9 @@ TEXTS = [*SENTENCES[:12], LONG]
 """Texts of 1 to 100 tokens, and a text longer than the maximum length."""
 
 
-def compare(encoder: SentenceEncoder, folder: Path, texts: list[str]) -> Comparison:
-    """Compare a folder with its encoder like `verify`: facts, token ids, vectors."""
-    forms = (encoder, "adapter", "first"), (OnnxModel(folder), "ONNX", "other")
-    first, other = (_encode(form, kind, name, texts, None, [None]) for form, kind, name in forms)  # type: ignore[arg-type]
-    return compare_forms(first, other, texts, None)
+def compare(saved: Path, folder: Path, texts: list[str] = TEXTS) -> Comparison:
+    """Compare a folder with its encoder by `verify`."""
+    return verify([saved, folder], texts=texts, device="cpu").comparisons[0]
 
 
 def largest_difference(a: Any, b: Any) -> float:
@@ -73,7 +66,7 @@ def encoder(run: Path) -> SentenceEncoder:
 
 
 def test_the_graph_gives_the_vectors_for_any_batch_and_length(run: Path, encoder: SentenceEncoder) -> None:
-    found = compare(encoder, run / "onnx", TEXTS)
+    found = compare(run / "adapter", run / "onnx")
     assert not found.problems
     assert found.texts_with_other_tokens == 0
     assert len(encoder.tokenize([LONG])[0]) == 100
@@ -121,24 +114,43 @@ def test_encoding_imports_neither_torch_nor_transformers(run: Path, encoder: Sen
     assert largest_difference(np.load(tmp_path / "rows.npy"), encoder.encode(TEXTS)) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_int8_weights_change_the_vectors_a_little(run: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    shutil.copytree(run / "onnx", tmp_path / "int8")
-    quantize_graph(tmp_path / "int8")
+    export_onnx(run / "adapter", tmp_path / "int8", int8=True)
     model = OnnxModel(tmp_path / "int8")
     assert model.bits == 8
     assert (tmp_path / "int8" / GRAPH_NAME).stat().st_size < (run / "onnx" / GRAPH_NAME).stat().st_size
     assert 1e-7 < largest_difference(model.encode(TEXTS), encoder.encode(TEXTS)) < 0.01  # 0.002 in SmolLM2
 
 
-def test_a_folder_without_the_prompt_is_found(run: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    shutil.copytree(run / "onnx", tmp_path / "bare")
-    truncated = json.loads((run / "onnx" / "tokenizer.json").read_text())
-    bare = json.loads((run / "base" / "tokenizer.json").read_text())
-    bare |= {name: truncated[name] for name in ("padding", "truncation")}
-    (tmp_path / "bare" / "tokenizer.json").write_text(json.dumps(bare))
-    found = compare(encoder, tmp_path / "bare", TEXTS)
-    assert found.texts_with_other_tokens == len(TEXTS)
-    assert found.largest_difference > TIMES_SMALLER * TOLERANCE
+def without_prompt(spec: dict[str, Any], base: dict[str, Any]) -> None:
+    spec.update(base | {name: spec[name] for name in ("padding", "truncation")})
+
+
+def without_special_tokens(spec: dict[str, Any], base: dict[str, Any]) -> None:
+    spec["post_processor"] = None
+
+
+def truncated_to_64(spec: dict[str, Any], base: dict[str, Any]) -> None:
+    spec["truncation"]["max_length"] = 64
+
+
+WRONG_TOKENIZERS: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], None], tuple[str, ...]]] = {
+    "no prompt": (without_prompt, (f"{len(TEXTS)} of {len(TEXTS)} texts have different token ids", "exceeds")),
+    "no special tokens": (without_special_tokens, ("different token ids", "exceeds")),
+    "shorter texts": (truncated_to_64, ("max_length 64, expected 100", "different token ids", "exceeds")),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TOKENIZERS)
+def test_verify_finds_a_wrong_tokenizer(name: str, run: Path, tmp_path: Path) -> None:
+    spoil, messages = WRONG_TOKENIZERS[name]
+    shutil.copytree(run / "onnx", tmp_path / "wrong")
+    base = json.loads((run / "base" / "tokenizer.json").read_text())
+    change_json(tmp_path / "wrong" / "tokenizer.json", lambda spec: spoil(spec, base))
+    problems = compare(run / "adapter", tmp_path / "wrong").problems
+    for message in messages:
+        assert any(message in problem for problem in problems), problems
 
 
 def test_damaged_folders_and_other_targets_are_refused(run: Path, tmp_path: Path) -> None:
@@ -173,7 +185,7 @@ def test_families(family: str, tmp_path: Path) -> None:
     texts = [
         text for text in [*SENTENCES, LONG] if has_tokens(encoder, text) and not any(name in text for name in names)
     ]
-    found = compare(encoder, tmp_path / "onnx", texts)
+    found = compare(tmp_path / "model", tmp_path / "onnx", texts)
     print(f"{family}: 1-cos {found.largest_difference:.1e} on {len(texts)} texts")
     assert not found.problems
     if family == "mpnet":  # its positions count the ids that are not 1, but this tokenizer pads with 0
@@ -212,34 +224,116 @@ def last_position_without_mask(states_BTD: torch.Tensor, mask_BT: torch.Tensor) 
     return states_BTD[:, -1]
 
 
+def mean_over_padding(states_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    return states_BTD.mean(dim=1)
+
+
+def without_mask(self: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    return FORWARD(self, input_ids, attention_mask.new_ones(attention_mask.shape))
+
+
+def without_normalisation(self: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    self.normalize = False
+    return FORWARD(self, input_ids, attention_mask)
+
+
+FORWARD = onnx_graph._Graph.forward
+WRONG_GRAPHS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
+    "mean pooling": ("last", lambda patch: patch.setitem(POOLINGS, "last", POOLINGS["mean"]), "exceeds"),
+    "last position without mask": (
+        "last",
+        lambda patch: patch.setitem(POOLINGS, "last", Pooling(last_position_without_mask)),
+        "exceeds",
+    ),
+    "mean over padding": (
+        "mean",
+        lambda patch: patch.setitem(POOLINGS, "mean", Pooling(mean_over_padding)),
+        "exceeds",
+    ),
+    "padding is not masked": (
+        "mean",
+        lambda patch: patch.setattr(onnx_graph._Graph, "forward", without_mask),
+        "exceeds",
+    ),
+    "mean divided by the root of the length": (
+        "mean",
+        lambda patch: patch.setitem(POOLINGS, "mean", POOLINGS["mean_sqrt_len"]),
+        "the vectors have other lengths",
+    ),
+    "not normalised": (
+        "normalised",
+        lambda patch: patch.setattr(onnx_graph._Graph, "forward", without_normalisation),
+        "normalize False, expected True",
+    ),
+}
+"""Encoder, part of the export that is broken, and what `verify` reports."""
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Adapters of a LLaMA with last-token pooling, of a BERT with mean pooling, and of a normalised BERT."""
+    folder = tmp_path_factory.mktemp("encoders")
+    save_tiny_adapter(save_tiny_base("llama-tied", folder / "llama"), folder / "last", max_length=100)
+    save_tiny_adapter(save_tiny_base("bert", folder / "bert"), folder / "mean", max_length=100)
+    shutil.copytree(folder / "mean", folder / "normalised")
+    change_json(folder / "normalised" / CARD_NAME, lambda card: card.update(normalize=True))
+    return folder
+
+
 @pytest.mark.slow
-def test_wrong_folders_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real exports of a base, with another pooling, and with a pooling that needs padding on the left."""
-    save_tiny_adapter(save_tiny_base("llama-tied", tmp_path / "base"), tmp_path / "adapter", max_length=100)
-    encoder = SentenceEncoder.from_pretrained(tmp_path / "adapter", device="cpu")
-    export_onnx(tmp_path / "adapter", tmp_path / "right")
-    assert not compare(encoder, tmp_path / "right", TEXTS).problems
+@pytest.mark.parametrize("name", WRONG_GRAPHS)
+def test_verify_finds_a_wrong_graph(name: str, encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, spoil, message = WRONG_GRAPHS[name]
+    with monkeypatch.context() as patch:
+        spoil(patch)
+        export_onnx(encoders / saved, tmp_path / "wrong")
+    problems = compare(encoders / saved, tmp_path / "wrong").problems
+    print(problems)
+    assert any(message in problem for problem in problems), problems
+    if name == "last position without mask":
+        # One text at a time hides the fault: batches must be padded as the folder says.
+        alone = OnnxModel(tmp_path / "wrong", texts_together=1).encode(TEXTS)
+        assert largest_difference(alone, SentenceEncoder.from_pretrained(encoders / saved).encode(TEXTS)) <= TOLERANCE
 
-    def difference(name: str) -> float:
-        found = compare(encoder, tmp_path / name, TEXTS)
-        assert any("1-cos" in problem for problem in found.problems)
-        assert found.texts_with_other_tokens == 0
-        print(f"{name}: 1-cos {found.largest_difference:.1e}")
-        return found.largest_difference
 
-    SentenceEncoder.from_pretrained(tmp_path / "base", device="cpu", max_length=100).save_pretrained(
-        tmp_path / "untrained"
-    )
-    export_onnx(tmp_path / "untrained", tmp_path / "of the base")
-    assert difference("of the base") > TIMES_SMALLER * TOLERANCE
-    for name, pooling in (("mean", POOLINGS["mean"]), ("last position", Pooling(last_position_without_mask))):
-        with monkeypatch.context() as patch:
-            patch.setitem(POOLINGS, "last", pooling)
-            export_onnx(tmp_path / "adapter", tmp_path / name)
-        assert difference(name) > TIMES_SMALLER * TOLERANCE
-    # Padding on the left, or one text at a time, hides the last fault: batches must be padded as the folder says.
-    alone = OnnxModel(tmp_path / "last position", texts_together=1).encode(TEXTS)
-    assert largest_difference(alone, encoder.encode(TEXTS)) <= TOLERANCE
+@pytest.mark.slow
+def test_verify_finds_the_base_in_place_of_the_merged_model(encoders: Path, tmp_path: Path) -> None:
+    base = SentenceEncoder.from_pretrained(encoders / "llama", device="cpu", max_length=100)
+    base.save_pretrained(tmp_path / "base")
+    export_onnx(tmp_path / "base", tmp_path / "wrong")
+    assert any("exceeds" in problem for problem in compare(encoders / "last", tmp_path / "wrong").problems)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("int8", [False, True])
+def test_weights_of_a_large_model_are_in_a_second_file(
+    int8: bool, encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_graph, "_LARGEST_FILE", 1000)
+    export_onnx(encoders / "last", tmp_path / "large", int8=int8)
+    files = {path.name: path.stat().st_size for path in (tmp_path / "large" / GRAPH_NAME).parent.iterdir()}
+    assert set(files) == {"model.onnx", "model.onnx.data"}
+    assert files["model.onnx.data"] > 10_000
+    model = OnnxModel(tmp_path / "large")
+    assert model.bits == (8 if int8 else None)
+    assert compare(encoders / "last", tmp_path / "large").largest_difference <= (1e-2 if int8 else TOLERANCE)
+
+
+@pytest.mark.slow
+def test_verify_finds_wrong_scales_of_int8_weights(encoders: Path, tmp_path: Path) -> None:
+    """Scales of the blocks in reversed order."""
+    import onnx
+
+    export_onnx(encoders / "last", tmp_path / "int8", int8=True)
+    assert not any("exceeds" in problem for problem in compare(encoders / "last", tmp_path / "int8").problems)
+    graph = onnx.load(tmp_path / "int8" / GRAPH_NAME)
+    scales = [value for value in graph.graph.initializer if "scale" in value.name]
+    assert scales
+    for scale in scales:
+        scale.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(scale)[::-1].copy(), scale.name))
+    onnx.save(graph, tmp_path / "int8" / GRAPH_NAME)
+    problems = compare(encoders / "last", tmp_path / "int8").problems
+    assert any("exceeds" in problem for problem in problems), problems
 
 
 @pytest.mark.slow

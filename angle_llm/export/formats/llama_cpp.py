@@ -11,36 +11,35 @@ optional (`pip install 'angle_llm[gguf]'`). It runs as its own HTTP server on th
 from __future__ import annotations
 
 import copy
-import http.client
 import importlib
 import json
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import numpy as np
 
 from angle_llm import __version__
 from angle_llm.io import write_json
 from angle_llm.model.source.checks import ArtifactError
-from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers, check_texts
-from angle_llm.prompts import SIDES, PromptError, PromptTemplate, Side, SidePrompts
+from angle_llm.model.tokenizer import SentenceTokenizer, check_texts
+from angle_llm.prompts import SIDES, Side, SidePrompts
 from angle_llm.settings.parsing import need_library
 
 PROGRAM = "llama.cpp"
 """Name of the program and of this kind of form."""
 GGUF_NAME, USAGE_NAME = "encoder.gguf", "encoder.gguf.json"
+FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7}
+"""`general.file_type` by dtype."""
 TOLERANCES = {"float32": 1e-5, "float16": 1e-4, "q8_0": 1e-2}
 """Largest allowed 1 - cos of a text, by the dtype of the file.
 
 float32: as for other forms. float16: weights and activations have 11 bits. q8_0: only a guard against a wrong file; the
 quality of 8 bits is measured by Spearman on scored pairs.
 """
-_DTYPES = {0: "float32", 1: "float16", 7: "q8_0"}
-"""dtype by `general.file_type`."""
-_POOLINGS = {1: "mean", 2: "cls", 3: "last"}
 _TOGETHER = 64
 """Texts in a request."""
 _SLOTS = 4
@@ -88,19 +87,9 @@ class Usage:
     """Unicode normalisation of a text before it is sent, which the tokenizer of the encoder applies and llama.cpp does
     not."""
     special_names: list[str]
-    """Names of special tokens that llama.cpp finds in a text. In the encoder they are plain characters: send ids."""
+    """Names of special tokens, most of which llama.cpp finds in a text. In the encoder they are plain characters: send
+    the ids of texts with such a name."""
     requests: dict[Side, Request]
-
-    @classmethod
-    def of(
-        cls, tokenizers: SideTokenizers, *, normalize: bool, unicode: Literal["NFC"] | None, special_names: list[str]
-    ) -> Usage:
-        """Return the usage of an encoder with these tokenizers."""
-        requests: dict[Side, Request] = {
-            "query": Request.of(tokenizers.query),
-            "document": Request.of(tokenizers.document),
-        }
-        return cls(tokenizers.prompts, tokenizers.query.max_length, normalize, unicode, list(special_names), requests)
 
     def write(self, folder: Path) -> None:
         """Write the usage into a folder."""
@@ -116,15 +105,12 @@ class Usage:
         """
         file = Path(path).expanduser() / USAGE_NAME
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-            prompt = SidePrompts.from_dict(values["prompt"], where=str(file))
-            requests: dict[Side, Request] = {side: Request(**values["requests"][side]) for side in SIDES}
-            length, normalize = int(values["max_length"]), bool(values["normalize"])
-            names = [str(name) for name in values["special_names"]]
-            return cls(prompt, length, normalize, values["unicode"], names, requests)
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            values = {field.name: stored[field.name] for field in fields(cls)}
+            values["prompt"] = SidePrompts.from_dict(stored["prompt"], where=str(file))
+            values["requests"] = {side: Request(**stored["requests"][side]) for side in SIDES}
+            return cls(**values)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, PromptError):
-                raise
             raise ArtifactError(f"{file} is missing or damaged ({error}). Export the encoder again.") from error
 
     def described(self, folder: Path) -> str:
@@ -134,7 +120,7 @@ class Usage:
         lines = [f"    llama-server -m {folder / GGUF_NAME} {options}", ""]
         for side in SIDES if self.prompt.differ else SIDES[:1]:
             prompt = self.prompt.of(side)
-            lines.append(f"The file has no prompt. Send {'each' if not self.prompt.differ else side} text as")
+            lines.append(f"The file has no prompt. Send each {side if self.prompt.differ else 'text'} as")
             lines.append(f"    {prompt.template}" + (f"   (edits: {', '.join(prompt.edits)})" if prompt.edits else ""))
             if not self.requests[side].as_text:
                 lines.append("    Its parts are tokenized separately: send token ids, see `requests` in " + USAGE_NAME)
@@ -145,7 +131,8 @@ class Usage:
         if self.unicode:
             lines.append(f"Normalise texts to Unicode {self.unicode}.")
         if self.special_names:
-            lines.append(f"Texts with the name of a special token ({', '.join(self.special_names)}): send token ids.")
+            names = ", ".join(self.special_names[:5])
+            lines.append(f"Send the token ids of texts with a name in `special_names`, such as {names}.")
         return "\n".join(lines)
 
 
@@ -162,13 +149,8 @@ class LlamaCppModel:
 
     bits = None
 
-    def __init__(self, path: str | Path, *, threads: int | None = None, slots: int = _SLOTS) -> None:
-        """Open the folder and start llama.cpp on a free port of the loopback interface.
-
-        Args:
-            path: the folder.
-            threads: threads of llama.cpp; None: its default.
-            slots: texts that llama.cpp computes at the same time.
+    def __init__(self, path: str | Path, *, threads: int = -1) -> None:
+        """Open the folder and start llama.cpp on a free port of the loopback interface, -1: with its number of threads.
 
         Raises:
             MissingLibraryError: if xllamacpp is not installed.
@@ -181,7 +163,12 @@ class LlamaCppModel:
         self.normalize = self.usage.normalize
         self.dtype, self.pooling = stored_facts(folder / GGUF_NAME)
         self.side: Side | None = None
-        self._server = _start(folder / GGUF_NAME, self.max_length, slots, threads)
+        self._server = _start(folder / GGUF_NAME, self.max_length, threads)
+        # Without idle connections, nothing has to be closed; without the environment, no proxy is used.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(
+            base_url=self._server.listening_address, timeout=600, limits=limits, trust_env=False
+        )
 
     def for_side(self, side: Side) -> LlamaCppModel:
         """Return a model that formats texts with the prompt of a side."""
@@ -206,20 +193,20 @@ class LlamaCppModel:
     def _contents(self, texts: Sequence[str]) -> list[str | list[int]]:
         """Return the input of llama.cpp for each text, by the rule of `Request`."""
         check_texts(texts)
-        side: Side = self.side or "query"
-        prompt, request = self.usage.prompt.of(side), self.usage.requests[side]
-        return [self._content(prompt, request, prompt.edit(text)) for text in texts]
-
-    def _content(self, prompt: PromptTemplate, request: Request, text: str) -> str | list[int]:
-        if self.usage.unicode:
-            text = unicodedata.normalize(self.usage.unicode, text)
-        if request.as_text and not any(name in text for name in self.usage.special_names):
+        prompt, request = self.usage.prompt.of(self.side or "query"), self.usage.requests[self.side or "query"]
+        contents: list[str | list[int]] = []
+        for text in map(prompt.edit, texts):
+            if self.usage.unicode:
+                text = unicodedata.normalize(self.usage.unicode, text)
             formatted = prompt.head + text + prompt.tail
-            if len(self._ids(formatted)) <= self.max_length:
-                return formatted
-        middle = {"content": request.head + text + request.merge_span, "parse_special": False}
-        ids: list[int] = self._post("/tokenize", middle)["tokens"]
-        return [*request.before, *ids[: request.most], *request.after]
+            plain = request.as_text and not any(name in formatted for name in self.usage.special_names)
+            if plain and len(self._ids(formatted)) <= self.max_length:
+                contents.append(formatted)
+                continue
+            middle = {"content": request.head + text + request.merge_span, "parse_special": False}
+            ids = self._post("/tokenize", middle)["tokens"]
+            contents.append([*request.before, *ids[: request.most], *request.after])
+        return contents
 
     def _ids(self, content: str | list[int]) -> list[int]:
         """Return the token ids that the embedding endpoint of llama.cpp makes of an input."""
@@ -231,17 +218,10 @@ class LlamaCppModel:
 
     def _post(self, path: str, values: dict[str, Any]) -> Any:
         """Send a request to llama.cpp and return the answer. Raises `ArtifactError` if llama.cpp refuses it."""
-        # No proxy of the environment is used, unlike with urllib.
-        connection = http.client.HTTPConnection(self._server.listening_address.removeprefix("http://"), timeout=600)
-        try:
-            connection.request("POST", path, json.dumps(values), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            content = answer.read()
-        finally:
-            connection.close()
-        if answer.status != 200:
-            raise ArtifactError(f"llama.cpp refuses {path}: {content.decode(errors='replace'):.300}")
-        return json.loads(content)
+        answer = self._client.post(path, json=values)
+        if answer.status_code != 200:
+            raise ArtifactError(f"llama.cpp refuses {path}: {answer.text:.300}")
+        return answer.json()
 
 
 def stored_facts(file: Path) -> tuple[str, str]:
@@ -250,25 +230,26 @@ def stored_facts(file: Path) -> tuple[str, str]:
     Raises:
         ArtifactError: for a damaged file.
     """
-    from gguf import GGUFReader
+    from gguf import GGUFReader, PoolingType
 
     try:
-        fields = GGUFReader(file).fields
-        architecture = fields["general.architecture"].contents()
-        pooling = fields[f"{architecture}.pooling_type"].contents() if f"{architecture}.pooling_type" in fields else 0
-        return _DTYPES.get(fields["general.file_type"].contents(), "other"), _POOLINGS.get(pooling, "none")
+        stored = GGUFReader(file).fields
+        kind = stored["general.file_type"].contents()
+        dtype = next((dtype for dtype, number in FILE_TYPES.items() if number == kind), "other")
+        pooling = stored.get(f"{stored['general.architecture'].contents()}.pooling_type")
+        return dtype, PoolingType(pooling.contents() if pooling else 0).name.lower()
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise ArtifactError(f"{file} is missing or damaged ({error}). Export the encoder again.") from error
 
 
-def _start(file: Path, max_length: int, slots: int, threads: int | None) -> Any:
+def _start(file: Path, max_length: int, threads: int) -> Any:
     """Start the server of llama.cpp, which ends with the returned object. Raises `ArtifactError` if it fails."""
     library: Any = importlib.import_module("xllamacpp")
     parameters = library.CommonParams()
     parameters.model.path = str(file)
     parameters.embedding = True
     parameters.port, parameters.verbosity = 0, -1
-    parameters.n_parallel, parameters.n_ctx = slots, slots * max_length
+    parameters.n_parallel, parameters.n_ctx = _SLOTS, _SLOTS * max_length
     # A pooling other than `last` needs all tokens of a text in one micro-batch. Without a common store of keys, llama.cpp
     # cuts texts of different lengths into several, and `mean` is then wrong without an error (1 - cos up to 0.7).
     parameters.kv_unified = True
@@ -276,8 +257,7 @@ def _start(file: Path, max_length: int, slots: int, threads: int | None) -> Any:
     parameters.cache_type_k = parameters.cache_type_v = library.ggml_type.GGML_TYPE_F32
     parameters.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     parameters.warmup = parameters.fit_params = False
-    if threads is not None:
-        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
     try:
         return library.Server(parameters)
     except (RuntimeError, ValueError) as error:

@@ -47,6 +47,7 @@ from angle_llm.tools.language_models import (
     open_language_model,
 )
 from angle_llm.tools.replies import read_answer
+from angle_llm.tools.search import on_grid, searcher
 
 EASIER = (
     "Written questions are easier than questions of people: scores on them are too high. Measure the final encoder on real "
@@ -352,18 +353,14 @@ def _drop_not_found(
     questions: Sequence[Question], passages: Sequence[Passage], encoder: Any, settings: QuestionSettings
 ) -> None:
     """Mark questions whose document is not among the first results of a search with an encoder."""
-    from angle_llm.evaluate.retrieval import answer_ranks
-
     left = kept(questions)
-    of_document: dict[str, dict[int, float]] = {}
-    for number, passage in enumerate(passages):
-        of_document.setdefault(passage.document, {})[number] = 1.0
-    relevant = [of_document[passages[each.request.row].document] for each in left]
-    queries_QD = encoder.encode_query([question.text for question in left])
     passages_PD = encoder.encode_document([passage.text for passage in passages])
-    ranks = answer_ranks(queries_QD, passages_PD, relevant, [None] * len(left))
-    for question, rank_of in zip(left, ranks, strict=True):
-        question.dropped = "not found" if min(rank_of.values()) > settings.first else None
+    search = searcher(passages_PD, np.arange(len(passages)), block=_BLOCK)
+    queries_QD = on_grid(encoder.encode_query([question.text for question in left]))
+    found_QR, _ = search(queries_QD, min(settings.first, len(passages)))
+    for question, found_R in zip(left, found_QR, strict=True):
+        documents = {passages[place].document for place in found_R}
+        question.dropped = None if passages[question.request.row].document in documents else "not found"
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> DomainSearchSettings:
         documents=str(folder / "documents.jsonl"),
         run_dir=str(folder / "run"),
         model=model,
-        database="none",
         held_out=0.2,
         negatives=2,
         batch_size=8,
@@ -51,8 +50,17 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def held_out_of(run: Path) -> list[dict[str, str]]:
+    """Held-out pairs, from the BEIR folder."""
+    texts = [
+        {row["_id"]: row["text"] for row in rows_of(run / f"held_out/{name}.jsonl")} for name in ("queries", "corpus")
+    ]
+    lines = [line.split("\t") for line in (run / "held_out/qrels/test.tsv").read_text().splitlines()[1:]]
+    return [{"query": texts[0][query], "positive": texts[1][text]} for query, text, _ in lines]
+
+
 def test_held_out_texts_are_in_no_training_pair(made: Path) -> None:
-    train, held, corpus = (rows_of(made / f"{name}.jsonl") for name in ("train", "held_out", "corpus"))
+    train, held, corpus = rows_of(made / "train.jsonl"), held_out_of(made), rows_of(made / "held_out/corpus.jsonl")
     assert len(held) == 8
     assert len(train) >= DOCUMENTS + 1 - len(held) - 1  # two titles are near duplicates
     words = [{text.casefold().strip("!.") for row in rows for text in row.values()} for rows in (train, held)]
@@ -95,7 +103,7 @@ def test_groups_replace_documents_and_keep_their_own_negatives(settings: DomainS
     train = rows_of(tmp_path / "run" / "train.jsonl")
     assert len(train) == 16
     assert all(row["negatives"] == [row["query"].replace("Ask", "Not")] for row in train)
-    assert len(rows_of(tmp_path / "run" / "corpus.jsonl")) == 40
+    assert len(rows_of(tmp_path / "run/held_out/corpus.jsonl")) == 40
     (tmp_path / "groups.jsonl").write_text(json.dumps(rows[0]) + "\n")
     with pytest.raises(SettingsError, match="was changed since"):
         main(run)
@@ -109,7 +117,7 @@ def test_all_answers_of_a_query_are_held_out_together(settings: DomainSearchSett
     (tmp_path / "triples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataSettings(path=str(tmp_path / "triples.jsonl"))
     write_pairs(replace(settings, documents=None, data=data), tmp_path)
-    train, held = (rows_of(tmp_path / f"{name}.jsonl") for name in ("train", "held_out"))
+    train, held = rows_of(tmp_path / "train.jsonl"), held_out_of(tmp_path)
     assert len(train) + len(held) == 80
     assert len(held) == 15, "of 16 allowed; 23 pairs are linked by question 3"
     asked = {row["query"] for row in held}
@@ -136,9 +144,9 @@ def test_a_base_is_quantised_in_all_stages(settings: DomainSearchSettings, tmp_p
 
 def test_documents_or_pairs_are_required() -> None:
     with pytest.raises(SettingsError, match=r"expected --documents FILE, or --data.path FILE"):
-        main(replace(STARTER, database="none", documents="a.jsonl", data=DataSettings(path="b.jsonl")))
+        main(replace(STARTER, documents="a.jsonl", data=DataSettings(path="b.jsonl")))
     with pytest.raises(SettingsError, match=r"expected --documents FILE, or --data.path FILE"):
-        main(replace(STARTER, database="none"))
+        main(STARTER)
 
 
 def test_documents_without_title_are_refused(tmp_path: Path) -> None:

@@ -386,7 +386,8 @@ def lexical_metrics(task: RetrievalTask) -> dict[str, float]:
     ranks = []
     for query, relevant, itself in zip(task.queries, task.relevant, task.itself, strict=True):
         words = bm25s.tokenize(query, stopwords=None, return_ids=False, show_progress=False)[0]
-        scores_C = retriever.get_scores([word for word in words if word in retriever.vocab_dict] or [""])
+        known = [word for word in words if word in retriever.vocab_dict]
+        scores_C = retriever.get_scores(known) if known else np.zeros(len(task.candidates))
         answers = sorted(relevant, key=lambda place: -scores_C[place])
         others_C = np.delete(scores_C, [*answers, *([] if itself is None else [itself])])
         ranks.append(

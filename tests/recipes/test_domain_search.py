@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from domain_search import STARTER, DomainSearchSettings, main, read_documents, write_pairs
+from fake_server import Writer
 from tiny import save_tiny_base
 
 from angle_llm.data import DataError
@@ -14,6 +15,8 @@ from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSettings, ModelSettings
 
 DOCUMENTS = 40
+NOUNS = """apple book bread camera candle carpet chair clock computer drum engine flute fridge guitar hammer helmet jacket
+knife lamp mirror oven pencil piano printer radio scissors telescope tent umbrella violin""".split()  # noqa: SIM905
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +146,9 @@ def test_a_base_is_quantised_in_all_stages(settings: DomainSearchSettings, tmp_p
 
 
 def test_documents_or_pairs_are_required() -> None:
-    with pytest.raises(SettingsError, match=r"expected --documents FILE, or --data.path FILE"):
+    with pytest.raises(SettingsError, match=r"expected --documents FILE, with --llm"):
         main(replace(STARTER, documents="a.jsonl", data=DataSettings(path="b.jsonl")))
-    with pytest.raises(SettingsError, match=r"expected --documents FILE, or --data.path FILE"):
+    with pytest.raises(SettingsError, match=r"expected --documents FILE, with --llm"):
         main(STARTER)
 
 
@@ -153,6 +156,54 @@ def test_documents_without_title_are_refused(tmp_path: Path) -> None:
     (tmp_path / "documents.jsonl").write_text('{"body": "A text."}\n')
     with pytest.raises(DataError, match="title"):
         read_documents(str(tmp_path / "documents.jsonl"))
+
+
+def test_a_language_model_writes_the_questions(
+    settings: DomainSearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents without titles; questions of people are measured too, and the page shows all parts."""
+    for library in ("openai", "semantic_text_splitter", "py3langid", "bm25s"):
+        pytest.importorskip(library, reason="pip install 'angle_llm[questions]'")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    documents = {name: f"The {name} breaks <i>after</i> a week. Send the {name} back to the shop." for name in NOUNS}
+    rows = [json.dumps({"id": name, "text": text}) + "\n" for name, text in documents.items()]
+    (tmp_path / "docs.jsonl").write_text("".join(rows))
+    (tmp_path / "real.jsonl").write_text(
+        json.dumps({"query": "my clock is dead", "positive": documents["clock"]}) + "\n"
+    )
+
+    def write(message: str) -> str:
+        name = next(word for word in message.split() if word in documents)
+        return f"1. What can I do with a {name} that is broken?\n2. return of a defective {name}"
+
+    with Writer(write) as server:
+        run = replace(
+            settings,
+            model=replace(STARTER.model, dtype="float32", max_length=32),
+            documents=str(tmp_path / "docs.jsonl"),
+            llm=(server.name,),
+            real=str(tmp_path / "real.jsonl"),
+            run_dir=str(tmp_path / "run"),
+            negatives=1,
+            ask=[],
+        )
+        main(run)
+        sent = len(server.requests)
+        main(run)
+    assert sent == len(server.requests) == 3 * len(documents)
+    made = tmp_path / "run"
+    train, held = rows_of(made / "train.jsonl"), held_out_of(made)
+    assert held
+    assert not {row["positive"] for row in train} & {row["positive"] for row in held}
+    lexical, after = (json.loads((made / f"{name}.json").read_text()) for name in ("lexical", "after"))
+    assert lexical.keys() == after["tasks"].keys() == {"held_out", "real"}
+    assert lexical["held_out"]["R@1"] > 90, "each question has the word of its document"
+    page = (made / "report.html").read_text()
+    assert "easier than questions of people" in page
+    assert "&lt;i&gt;after&lt;/i&gt;" in page
+    assert "<i>after" not in page
+    for text in ("BM25", "First answers", "Dropped questions", "angle-llm export"):
+        assert text in page
 
 
 def test_the_database_gives_the_cosines_of_the_exact_search(

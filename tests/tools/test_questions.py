@@ -3,12 +3,12 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_server import FakeServer, Reply, Request
+from fake_server import Writer
 from programs import run, start
 from tiny import save_tiny_base
 
@@ -26,23 +26,6 @@ DOCUMENTS = {
     f"doc-{name}": f"The {name} stops with an error after the last update of the program. Restart the {name} to mend it."
     for name in NAMES
 }
-
-
-class Writer(FakeServer):
-    """A chat server that answers with `rule(message)`."""
-
-    def __init__(self, rule: Callable[[str], str]) -> None:
-        super().__init__(self.reply)
-        self.rule, self.delay = rule, 0.0
-        self.name = f"{self.url}/v1#tiny"
-
-    def reply(self, request: Request) -> Reply:
-        text = json.loads(request.body)["messages"][0]["content"]
-        time.sleep(self.delay)
-        choices = [{"index": 0, "message": {"role": "assistant", "content": self.rule(text)}, "finish_reason": "stop"}]
-        usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
-        content = {"id": "1", "object": "chat.completion", "created": 1, "model": "tiny"}
-        return Reply(content | {"choices": choices, "usage": usage}, headers={"Content-Type": "application/json"})
 
 
 def subject(message: str) -> str:

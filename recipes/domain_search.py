@@ -91,7 +91,7 @@ class DomainSearchSettings(TrainSettings):
     llm: tuple[str, ...] = ()
     """Language models that write questions for the documents: local:MODEL, or URL#MODEL of a server with OpenAI's chat
     completions API."""
-    questions: Path | None = None
+    questions: str | None = None
     """Questions that `angle-llm data questions DOCUMENTS --out FILE.jsonl` has written, with your own settings; instead of
     --documents."""
     real: str | None = None
@@ -178,7 +178,7 @@ def main(settings: DomainSearchSettings) -> None:
     train(settings, pairs, folder / "training")
 
     print_stage(6, "scores of the trained encoder")
-    score(folder, "after.json", tasks, model=str(model), against=str(folder / "before.json"))
+    score(folder, "after.json", tasks, model=str(model), against=(str(folder / "before.json"),))
 
     print_stage(7, "vectors of all documents, and report")
     embed(folder, "vectors", model=str(model), side="document")
@@ -229,7 +229,7 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
         SettingsError: if the files were written with other settings or from other data.
         DataError: if no pair is left to train on or to hold out.
     """
-    written = settings.questions or (folder / QUESTIONS if settings.llm else None)
+    written = written_questions(settings, folder)
     if written is not None:
         material = read_questions(written)
     else:
@@ -261,6 +261,13 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
     write_rows(folder / TRAIN, (training_row(query, text, allowed) for query, text in train))
     write_json(folder / MADE_FROM, made_from)
     print(f"{len(pairs):,} pairs: {len(train):,} to train on, {len(held):,} held out")
+
+
+def written_questions(settings: DomainSearchSettings, folder: Path) -> Path | None:
+    """Return the file of written questions, None if titles or pairs are used."""
+    if settings.questions:
+        return Path(settings.questions).expanduser()
+    return folder / QUESTIONS if settings.llm else None
 
 
 def fill_beir(held: list[tuple[str, str]], corpus: dict[str, str], folder: Path) -> None:
@@ -463,7 +470,7 @@ def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None
             line.split("\t") for line in (folder / HELD_OUT / "qrels/test.tsv").read_text().splitlines()[1:]
         )
     }
-    written = settings.questions or (folder / QUESTIONS if settings.llm else None)
+    written = written_questions(settings, folder)
     dropped: list[dict[str, Any]] = []
     if written is not None:
         dropped = [row.values for row in open_rows(written.with_suffix(".dropped.jsonl")).good_rows(("reason",))]

@@ -76,7 +76,7 @@ def test_all_documents_are_candidates_and_scores_are_kept(made: Path) -> None:
     (task,) = after["tasks"].values()
     assert (task["queries"], task["candidates"]) == (8, DOCUMENTS + 2)
     assert before["encoder"] != after["encoder"]  # its own prompt, and two prompts
-    assert after["comparison"]["tasks"]["held_out"].keys() == task["metrics"].keys()
+    assert after["comparisons"][0]["tasks"]["held_out"].keys() == task["metrics"].keys()
     assert len(rows_of(made / "mined.jsonl")) == len(rows_of(made / "train.jsonl"))
 
 

@@ -163,7 +163,7 @@ def main(settings: DomainSearchSettings) -> None:
         write_questions(settings, folder)
     print_stage(2, "training pairs and held-out pairs")
     write_pairs(settings, folder)
-    tasks = {"folders": (str(folder / HELD_OUT),)} | (
+    tasks: dict[str, Any] = {"folders": (str(folder / HELD_OUT),)} | (
         {"pairs": (settings.real,), "corpus": folder / CORPUS} if settings.real else {}
     )
 

@@ -93,6 +93,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.tools.embed import EmbedSettings, embed_main
     from angle_llm.tools.mine import MineSettings, mine_main
     from angle_llm.tools.plan import plan_main
+    from angle_llm.tools.questions import QuestionSettings, questions_main
     from angle_llm.tools.score import ScoreSettings, score_main
     from angle_llm.tools.search import SearchSettings, search_main
     from angle_llm.tools.split import SplitSettings, split_main
@@ -131,6 +132,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
         "data check": (CheckSettings, check_main, "Check a dataset before training."),
         "data split": (SplitSettings, split_main, "Split a dataset into parts that share no text."),
         "data mine": (MineSettings, mine_main, "Mine hard negatives for positive pairs."),
+        "data questions": (QuestionSettings, questions_main, "Write questions for documents with a language model."),
         "data score": (ScoreSettings, score_main, "Score pairs by an encoder, as a teacher."),
         "merge": (MergeSettings, merge, "Merge a LoRA adapter into its base model, or combine several encoders."),
         "verify": (

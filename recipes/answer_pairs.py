@@ -1,137 +1,17 @@
-"""Parse answers of language models into pairs. Every line becomes a pair, or is dropped for a reason.
-
-An answer can be a numbered list, bullets, quoted lines or a JSON list, inside code fences, between remarks, or cut off.
-It can have any content and length, so every pattern takes linear time.
-"""
+"""Make pairs of the lines in answers of language models. Every line becomes a pair, or is dropped for a reason."""
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
-
-from llm_answers import Answer, Request
 
 from angle_llm.data.keys import normalized, pair_key
-
-_FENCE = re.compile(r"\s*(```|~~~)")
-_MARKER = re.compile(r"\A\s*(?:\(?\d{1,3}[.):]+(?!\d)|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*", re.IGNORECASE)
-_INLINE = re.compile(r"(?:(?<=\s)|\A)\(?(\d{1,2})[.)]\s+")
-_LABEL = re.compile(
-    r"\A\s*\**(?:(?:output|answer|response|input|sentence|synonym|synonymous|synonymous sentences?|antonym|antonymous sentences?"
-    r"|paraphrase|opposite|same meaning|opposite meaning|generated sentences?|option|version)"
-    r"(?:\s*\d{1,3})?)(?:\s*\*+)?\s*:\s*\**\s*",
-    re.IGNORECASE,
-)
-_REMARK = re.compile(
-    r"\s*(?:sure\b|certainly\b|of course\b|okay\b|here (?:is|are)\b|here's\b|the following\b|these (?:are|sentences)\b"
-    r"|i hope\b|let me know\b|note\b\s*:|explanation\b|feel free\b|below (?:is|are)\b|this is the output\b)",
-    re.IGNORECASE,
-)
-_APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
-_QUOTES = {'"': '"', "“": "”", "'": "'", "‘": "’", "«": "»", "„": "“", "「": "」", "`": "`", "**": "**", "*": "*"}
-
-
-class Line(NamedTuple):
-    """A line of an answer of a language model: its text, and the reason if it is dropped."""
-
-    text: str
-    """The sentence without list markers and quotes; for a dropped line, the line unchanged."""
-    dropped: str | None
-    """Reason to drop the line: blank, fence, remark, cut or thought. None for a sentence."""
-
-
-def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
-    """Parse the answer of a language model into lines, which are sentences or dropped lines.
-
-    With `finished=False` the answer was cut off, and its last line is dropped. Lines inside <think> … </think> are dropped
-    as thoughts. If the answer contains a list, lines outside the list are dropped as remarks.
-    """
-    thoughts, end, rest = answer.rpartition("</think>")
-    if not end and answer.lstrip().startswith("<think>"):
-        thoughts, rest = answer, ""
-    lines = [Line(line, "thought") for line in (thoughts + end).splitlines()]
-    return lines + (_read(rest, finished) if rest.strip() or not lines else [])
-
-
-def _read(answer: str, finished: bool) -> list[Line]:
-    """Parse an answer without <think> blocks into lines."""
-    if not answer.strip():
-        return [Line(answer, "blank")]
-    if (texts := _json_list(answer)) is not None:
-        return [Line(text, None if text else "blank") for text in texts]
-    pieces = [piece for line in answer.splitlines() for piece in _inline_pieces(line)]
-    is_list = any(_MARKER.match(piece) for piece in pieces)
-    dropped = [_why_dropped(piece, is_list) for piece in pieces]
-    last = max((place for place, why in enumerate(dropped) if why != "blank"), default=None)
-    if not finished and last is not None:
-        dropped[last] = dropped[last] or "cut"
-    lines = (Line(piece if why else _without_marks(piece), why) for piece, why in zip(pieces, dropped, strict=True))
-    return [line if line.text.strip() else Line(line.text, "blank") for line in lines]
-
-
-def _why_dropped(piece: str, is_list: bool) -> str | None:
-    """Return the reason to drop a line of an answer, None for a sentence. `is_list`: the answer contains a list."""
-    if not piece.strip():
-        return "blank"
-    if _FENCE.match(piece):
-        return "fence"
-    outside = _MARKER.match(piece) is None and (is_list or _REMARK.match(piece))
-    return "remark" if outside or _without_marks(piece).endswith((":", ":**", "[", "{")) else None
-
-
-def _without_marks(line: str) -> str:
-    """Return a line without list marker, label such as `Output:`, and quotes or stars around the whole line."""
-    text = _LABEL.sub("", _MARKER.sub("", line.strip(), count=1), count=1).strip()
-    while True:
-        bare = text.removesuffix(",") if text.endswith(('",', "',", "”,")) else text
-        for start, end in _QUOTES.items():
-            inner = bare[len(start) : len(bare) - len(end)]
-            within = _APOSTROPHE.sub("", inner)
-            around = len(bare) > len(start) + len(end) and bare.startswith(start) and bare.endswith(end)
-            if around and start not in within and end not in within:
-                bare = inner.strip()
-                break
-        else:
-            return bare
-        text = bare
-
-
-def _inline_pieces(line: str) -> Iterator[str]:
-    """Yield the items of a line that is a list numbered from 1, such as `1. … 2. …`; yield any other line unchanged."""
-    found = list(_INLINE.finditer(line))
-    starts = [match.start() for match in found]
-    before = line[: starts[0]].strip() if found else ""
-    numbers = [int(match[1]) for match in found]
-    if len(found) < 2 or numbers != list(range(1, len(found) + 1)) or (before and not before.endswith(":")):
-        yield line
-        return
-    if before:
-        yield before
-    yield from (line[start:end] for start, end in zip(starts, [*starts[1:], len(line)], strict=True))
-
-
-def _json_list(answer: str) -> list[str] | None:
-    """Return the texts of an answer that is a JSON list of strings, or an object whose only value is one; else None."""
-    bare = answer.strip()
-    if _FENCE.match(bare) and bare.endswith(("```", "~~~")):
-        bare = bare.partition("\n")[2][:-3].strip()
-    try:
-        value = json.loads(bare) if bare.startswith(("[", "{")) else None
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(value, dict) and len(value) == 1:
-        value = next(iter(value.values()))
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        return None
-    # An escape can be a lone surrogate, which UTF-8 cannot encode, or a line end.
-    return [" ".join(item.encode(errors="replace").decode().split()) for item in value]
-
+from angle_llm.tools.language_models import Answer, Request
+from angle_llm.tools.replies import read_answer
 
 # --- filters ----------------------------------------------------------------------------------------------------------
 
@@ -227,11 +107,11 @@ def read_pairs(requests: Sequence[Request], answers: Mapping[str, Answer], promp
     """Parse all answers into pairs of a source sentence and a line; mark lines that fail a filter as dropped."""
     pairs = []
     for request in requests:
-        prompt = prompts[request.side].replace("{size}", " ").replace("{text}", " ")
+        prompt = prompts[request.kind].replace("{size}", " ").replace("{text}", " ")
         answer = answers.get(request.key)
         for text, dropped in () if answer is None else read_answer(answer.text, finished=answer.finished):
             reason = dropped or why_dropped(text, request.text, prompt)
-            pairs.append(Pair(request, text, reason, [request.generator]))
+            pairs.append(Pair(request, text, reason, [request.llm]))
     return pairs
 
 
@@ -240,7 +120,7 @@ def drop_repeats(pairs: Sequence[Pair]) -> None:
     first, sides = dict[tuple[int, str], Pair](), defaultdict[int, set[str]](set)
     keys = {id(pair): pair_key(normalized(pair.request.text), normalized(pair.text)) for pair in kept(pairs)}
     for pair in kept(pairs):
-        key, side = keys[id(pair)], pair.request.side
+        key, side = keys[id(pair)], pair.request.kind
         sides[key].add(side)
         earlier = first.setdefault((key, side), pair)
         if earlier is not pair:

@@ -1,25 +1,33 @@
-"""Train an encoder on your own documents, measure it on held-out queries, and answer queries with it.
+"""Train an encoder on your own documents, measure it on held-out questions, and answer questions with it.
 
-    python recipes/domain_search.py --documents documents.jsonl --ask "wing flutter at high speed"
+    python recipes/domain_search.py --documents documents.jsonl --llm http://127.0.0.1:8080/v1#MODEL --ask "wing flutter"
+    python recipes/domain_search.py --documents titled.jsonl
     python recipes/domain_search.py --data.path tickets.csv --data.columns text1 question text2 answer
 
-DOCUMENTS has the columns title and text; a title is a query, and its text is the answer. `--data.path` names pairs of a
-query and an answer instead. Files in --run-dir:
+--llm: a language model writes questions for DOCUMENTS, which need only texts (`angle-llm data questions`). Without --llm
+and --questions, DOCUMENTS has the columns title and text, and a title is a question. `--data.path` names pairs of a
+question and an answer instead. Files in --run-dir:
 
-    train.jsonl, held_out.jsonl, corpus.jsonl      training pairs, held-out pairs, and all documents to search
-    before.json, after.json                        scores on the held-out pairs before and after training
+    questions.jsonl, questions.*.jsonl             written questions, passages, dropped questions
+    train.jsonl                                    training pairs
+    held_out/                                      held-out questions and all documents, as a BEIR folder
+    lexical.json, before.json, after.json          scores of BM25, and of the encoder before and after training
     mined.jsonl                                    training pairs with hard negatives
     training/                                      the training run; the encoder is in training/model
     vectors/, database/                            vectors of all documents, and a LanceDB table of the vectors
+    report.html                                    scores, ten questions with their first answers, dropped questions
 
-After a kill the same command resumes with the unfinished stage. Held-out queries and their answers occur in no training
-row. Every search compares a query with all documents.
+After a kill the same command resumes with the unfinished stage. Held-out questions and their documents occur in no
+training row. Every search compares a question with all documents.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import random
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import field, fields, replace
@@ -35,8 +43,9 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Group, RowError, Triple, pairs_of, read_text
 from angle_llm.data.keys import normalized
 from angle_llm.data.readers import open_rows
-from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
-from angle_llm.io import read_object, write_file, write_folder, write_json
+from angle_llm.evaluate.retrieval import RetrievalSettings, query_metrics, retrieval_main
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask
+from angle_llm.io import read_object, write_file, write_folder, write_json, write_text
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
 from angle_llm.run import fine_tune
@@ -54,16 +63,22 @@ from angle_llm.settings.train import DataSettings, DataSource, ModelSettings, Tr
 from angle_llm.tools.check import OBJECTIVES, SMALL_ENCODER
 from angle_llm.tools.embed import EmbedSettings, embed_main
 from angle_llm.tools.mine import MineSettings, mine_main
+from angle_llm.tools.questions import EASIER, QuestionSettings, questions_main
 from angle_llm.tools.search import search_folder
 from angle_llm.tools.split import split_rows
 
-TRAIN, HELD_OUT, CORPUS, MADE_FROM = "train.jsonl", "held_out.jsonl", "corpus.jsonl", "made_from.json"
+QUESTIONS, TRAIN, HELD_OUT, MADE_FROM = "questions.jsonl", "train.jsonl", "held_out", "made_from.json"
+CORPUS = "held_out/corpus.jsonl"
 MAX_HELD_OUT = 1_000
 POSITIVE_ABOVE = 0.5
 """Score above which a scored pair is treated as a query and its answer."""
 TABLE = "documents"
 SHOWN = 3
-"""Number of documents printed for each query."""
+"""Number of documents printed for each question."""
+COMPARED = 10
+"""Number of questions in the report whose first answers are compared."""
+METRICS = ("nDCG@10", "R@1", "R@10", "MRR")
+PAGE = Path(__file__).with_suffix(".html.jinja")
 
 
 @settings_class
@@ -71,16 +86,26 @@ class DomainSearchSettings(TrainSettings):
     """Settings of training, the documents to search, and the queries to answer."""
 
     documents: str | None = None
-    """JSONL, CSV, TSV or Parquet file with the columns title and text. None: use the pairs of --data.path."""
+    """JSONL, CSV, TSV or Parquet file with the column text, and title if no questions are written. None: use the pairs of
+    --data.path."""
+    llm: tuple[str, ...] = ()
+    """Language models that write questions for the documents: local:MODEL, or URL#MODEL of a server with OpenAI's chat
+    completions API."""
+    questions: str | None = None
+    """Questions that `angle-llm data questions DOCUMENTS --out FILE.jsonl` has written, with your own settings; instead of
+    --documents."""
+    real: str | None = None
+    """Questions of people with their answers, to measure on at the end: positive pairs, as for training. They are not
+    trained on."""
     held_out: float = 0.1
     """Fraction of the pairs held out for evaluation; at most 1,000 pairs."""
     negatives: int = 1
     """Number of hard negatives to mine for each training pair. 0: mine none."""
-    database: Literal["lancedb", "none"] = "lancedb"
-    """lancedb: search a LanceDB table in database/ (pip install 'angle_llm[search]'). none: search the vectors directly,
-    which is exact."""
+    database: Literal["lancedb", "none"] = "none"
+    """none: search the vectors directly, which is exact. lancedb: search a LanceDB table in database/ (pip install
+    'angle_llm[search]')."""
     ask: list[str] = field(default_factory=list)
-    """Queries to answer at the end."""
+    """Questions to answer at the end."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,60 +139,84 @@ STARTER = settings_from_dict(
 
 
 def main(settings: DomainSearchSettings) -> None:
-    """Run the unfinished stages, from reading pairs to embedding documents, and answer the queries of --ask.
+    """Run the unfinished stages, from writing questions to the report, and answer the questions of --ask.
 
     Raises:
         SettingsError: if the run directory was made with other settings or data.
         MissingLibraryError: if LanceDB is required and not installed.
         DataError: for documents or pairs that cannot be used.
+        SystemExit: if requests to a language model have no answer; the same command repeats them.
     """
     if settings.database == "lancedb":
         need_library("lancedb", "--database lancedb", "search")
-    if settings.data.sets or bool(settings.documents) == bool(settings.data.path):
-        raise SettingsError("expected --documents FILE, or --data.path FILE with pairs; not both, and no data.sets.")
+    sources = [settings.documents, settings.questions, settings.data.path]
+    if settings.data.sets or sum(map(bool, sources)) != 1 or (settings.llm and not settings.documents):
+        raise SettingsError(
+            "expected --documents FILE, with --llm to write questions; or --questions FILE; or --data.path FILE with pairs; "
+            "one of them, and no data.sets."
+        )
     folder, base = settings.run_path, settings.model.path
     model = folder / "training" / "model"
 
+    if settings.llm:
+        print_stage(1, f"questions for {settings.documents}")
+        write_questions(settings, folder)
+    print_stage(2, "training pairs and held-out pairs")
     write_pairs(settings, folder)
+    tasks: dict[str, Any] = {"folders": (str(folder / HELD_OUT),)} | (
+        {"pairs": (settings.real,), "corpus": folder / CORPUS} if settings.real else {}
+    )
 
-    print_stage(1, f"scores of {base} on the held-out pairs")
-    score(folder, "before.json", model=base, **base_options(settings.model))
+    print_stage(3, f"scores of BM25 and of {base}")
+    score_lexical(folder, RetrievalSettings(model=base, **tasks).read_tasks())
+    score(folder, "before.json", tasks, model=base, **base_options(settings.model))
 
-    print_stage(2, f"hard negatives, {settings.negatives} for each training pair")
+    print_stage(4, f"hard negatives, {settings.negatives} for each training pair")
     pairs = mine(settings, folder) if settings.negatives else folder / TRAIN
 
-    print_stage(3, f"training on {pairs}")
+    print_stage(5, f"training on {pairs}")
     train(settings, pairs, folder / "training")
 
-    print_stage(4, "scores of the trained encoder on the held-out pairs")
-    score(folder, "after.json", model=str(model), against=str(folder / "before.json"))
+    print_stage(6, "scores of the trained encoder")
+    score(folder, "after.json", tasks, model=str(model), against=(str(folder / "before.json"),))
 
-    print_stage(5, "vectors of all documents")
-    embed_main(
-        EmbedSettings(
-            model=str(model), input=folder / CORPUS, output=folder / "vectors", side="document", store_text=True
-        )
-    )
+    print_stage(7, "vectors of all documents, and report")
+    embed(folder, "vectors", model=str(model), side="document")
+    embed(folder, "vectors_before", model=base, side="document", **base_options(settings.model))
     if settings.database == "lancedb" and not (folder / "database").exists():
         write_folder(folder / "database", partial(fill_database, folder / "vectors"))
+    write_page(settings, folder, str(model))
     if settings.ask:
         answer(settings, str(model), folder)
 
 
 def print_stage(number: int, title: str) -> None:
     """Print the title of a stage."""
-    print(f"\n[{number}/5] {title}", flush=True)
+    print(f"\n[{number}/7] {title}", flush=True)
+
+
+def write_questions(settings: DomainSearchSettings, folder: Path) -> None:
+    """Write questions for the documents, unless an earlier run wrote them."""
+    if not (folder / QUESTIONS).exists():
+        assert settings.documents is not None
+        made = QuestionSettings(
+            documents=settings.documents, out=folder / QUESTIONS, model=settings.model.path, llm=settings.llm
+        )
+        questions_main(made)
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
 
 
 class Material(NamedTuple):
-    """Pairs (query, document), negatives in the data by query, and all documents."""
+    """Pairs (query, text), negatives in the data by query, and all texts to search in."""
 
     pairs: list[tuple[str, str]]
     negatives: dict[str, list[str]]
-    corpus: list[str]
+    corpus: dict[str, str]
+    """Id of each text, by text."""
+    document_of: dict[str, str]
+    """Id of the document of each text that is a passage. Passages of a document are held out together."""
 
 
 def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
@@ -180,8 +229,12 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
         SettingsError: if the files were written with other settings or from other data.
         DataError: if no pair is left to train on or to hold out.
     """
-    material = read_documents(settings.documents) if settings.documents else read_examples(settings.data)
-    compared = replace(settings, run_dir="", ask=[], database=STARTER.database)
+    written = written_questions(settings, folder)
+    if written is not None:
+        material = read_questions(written)
+    else:
+        material = read_documents(settings.documents) if settings.documents else read_examples(settings.data)
+    compared = replace(settings, run_dir="", ask=[], database=STARTER.database, real=None)
     digest = hashlib.sha256(json.dumps(material).encode()).hexdigest()
     made_from = {"settings": settings_to_dict(compared), "sha256": digest}
     before = read_object(folder / MADE_FROM)
@@ -189,25 +242,54 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
         if changed := changed_settings(before["settings"], json.loads(json.dumps(made_from["settings"]))):
             raise SettingsError(f"{folder} was made with other settings ({', '.join(changed)}). Set another --run-dir.")
         if before["sha256"] != digest:
-            source = settings.documents or settings.data.path
+            source = settings.documents or settings.questions or settings.data.path
             raise SettingsError(f"{source} was changed since {folder} was made. Set another --run-dir.")
         return
 
-    pairs, negatives, corpus = material
+    pairs, negatives, corpus, document_of = material
     count = min(MAX_HELD_OUT, round(settings.held_out * len(pairs)))
-    held, train = ([pairs[row] for row in rows] for rows in split_rows(pairs, [count]))
+    linked = [(query, text, f"document {document_of.get(text, text)}") for query, text in pairs]
+    held, train = ([pairs[row] for row in rows] for rows in split_rows(linked, [count]))
     if not held or not train:
         raise DataError(
             f"expected pairs to train on and {count} to hold out, got {len(train)} and {len(held)} of {len(pairs)}. "
             "Pairs that share a query or a document stay together. Set --held-out to another share, or use more data"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder / HELD_OUT, ({"query": query, "positive": text} for query, text in held))
-    write_rows(folder / CORPUS, ({"text": text} for text in corpus))
+    write_folder(folder / HELD_OUT, partial(fill_beir, held, corpus))
     allowed = allowed_negatives(material, held) if negatives else None
     write_rows(folder / TRAIN, (training_row(query, text, allowed) for query, text in train))
     write_json(folder / MADE_FROM, made_from)
     print(f"{len(pairs):,} pairs: {len(train):,} to train on, {len(held):,} held out")
+
+
+def written_questions(settings: DomainSearchSettings, folder: Path) -> Path | None:
+    """Return the file of written questions, None if titles or pairs are used."""
+    if settings.questions:
+        return Path(settings.questions).expanduser()
+    return folder / QUESTIONS if settings.llm else None
+
+
+def fill_beir(held: list[tuple[str, str]], corpus: dict[str, str], folder: Path) -> None:
+    """Write held-out pairs and all texts as a BEIR folder."""
+    ids = {query: f"q{number}" for number, query in enumerate(dict.fromkeys(query for query, _ in held))}
+    (folder / "qrels").mkdir()
+    write_rows(folder / "corpus.jsonl", ({"_id": key, "text": text} for text, key in corpus.items()))
+    write_rows(folder / "queries.jsonl", ({"_id": key, "text": query} for query, key in ids.items()))
+    lines = ["query-id\tcorpus-id\tscore", *(f"{ids[query]}\t{corpus[text]}\t1" for query, text in held)]
+    write_text(folder / "qrels" / "test.tsv", "\n".join(lines) + "\n")
+
+
+def read_questions(path: Path) -> Material:
+    """Read the output of `angle-llm data questions`: pairs of a question and a passage, and all passages."""
+    rows = [row.values for row in open_rows(path).good_rows(("query", "positive"))]
+    passages = [row.values for row in open_rows(path.with_suffix(".passages.jsonl")).good_rows(("text", "document"))]
+    corpus, document_of = dict[str, str](), dict[str, str]()
+    for passage in passages:
+        corpus.setdefault(passage["text"], f"{passage['document']}#{passage['start']}")
+        document_of.setdefault(passage["text"], passage["document"])
+    print(f"{path}: {len(rows):,} questions, {len(passages):,} passages\n{EASIER}", flush=True)
+    return Material([(row["query"], row["positive"]) for row in rows], {}, corpus, document_of)
 
 
 def read_documents(path: str) -> Material:
@@ -226,7 +308,7 @@ def read_documents(path: str) -> Material:
     print(
         f"{path}: {rows:,} documents, {len(texts):,} distinct texts, {len(pairs):,} pairs of title and text", flush=True
     )
-    return Material(list(pairs), {}, list(texts))
+    return Material(list(pairs), {}, numbered(texts), {})
 
 
 def read_examples(source: DataSource) -> Material:
@@ -241,7 +323,12 @@ def read_examples(source: DataSource) -> Material:
                 pairs[query, text] = None
             elif isinstance(example, Triple | Group):
                 negatives.setdefault(query, []).append(text)
-    return Material(list(pairs), negatives, list(texts))
+    return Material(list(pairs), negatives, numbered(texts), {})
+
+
+def numbered(texts: Iterable[str]) -> dict[str, str]:
+    """Return an id for each of the different texts."""
+    return {text: f"text{number}" for number, text in enumerate(texts)}
 
 
 def allowed_negatives(material: Material, held: list[tuple[str, str]]) -> dict[str, list[str]]:
@@ -282,13 +369,38 @@ def base_options(model: ModelSettings) -> dict[str, Any]:
     return {"max_length": model.max_length, "bits": model.bits or "auto"}
 
 
-def score(folder: Path, name: str, **options: Any) -> None:
-    """Measure retrieval of an encoder on the held-out pairs and all documents, and write scores to FOLDER/NAME."""
+def score(folder: Path, name: str, tasks: dict[str, Any], **options: Any) -> None:
+    """Measure retrieval of an encoder on the tasks, and write scores to FOLDER/NAME."""
     if not (folder / name).exists():
-        settings = RetrievalSettings(
-            pairs=(str(folder / HELD_OUT),), corpus=folder / CORPUS, json=folder / name, **options
-        )
+        settings = RetrievalSettings(**tasks, json=folder / name, **options)
         retrieval_main(settings, SentenceEncoder.from_pretrained)
+
+
+def score_lexical(folder: Path, tasks: Iterable[RetrievalTask]) -> None:
+    """Measure BM25 on the tasks, and write mean metrics by task to FOLDER/lexical.json; nothing without bm25s."""
+    if importlib.util.find_spec("bm25s") is None:
+        print("BM25 is not measured: pip install 'angle_llm[questions]'")
+    elif not (folder / "lexical.json").exists():
+        write_json(folder / "lexical.json", {task.name: lexical_metrics(task) for task in tasks})
+
+
+def lexical_metrics(task: RetrievalTask) -> dict[str, float]:
+    """Return the mean metrics × 100 of BM25 (library bm25s) on a task. Answers with the score of other texts rank last."""
+    import bm25s
+
+    retriever = bm25s.BM25()
+    retriever.index(bm25s.tokenize(list(task.candidates), stopwords=None, show_progress=False), show_progress=False)
+    ranks = []
+    for query, relevant, itself in zip(task.queries, task.relevant, task.itself, strict=True):
+        words = bm25s.tokenize(query, stopwords=None, return_ids=False, show_progress=False)[0]
+        known = [word for word in words if word in retriever.vocab_dict]
+        scores_C = retriever.get_scores(known) if known else np.zeros(len(task.candidates))
+        answers = sorted(relevant, key=lambda place: -scores_C[place])
+        others_C = np.delete(scores_C, [*answers, *([] if itself is None else [itself])])
+        ranks.append(
+            {place: number + int((others_C >= scores_C[place]).sum()) for number, place in enumerate(answers, 1)}
+        )
+    return {name: 100 * float(np.mean(values)) for name, values in query_metrics(ranks, task.relevant).items()}
 
 
 def mine(settings: DomainSearchSettings, folder: Path) -> Path:
@@ -313,6 +425,11 @@ def train(settings: DomainSearchSettings, pairs: Path, run_dir: Path) -> None:
         fine_tune(TrainSettings(**values))
 
 
+def embed(folder: Path, name: str, **options: Any) -> None:
+    """Embed all texts to search in into FOLDER/NAME."""
+    embed_main(EmbedSettings(input=folder / CORPUS, output=folder / name, id_column="_id", store_text=True, **options))
+
+
 def fill_database(vectors: Path, folder: Path) -> None:
     """Write the vectors and texts of all documents into a LanceDB table, a shard at a time."""
     import lancedb
@@ -327,6 +444,58 @@ def fill_database(vectors: Path, folder: Path) -> None:
             table = database.create_table(TABLE, rows)
         else:
             table.add(rows)
+
+
+def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None:
+    """Write report.html: scores, first answers before and after, dropped questions, and commands."""
+    from jinja2 import Environment
+
+    before, after = (read_object(folder / f"{name}.json") or {} for name in ("before", "after"))
+    lexical = read_object(folder / "lexical.json")
+    held = [row.values["text"] for row in open_rows(folder / HELD_OUT / "queries.jsonl").good_rows(("text",))]
+    shown = random.Random(0).sample(held, min(COMPARED, len(held)))
+    old = SentenceEncoder.from_pretrained(settings.model.path, **base_options(settings.model)).encode_query(shown)
+    new = SentenceEncoder.from_pretrained(model).encode_query(shown)
+    firsts = [
+        [hits[0].text for hits in search_folder(folder / name, read_index(folder / name), rows_QD, 1)]
+        for name, rows_QD in (("vectors_before", old), ("vectors", new))
+    ]
+    ids = {row.values["_id"]: row.values["text"] for row in open_rows(folder / CORPUS).good_rows()}
+    queries = {
+        row.values["_id"]: row.values["text"] for row in open_rows(folder / HELD_OUT / "queries.jsonl").good_rows()
+    }
+    right = {
+        (queries[query], ids[text])
+        for query, text, _ in (
+            line.split("\t") for line in (folder / HELD_OUT / "qrels/test.tsv").read_text().splitlines()[1:]
+        )
+    }
+    written = written_questions(settings, folder)
+    dropped: list[dict[str, Any]] = []
+    if written is not None:
+        dropped = [row.values for row in open_rows(written.with_suffix(".dropped.jsonl")).good_rows(("reason",))]
+    page = (
+        Environment(autoescape=True)
+        .from_string(PAGE.read_text(encoding="utf-8"))
+        .render(
+            note=EASIER if written is not None else "",
+            metrics=METRICS,
+            lexical=lexical,
+            before=before,
+            after=after,
+            base=settings.model.path,
+            compared=[
+                {"query": query, "answers": [(text, (query, text) in right) for text in texts]}
+                for query, *texts in zip(shown, *firsts, strict=True)
+            ],
+            reasons=Counter(row["reason"] for row in dropped).most_common(),
+            dropped=random.Random(0).sample(dropped, min(COMPARED, len(dropped))),
+            model=model,
+            vectors=folder / "vectors",
+        )
+    )
+    write_text(folder / "report.html", page)
+    print(f"\nOpen {folder / 'report.html'} in a browser.")
 
 
 def answer(settings: DomainSearchSettings, model: str, folder: Path) -> None:

@@ -31,7 +31,6 @@ import numpy as np
 import tyro
 from github_issues import Found, GitHub, Issue, Key, read_repositories, read_targets, read_token
 from issue_texts import Claim, find_claims, issue_text, mark, mentioned_pairs
-from journal import Row
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
@@ -40,6 +39,7 @@ from angle_llm.data import DataError
 from angle_llm.data.keys import normalized
 from angle_llm.io import write_file, write_json
 from angle_llm.settings.parsing import SettingsError
+from angle_llm.tools.journal import Row
 
 NegativeKind = Literal["random", "overlap", "labels"]
 SPLITS = {"train": 0.8, "valid": 0.1, "test": 0.1}

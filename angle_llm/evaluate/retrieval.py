@@ -1,4 +1,4 @@
-"""Retrieval evaluation: exact search by cosine similarity, metrics per query, comparison of two models.
+"""Retrieval evaluation: exact search by cosine similarity, metrics per query, comparison with other models.
 
     distinct texts ──► encode ──► similarity of each query with every candidate ──► rank of each answer ──► metrics
 
@@ -38,10 +38,10 @@ import tyro
 from angle_llm.evaluate.bootstrap import Interval, MeanDifference, mean_difference, mean_interval
 from angle_llm.evaluate.encoding import (
     RESAMPLES,
-    ComparedSettings,
     Encode,
     EncodedTexts,
     EncoderFacts,
+    EvalSettings,
     OpenEncoder,
     Rows,
     check_names,
@@ -85,10 +85,10 @@ _QUERIES = 256
 
 
 @settings_class
-class RetrievalSettings(RowSettings, ComparedSettings):
+class RetrievalSettings(RowSettings, EvalSettings):
     """Exact retrieval by cosine similarity: BEIR folders, questions with answers, lists of texts, Flickr30k captions.
 
-    Intervals cover the choice of queries, not the training seed. --against compares two models query by query.
+    Intervals cover the choice of queries, not the training seed. --against compares models query by query.
     Truncation changes scores: compare models at the same --max-length.
     """
 
@@ -113,6 +113,11 @@ class RetrievalSettings(RowSettings, ComparedSettings):
     column: str | None = None
     """Column with the lists of --groups, or with the texts of --corpus. None: captions, texts or set for --groups; text
     or sentence for --corpus."""
+
+    against: tuple[str, ...] = ()
+    """Compare with other models, query by query: differences with 95 % interval and p-value. A value is a model, opened
+    with the same flags (prompt, pooling, …), or a .json file written by --json. Two or more models: one table with the size
+    and speed of all models."""
 
     def __post_init__(self) -> None:
         defaults = {item.name: getattr(RowSettings(), item.name) for item in fields(RowSettings)} | {"corpus": None}
@@ -187,6 +192,9 @@ class QueryMetrics:
     encoder: EncoderFacts
     digests: Mapping[str, str]
     values: Mapping[str, Mapping[str, tuple[float, ...]]]
+    dimensions: int
+    texts_per_second: float
+    """Encoded texts per second, on the machine of the evaluation."""
 
     @classmethod
     def of(cls, model: str, encoder: EncoderFacts, content: Mapping[str, Any]) -> QueryMetrics:
@@ -202,7 +210,8 @@ class QueryMetrics:
             queries = len(task["query_ids"])
             if any(len(found) != queries or not np.isfinite(found).all() for found in values[name].values()):
                 raise ValueError(f"task {name!r}: expected a finite value of each query")
-        return cls(model, encoder, digests, values)
+        speed = int(content["texts"]) / float(content["encode_seconds"])
+        return cls(model, encoder, digests, values, int(content["dimensions"]), speed)
 
 
 @dataclass(frozen=True)
@@ -216,6 +225,8 @@ class RetrievalComparison:
     other: str
     encoder: EncoderFacts
     tasks: dict[str, dict[str, MeanDifference]]
+    dimensions: int
+    texts_per_second: float
 
 
 # ----------------------------------------------------------------------------------------------- ranks and metrics
@@ -353,15 +364,14 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
 
 
 def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> RetrievalResults:
-    """Run `angle-llm eval retrieval`: evaluate the model, compare it with the `--against` model, and write the report.
+    """Run `angle-llm eval retrieval`: evaluate the model, compare it with the `--against` models, and write the report.
 
     The report is printed, and results are written to the file of `--json`. Data and output paths are checked before a
-    model is opened. With `--against`, one model is in memory at a time. `open_encoder` opens a model, such as
+    model is opened. One model is in memory at a time. `open_encoder` opens a model, such as
     `SentenceEncoder.from_pretrained`.
     """
     tasks = settings.read_tasks()
-    other = settings.against
-    theirs = read_query_metrics(other) if other is not None and other.endswith(".json") else None
+    stored = {other: read_query_metrics(other) for other in settings.against if other.endswith(".json")}
 
     def run(model: str, resamples: int) -> tuple[RetrievalResults, EncoderFacts]:
         def evaluate_tasks(_: Any, encode: Encode, encode_document: Encode | None) -> RetrievalResults:
@@ -370,15 +380,16 @@ def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> Re
         return run_evaluation(replace(settings, model=model), open_encoder, evaluate_tasks)
 
     results, encoder = run(settings.model, RESAMPLES)
-    content, comparison = results.to_dict(), None
-    if other is not None:
+    content, comparisons = results.to_dict(), []
+    ours = QueryMetrics.of(settings.model, encoder, content)
+    for other in settings.against:
+        theirs = stored.get(other)
         if theirs is None:
             found, other_encoder = run(other, resamples=0)
             theirs = QueryMetrics.of(other, other_encoder, found.to_dict())
-        ours = QueryMetrics.of(settings.model, encoder, content)
-        comparison = compare_queries(ours, theirs)
-    text = retrieval_report(results, settings.model, encoder, comparison)
-    write_results(settings, METRIC, text, content | {"comparison": comparison}, encoder)
+        comparisons.append(compare_queries(ours, theirs))
+    text = retrieval_report(results, ours, comparisons)
+    write_results(settings, METRIC, text, content | {"comparisons": comparisons}, encoder)
     return results
 
 
@@ -417,31 +428,38 @@ def compare_queries(ours: QueryMetrics, theirs: QueryMetrics) -> RetrievalCompar
         found[name] = {
             metric: mean_difference(own, theirs.values[name][metric], stream=name) for metric, own in values.items()
         }
-    return RetrievalComparison(theirs.model, theirs.encoder, found)
+    return RetrievalComparison(theirs.model, theirs.encoder, found, theirs.dimensions, theirs.texts_per_second)
 
 
 # ---------------------------------------------------------------------------------------------------------- report
 
 
 def retrieval_report(
-    results: RetrievalResults, model: str, encoder: EncoderFacts, comparison: RetrievalComparison | None = None
+    results: RetrievalResults, ours: QueryMetrics, comparisons: Sequence[RetrievalComparison] = ()
 ) -> str:
     """Return the Markdown report of a retrieval evaluation: a table for each task, then notes.
 
-    A table has the prompt, pooling and maximum length of the model and its metrics. With `comparison`, it also has
-    these values of the second model, and the differences.
+    A table has the prompt, pooling and maximum length of the model and its metrics, and with one comparison these values
+    of the second model, and the differences. With several comparisons, a table has a row for each model.
     """
     tables = []
+    model, encoder = ours.model, ours.encoder
     notes = [
         "Scores × 100 of an exact search by cosine similarity. If cosines are equal, right answers are ranked last. R@k: share "
         "of the right answers of a query among the first k candidates. MRR: 1 / rank of the first right answer. MAP@100: mean "
         "precision at the ranks of the right answers. 95 %: interval, from a bootstrap over the queries.",
     ]
-    if comparison is not None:
+    if len(comparisons) > 1:
         notes.append(
-            f"Compared with {comparison.other}. A positive difference means that {model} is better. If the 95 % interval of a "
-            "difference includes 0, the difference is not clear. p is two-sided and not corrected for the number of metrics."
+            "Difference: nDCG@10 of the first model minus nDCG@10 of the model of the row. Weights in millions; texts/s: "
+            "encoded texts per second, which depends on the machine and on its other work."
         )
+    for comparison in comparisons:
+        if len(comparisons) == 1:
+            notes.append(
+                f"Compared with {comparison.other}. A positive difference means that {model} is better. If the 95 % interval "
+                "of a difference includes 0, the difference is not clear. p is two-sided and not corrected for several metrics."
+            )
         if comparison.encoder.max_length != encoder.max_length:
             notes.append(
                 f"The models truncate texts at {encoder.max_length} and {comparison.encoder.max_length} tokens, which can change "
@@ -451,11 +469,14 @@ def retrieval_report(
         header: list[str] = [task.label, short_name(model), "95 %"]
         rows: list[list[object]] = [[name, value, None] for name, value in encoder.columns().items()]
         rows += [[name, metric.value, metric.interval] for name, metric in task.metrics.items()]
-        if comparison is not None:
+        if len(comparisons) == 1:
+            (comparison,) = comparisons
             header += [short_name(comparison.other), "difference", "95 %", "p"]
             others: list[list[object]] = [[value, None, None, None] for value in comparison.encoder.columns().values()]
             others += map(difference_cells, comparison.tasks[task.name].values())
             rows = [[*row, *other] for row, other in zip(rows, others, strict=True)]
+        if len(comparisons) > 1:
+            header, rows = _model_rows(task, ours, comparisons)
         tables.append(table(header, rows, words=1))
         notes.append(
             f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; "
@@ -474,3 +495,27 @@ def retrieval_report(
                 "is the query, and the top 5 must be exactly its captions."
             )
     return report(model, tables, list(dict.fromkeys(notes)), results)
+
+
+_COMPARED = ("nDCG@10", "R@10", "MRR")
+"""Metrics in a table of several models."""
+
+
+def _model_rows(
+    task: RetrievalResult, ours: QueryMetrics, comparisons: Sequence[RetrievalComparison]
+) -> tuple[list[str], list[list[object]]]:
+    """Return header and rows of a table with a row for each model: size, speed, and metrics on a task."""
+
+    def first(model: str, encoder: EncoderFacts, dimensions: int, speed: float) -> list[object]:
+        millions = None if encoder.weights is None else f"{encoder.weights / 1e6:,.0f}"
+        return [short_name(model), millions, dimensions, encoder.max_length, f"{speed:,.0f}"]
+
+    header = [task.label, "weights", "dimensions", "tokens", "texts/s", *_COMPARED, "difference", "95 %", "p"]
+    values = [task.metrics[name].value for name in _COMPARED]
+    rows = [[*first(ours.model, ours.encoder, ours.dimensions, ours.texts_per_second), *values, None, None, None]]
+    for each in comparisons:
+        found = each.tasks[task.name]
+        others = [found[name].other for name in _COMPARED]
+        start = first(each.other, each.encoder, each.dimensions, each.texts_per_second)
+        rows.append([*start, *others, *difference_cells(found[_COMPARED[0]])[1:]])
+    return header, rows

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from torch import nn
 
 from angle_llm.prompts import PromptTemplate, Side, SidePrompts
 
@@ -27,6 +28,7 @@ class Words:
     prompt = prompts.query
     pooling = "sum"
     max_length = 77
+    model = nn.Linear(1000, 2000, bias=False)
     scale = 1.0
     """0 gives zero vectors."""
 

@@ -253,8 +253,8 @@ def test_the_comparison_is_paired_and_of_a_file_or_a_model(tmp_path: Path, capsy
     run("--model", "worse", name="worse")
     content, printed = run("--model", "words", "--against", "worse")
     by_file, _ = run("--model", "words", "--against", tmp_path / "worse.json")
-    found = content["comparison"]["tasks"]["beir"]
-    assert found == by_file["comparison"]["tasks"]["beir"]
+    found = content["comparisons"][0]["tasks"]["beir"]
+    assert found == by_file["comparisons"][0]["tasks"]["beir"]
     assert _read_scores(tmp_path / "worse.json") == [("beir", "nDCG@10", pytest.approx(found["nDCG@10"]["other"]))]
     one = found["R@1"]
     assert one["value"] == content["tasks"]["beir"]["metrics"]["R@1"]["value"] == 100
@@ -262,6 +262,14 @@ def test_the_comparison_is_paired_and_of_a_file_or_a_model(tmp_path: Path, capsy
     assert one["interval"]["low"] <= one["difference"] <= one["interval"]["high"]
     table = rows_of(printed)
     assert [table["tokens"][column] for column in (0, 2)] == ["77", "11"]
+    several, printed = run("--model", "words", "--against", "worse", tmp_path / "worse.json")
+    assert [each["tasks"]["beir"] for each in several["comparisons"]] == [found, found]
+    first, *others = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith(("| w", "| /"))][:3]
+    assert [cell.strip() for cell in first[1:4]] == ["2", str(content["dimensions"]), "77"]
+    for cells in others:
+        assert [cell.strip() for cell in cells[1:4]] == ["2", str(content["dimensions"]), "11"]
+        assert float(cells[5]) == pytest.approx(found["nDCG@10"]["other"], abs=0.005)
+        assert float(cells[8]) == pytest.approx(found["nDCG@10"]["difference"], abs=0.005)
     queries = (tmp_path / "beir/queries.jsonl").read_text().splitlines()[:-1]
     write_jsonl(tmp_path / "beir/queries.jsonl", *map(json.loads, queries), {"_id": "q11", "text": "w1 w4"})
     with pytest.raises(ValueError, match="--against"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from domain_search import STARTER, DomainSearchSettings, main, read_documents, write_pairs
+from fake_server import Writer
 from tiny import save_tiny_base
 
 from angle_llm.data import DataError
@@ -14,6 +15,8 @@ from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSettings, ModelSettings
 
 DOCUMENTS = 40
+NOUNS = """apple book bread camera candle carpet chair clock computer drum engine flute fridge guitar hammer helmet jacket
+knife lamp mirror oven pencil piano printer radio scissors telescope tent umbrella violin""".split()  # noqa: SIM905
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,6 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> DomainSearchSettings:
         documents=str(folder / "documents.jsonl"),
         run_dir=str(folder / "run"),
         model=model,
-        database="none",
         held_out=0.2,
         negatives=2,
         batch_size=8,
@@ -51,8 +53,17 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def held_out_of(run: Path) -> list[dict[str, str]]:
+    """Held-out pairs, from the BEIR folder."""
+    texts = [
+        {row["_id"]: row["text"] for row in rows_of(run / f"held_out/{name}.jsonl")} for name in ("queries", "corpus")
+    ]
+    lines = [line.split("\t") for line in (run / "held_out/qrels/test.tsv").read_text().splitlines()[1:]]
+    return [{"query": texts[0][query], "positive": texts[1][text]} for query, text, _ in lines]
+
+
 def test_held_out_texts_are_in_no_training_pair(made: Path) -> None:
-    train, held, corpus = (rows_of(made / f"{name}.jsonl") for name in ("train", "held_out", "corpus"))
+    train, held, corpus = rows_of(made / "train.jsonl"), held_out_of(made), rows_of(made / "held_out/corpus.jsonl")
     assert len(held) == 8
     assert len(train) >= DOCUMENTS + 1 - len(held) - 1  # two titles are near duplicates
     words = [{text.casefold().strip("!.") for row in rows for text in row.values()} for rows in (train, held)]
@@ -65,7 +76,7 @@ def test_all_documents_are_candidates_and_scores_are_kept(made: Path) -> None:
     (task,) = after["tasks"].values()
     assert (task["queries"], task["candidates"]) == (8, DOCUMENTS + 2)
     assert before["encoder"] != after["encoder"]  # its own prompt, and two prompts
-    assert after["comparison"]["tasks"]["held_out"].keys() == task["metrics"].keys()
+    assert after["comparisons"][0]["tasks"]["held_out"].keys() == task["metrics"].keys()
     assert len(rows_of(made / "mined.jsonl")) == len(rows_of(made / "train.jsonl"))
 
 
@@ -95,7 +106,7 @@ def test_groups_replace_documents_and_keep_their_own_negatives(settings: DomainS
     train = rows_of(tmp_path / "run" / "train.jsonl")
     assert len(train) == 16
     assert all(row["negatives"] == [row["query"].replace("Ask", "Not")] for row in train)
-    assert len(rows_of(tmp_path / "run" / "corpus.jsonl")) == 40
+    assert len(rows_of(tmp_path / "run/held_out/corpus.jsonl")) == 40
     (tmp_path / "groups.jsonl").write_text(json.dumps(rows[0]) + "\n")
     with pytest.raises(SettingsError, match="was changed since"):
         main(run)
@@ -109,7 +120,7 @@ def test_all_answers_of_a_query_are_held_out_together(settings: DomainSearchSett
     (tmp_path / "triples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataSettings(path=str(tmp_path / "triples.jsonl"))
     write_pairs(replace(settings, documents=None, data=data), tmp_path)
-    train, held = (rows_of(tmp_path / f"{name}.jsonl") for name in ("train", "held_out"))
+    train, held = rows_of(tmp_path / "train.jsonl"), held_out_of(tmp_path)
     assert len(train) + len(held) == 80
     assert len(held) == 15, "of 16 allowed; 23 pairs are linked by question 3"
     asked = {row["query"] for row in held}
@@ -135,16 +146,64 @@ def test_a_base_is_quantised_in_all_stages(settings: DomainSearchSettings, tmp_p
 
 
 def test_documents_or_pairs_are_required() -> None:
-    with pytest.raises(SettingsError, match=r"expected --documents FILE, or --data.path FILE"):
-        main(replace(STARTER, database="none", documents="a.jsonl", data=DataSettings(path="b.jsonl")))
-    with pytest.raises(SettingsError, match=r"expected --documents FILE, or --data.path FILE"):
-        main(replace(STARTER, database="none"))
+    with pytest.raises(SettingsError, match=r"expected --documents FILE, with --llm"):
+        main(replace(STARTER, documents="a.jsonl", data=DataSettings(path="b.jsonl")))
+    with pytest.raises(SettingsError, match=r"expected --documents FILE, with --llm"):
+        main(STARTER)
 
 
 def test_documents_without_title_are_refused(tmp_path: Path) -> None:
     (tmp_path / "documents.jsonl").write_text('{"body": "A text."}\n')
     with pytest.raises(DataError, match="title"):
         read_documents(str(tmp_path / "documents.jsonl"))
+
+
+def test_a_language_model_writes_the_questions(
+    settings: DomainSearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents without titles; questions of people are measured too, and the page shows all parts."""
+    for library in ("openai", "semantic_text_splitter", "py3langid", "bm25s"):
+        pytest.importorskip(library, reason="pip install 'angle_llm[questions]'")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    documents = {name: f"The {name} breaks <i>after</i> a week. Send the {name} back to the shop." for name in NOUNS}
+    rows = [json.dumps({"id": name, "text": text}) + "\n" for name, text in documents.items()]
+    (tmp_path / "docs.jsonl").write_text("".join(rows))
+    (tmp_path / "real.jsonl").write_text(
+        json.dumps({"query": "my clock is dead", "positive": documents["clock"]}) + "\n"
+    )
+
+    def write(message: str) -> str:
+        name = next(word for word in message.split() if word in documents)
+        return f"1. What can I do with a {name} that is broken?\n2. return of a defective {name}"
+
+    with Writer(write) as server:
+        run = replace(
+            settings,
+            model=replace(STARTER.model, dtype="float32", max_length=32),
+            documents=str(tmp_path / "docs.jsonl"),
+            llm=(server.name,),
+            real=str(tmp_path / "real.jsonl"),
+            run_dir=str(tmp_path / "run"),
+            negatives=1,
+            ask=[],
+        )
+        main(run)
+        sent = len(server.requests)
+        main(run)
+    assert sent == len(server.requests) == 3 * len(documents)
+    made = tmp_path / "run"
+    train, held = rows_of(made / "train.jsonl"), held_out_of(made)
+    assert held
+    assert not {row["positive"] for row in train} & {row["positive"] for row in held}
+    lexical, after = (json.loads((made / f"{name}.json").read_text()) for name in ("lexical", "after"))
+    assert lexical.keys() == after["tasks"].keys() == {"held_out", "real"}
+    assert lexical["held_out"]["R@1"] > 90, "each question has the word of its document"
+    page = (made / "report.html").read_text()
+    assert "easier than questions of people" in page
+    assert "&lt;i&gt;after&lt;/i&gt;" in page
+    assert "<i>after" not in page
+    for text in ("BM25", "First answers", "Dropped questions", "angle-llm export"):
+        assert text in page
 
 
 def test_the_database_gives_the_cosines_of_the_exact_search(

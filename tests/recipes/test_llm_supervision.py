@@ -9,16 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import llm_answers
 import pytest
 import torch
-from answer_pairs import FILTERS, Pair, drop_repeats, drop_surplus, read_answer, why_dropped
+from answer_pairs import FILTERS, Pair, drop_repeats, drop_surplus, why_dropped
 from fake_server import FakeServer, Reply, Request
 from hypothesis import example, given
 from hypothesis import strategies as st
-from journal import Journal, Row
-from llm_answers import Request as LlmRequest
-from llm_answers import message_ids
 from llm_supervision import generate, load_prompts, message
 from programs import run, start
 from tiny import save_tiny_base, tiny_causal_lm
@@ -30,6 +26,11 @@ from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import spearman
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource
+from angle_llm.tools import language_models
+from angle_llm.tools.journal import Journal, Row
+from angle_llm.tools.language_models import Request as LlmRequest
+from angle_llm.tools.language_models import message_ids
+from angle_llm.tools.replies import read_answer
 
 pytest.importorskip("openai", reason="pip install 'angle_llm[supervision]'")
 RECIPE = Path(__file__).parents[2] / "recipes/llm_supervision.py"
@@ -88,7 +89,7 @@ def make(folder: Path, *names: str, flags: str = "", out: str = "pairs.jsonl") -
     """Run `generate`; returns the exit code."""
     arguments = f"--sentences {folder / 'sentences.txt'} --out {folder / out} --size 2 --retries 1 {flags}"
     with pytest.raises(SystemExit) as ended:
-        generate([*arguments.split(), "--generator", *names])
+        generate([*arguments.split(), "--llm", *names])
     return int(ended.value.code or 0)
 
 
@@ -147,7 +148,7 @@ def test_no_request_is_repeated(server: ChatServer, folder: Path) -> None:
 
 def test_a_killed_command_resumes(server: ChatServer, folder: Path) -> None:
     (folder / "sentences.txt").write_text("".join(f"{n} men walk along the long road.\n" for n in range(40)))
-    flags = f"--sentences {folder / 'sentences.txt'} --size 2 --generator {server.name} --out {folder / 'pairs.jsonl'}"
+    flags = f"--sentences {folder / 'sentences.txt'} --size 2 --llm {server.name} --out {folder / 'pairs.jsonl'}"
     command = ["python", RECIPE, "generate", *flags.split()]
     server.delay = 0.03
     for wanted in (10, 40):
@@ -200,7 +201,7 @@ def test_errors_of_the_server_are_reported(
     assert make(folder, server.name, flags="--limit 3") == 0
     assert len(server.requests) == sent + 2
     server.rule = lambda text, times: broken
-    monkeypatch.setattr(llm_answers, "MAX_FAILURES", 3)
+    monkeypatch.setattr(language_models, "MAX_FAILURES", 3)
     with pytest.raises(DataError, match=r"out of order.*same command"):
         make(folder, server.name, flags="--retries 0 --concurrency 1")
     assert len(server.requests) <= sent + 2 + 4
@@ -295,21 +296,21 @@ def test_rows_without_a_sentence_and_larger_limits(server: ChatServer, folder: P
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ("", "--generator"),
-        ("--generator http://127.0.0.1:1/v1", "--generator"),
-        ("--generator ftp://127.0.0.1/v1#m", "--generator"),
-        ("--generator http://me:secret@127.0.0.1/v1#m", "--generator"),
-        ("--generator http://127.0.0.1/v1?key=secret#m", "--generator"),
-        ("--generator http://far.example/v1#m", "OPENAI_API_KEY.*unencrypted"),
-        ("--generator https://one.example/v1#a https://two.example/v1#b", r"hosts \(one\.example, two\.example"),
-        ("--generator local:a --out pairs.csv", "--out"),
-        ("--generator local:a --out sentences.txt/pairs.jsonl", "--out"),
-        ("--generator local:a --size 0", "--size"),
-        ("--generator local:a --top-p 2", "--top-p"),
-        ("--generator local:a local:b local:a", "--generator.*once"),
-        ("--generator local:a --prompt papr", "--prompt.*'paper'"),
-        ("--generator local:a --max-cost 3", "--max-cost"),
-        ("--generator local:a --judge nowhere", "nowhere"),
+        ("", "--llm"),
+        ("--llm http://127.0.0.1:1/v1", "--llm"),
+        ("--llm ftp://127.0.0.1/v1#m", "--llm"),
+        ("--llm http://me:secret@127.0.0.1/v1#m", "--llm"),
+        ("--llm http://127.0.0.1/v1?key=secret#m", "--llm"),
+        ("--llm http://far.example/v1#m", "OPENAI_API_KEY.*unencrypted"),
+        ("--llm https://one.example/v1#a https://two.example/v1#b", r"hosts \(one\.example, two\.example"),
+        ("--llm local:a --out pairs.csv", "--out"),
+        ("--llm local:a --out sentences.txt/pairs.jsonl", "--out"),
+        ("--llm local:a --size 0", "--size"),
+        ("--llm local:a --top-p 2", "--top-p"),
+        ("--llm local:a local:b local:a", "--llm.*once"),
+        ("--llm local:a --prompt papr", "--prompt.*'paper'"),
+        ("--llm local:a --max-cost 3", "--max-cost"),
+        ("--llm local:a --judge nowhere", "nowhere"),
     ],
 )
 def test_a_refusal_names_the_flag(
@@ -324,7 +325,7 @@ def test_a_refusal_names_the_flag(
     assert "secret" not in shown
     (folder / "mine.jsonl").write_text("mine")
     with pytest.raises(SettingsError, match=r"--out: mine\.jsonl"):
-        generate(["--sentences", "sentences.txt", "--generator", "local:a", "--out", "mine.jsonl"])
+        generate(["--sentences", "sentences.txt", "--llm", "local:a", "--out", "mine.jsonl"])
 
 
 # ------------------------------------------------------------------------------------------------- a local model
@@ -522,6 +523,6 @@ def test_steps_and_the_missing_library_are_named(tmp_path: Path) -> None:
     assert "'train'" in run("python", RECIPE, "trian").stderr
     code = f"import runpy, sys; sys.modules['openai'] = None; sys.path.insert(0, {str(RECIPE.parent)!r})"
     (tmp_path / "without.py").write_text(f"{code}\nrunpy.run_path({str(RECIPE)!r}, run_name='__main__')")
-    flags = ["generate", "--sentences", "x", "--generator", "http://127.0.0.1:1/v1#m"]
+    flags = ["generate", "--sentences", "x", "--llm", "http://127.0.0.1:1/v1#m"]
     done = run("python", tmp_path / "without.py", *flags, cwd=tmp_path)
     assert (done.returncode, "pip install 'angle_llm[supervision]'" in done.stderr) == (2, True)

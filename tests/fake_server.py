@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,3 +68,20 @@ class FakeServer:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class Writer(FakeServer):
+    """A chat server that answers with `rule(message)`."""
+
+    def __init__(self, rule: Callable[[str], str]) -> None:
+        super().__init__(self.reply)
+        self.rule, self.delay = rule, 0.0
+        self.name = f"{self.url}/v1#tiny"
+
+    def reply(self, request: Request) -> Reply:
+        text = json.loads(request.body)["messages"][0]["content"]
+        time.sleep(self.delay)
+        choices = [{"index": 0, "message": {"role": "assistant", "content": self.rule(text)}, "finish_reason": "stop"}]
+        usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+        content = {"id": "1", "object": "chat.completion", "created": 1, "model": "tiny"}
+        return Reply(content | {"choices": choices, "usage": usage}, headers={"Content-Type": "application/json"})

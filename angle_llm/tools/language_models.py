@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from annotated_types import Ge, Gt, Le, Lt
-from journal import Journal
 
 from angle_llm.data import DataError
-from angle_llm.settings.parsing import NonNegative, Positive, PositiveFloat, SettingsError, settings_class
+from angle_llm.settings.parsing import NonNegative, Positive, PositiveFloat, SettingsError, need_library, settings_class
+from angle_llm.tools.journal import Journal
 
 LOCAL = "local:"
 """Prefix of the name of a local model."""
@@ -50,10 +50,10 @@ class Prices:
 
 
 @settings_class
-class GeneratorSettings:
-    """Language models that generate sentences, their sampling, and limits on requests and cost."""
+class LanguageModelSettings:
+    """Language models that generate texts, their sampling, and limits on requests and cost."""
 
-    generator: tuple[str, ...] = ()
+    llm: tuple[str, ...] = ()
     """local:MODEL (a folder, a .gguf file, a hub id, package:NAME/path), run with transformers; or URL#MODEL, such as
     http://127.0.0.1:8000/v1#MODEL, a server with OpenAI's chat completions API. Every model gets all requests."""
     seed: int = 42
@@ -90,12 +90,12 @@ class Request(NamedTuple):
     """A message to a language model. Requests with the same key have the same answer."""
 
     row: int
-    """Index of the input row with the sentence."""
+    """Index of the source text."""
     text: str
-    """The source sentence."""
-    side: str
-    """Kind of the requested sentences: synonym (same meaning) or antonym (opposite meaning)."""
-    generator: str
+    """The source text: a sentence or a passage."""
+    kind: str
+    """Kind of the requested texts, such as synonym (a sentence with the same meaning) or keyword (a query)."""
+    llm: str
     """Name of the language model."""
     message: str
     seed: int
@@ -116,15 +116,15 @@ class Answer(NamedTuple):
 Answered = list[tuple[Request, Answer]]
 
 
-def make_request(settings: GeneratorSettings, name: str, row: int, text: str, side: str, message: str) -> Request:
+def make_request(settings: LanguageModelSettings, name: str, row: int, text: str, kind: str, message: str) -> Request:
     """Make a request to a language model.
 
-    The seed is derived from row and side (synonym or antonym), the key from everything that changes the answer.
+    The seed is derived from row and kind, the key from everything that changes the answer.
     """
-    seed = int.from_bytes(_digest([settings.seed, row, side])[:4], "big") >> 1  # servers take 31 bits
+    seed = int.from_bytes(_digest([settings.seed, row, kind])[:4], "big") >> 1  # servers take 31 bits
     how: object = settings.dtype if name.startswith(LOCAL) else {}  # {}: keys of older journals stay valid
     sampling = [settings.max_new_tokens, settings.temperature, settings.top_p, how]
-    return Request(row, text, side, name, message, seed, _digest([name, sampling, message, seed]).hex()[:24])
+    return Request(row, text, kind, name, message, seed, _digest([name, sampling, message, seed]).hex()[:24])
 
 
 def _digest(values: object) -> bytes:
@@ -135,7 +135,7 @@ def _digest(values: object) -> bytes:
 class Answers:
     """Answers to requests: the answers in the journal, and new answers, failures and cost of this run."""
 
-    def __init__(self, journal: Journal, settings: GeneratorSettings, requests: Sequence[Request]) -> None:
+    def __init__(self, journal: Journal, settings: LanguageModelSettings, requests: Sequence[Request]) -> None:
         self._journal, self._settings = journal, settings
         self.by_key, self.failures = dict[str, Answer](), dict[str, str]()
         for number, row in enumerate(journal.rows, 1):
@@ -150,7 +150,7 @@ class Answers:
         self.cost = sum(settings.prices.cost(answer.read_tokens, answer.new_tokens) for answer in known)
 
     def collect(
-        self, requests: Sequence[Request], generator: LocalModel | ChatServer, progress: Callable[[int], object]
+        self, requests: Sequence[Request], llm: LocalModel | ChatServer, progress: Callable[[int], object]
     ) -> None:
         """Send the requests that have no answer yet, until the budget is used up.
 
@@ -159,13 +159,13 @@ class Answers:
         Raises:
             DataError: if the server refuses a request, or too many consecutive requests fail.
         """
-        for start in range(0, len(requests), generator.batch_size):
-            batch = requests[start : start + generator.batch_size]
+        for start in range(0, len(requests), llm.batch_size):
+            batch = requests[start : start + llm.batch_size]
             while missing := [each for each in batch if each.key not in self.by_key and each.key not in self.failures]:
                 affordable = self._affordable(missing)
                 if not affordable:
                     return
-                for answered in generator.answer(affordable):
+                for answered in llm.answer(affordable):
                     self._record(answered)
                     progress(sum(not answer.failure for _, answer in answered))
 
@@ -199,7 +199,7 @@ class Answers:
 class LocalModel:
     """A causal language model, run with transformers. The same batch of requests always gets the same answers."""
 
-    def __init__(self, name: str, settings: GeneratorSettings) -> None:
+    def __init__(self, name: str, settings: LanguageModelSettings) -> None:
         self.name, self.batch_size, self._settings = name, settings.batch_size, settings
 
     @cached_property
@@ -277,24 +277,23 @@ class ChatServer:
         SettingsError: if the address is malformed, or the key would be sent unencrypted or to several hosts.
     """
 
-    def __init__(self, name: str, settings: GeneratorSettings) -> None:
+    def __init__(self, name: str, settings: LanguageModelSettings) -> None:
         variable, parts = settings.api_key_variable, urlsplit(name)
         key = os.environ.get(variable, "").strip()
         if "@" in parts.netloc or parts.query:
-            raise SettingsError(f"--generator: an address cannot have a password or a query; set {variable} instead.")
+            raise SettingsError(f"--llm: an address cannot have a password or a query; set {variable} instead.")
         if parts.scheme not in ("http", "https") or not parts.hostname or not parts.fragment:
-            raise SettingsError(f"--generator: expected local:MODEL or http://HOST:PORT/v1#MODEL, got {name}.")
-        hosts = {urlsplit(each).netloc for each in settings.generator if urlsplit(each).scheme == "https"}
+            raise SettingsError(f"--llm: expected local:MODEL or http://HOST:PORT/v1#MODEL, got {name}.")
+        hosts = {urlsplit(each).netloc for each in settings.llm if urlsplit(each).scheme == "https"}
         if key and parts.hostname not in LOCALHOST and (parts.scheme != "https" or len(hosts) > 1):
             raise SettingsError(
-                f"--generator: {variable} would be sent unencrypted or to several hosts "
+                f"--llm: {variable} would be sent unencrypted or to several hosts "
                 f"({', '.join(sorted({parts.netloc, *hosts}))}). Use https, and one command for each host with the same --out "
-                "and its own --api-key-variable; then all generators with --api-key-variable NONE."
+                "and its own --api-key-variable; then all models with --api-key-variable NONE."
             )
-        try:
-            import openai
-        except ImportError:
-            raise SettingsError("openai is not installed: pip install 'angle_llm[supervision]'.") from None
+        need_library("openai", "a language model on a server", "supervision")
+        import openai
+
         self.name, self.batch_size, self._settings = name, 8 * settings.concurrency, settings
         self._secret = key if len(key) >= MIN_SECRET else "\0"
         self._client = openai.OpenAI(
@@ -363,6 +362,6 @@ class ChatServer:
         return text.replace(self._secret, "***")
 
 
-def open_generator(name: str, settings: GeneratorSettings) -> LocalModel | ChatServer:
-    """Return the language model with the name given as --generator."""
+def open_language_model(name: str, settings: LanguageModelSettings) -> LocalModel | ChatServer:
+    """Return the language model with the name given as --llm."""
     return LocalModel(name, settings) if name.startswith(LOCAL) else ChatServer(name, settings)

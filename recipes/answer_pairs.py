@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from angle_llm.data.keys import normalized, pair_key
-from angle_llm.tools.language_models import Answer, Request
+from angle_llm.tools.language_models import Answer, LlmRequest
 from angle_llm.tools.replies import read_answer
 
 # --- filters ----------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def _script(letter: str) -> str:
 class Pair:
     """A line of an answer, paired with the source sentence of its request. `dropped`: reason why it is not used."""
 
-    request: Request
+    request: LlmRequest
     text: str
     dropped: str | None
     generators: list[str]
@@ -103,7 +103,7 @@ def kept(pairs: Iterable[Pair]) -> list[Pair]:
     return [pair for pair in pairs if pair.dropped is None]
 
 
-def read_pairs(requests: Sequence[Request], answers: Mapping[str, Answer], prompts: Mapping[str, str]) -> list[Pair]:
+def read_pairs(requests: Sequence[LlmRequest], answers: Mapping[str, Answer], prompts: Mapping[str, str]) -> list[Pair]:
     """Parse all answers into pairs of a source sentence and a line; mark lines that fail a filter as dropped."""
     pairs = []
     for request in requests:

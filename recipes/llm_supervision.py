@@ -46,7 +46,13 @@ from angle_llm.settings.train import (
     TrainSettings,
 )
 from angle_llm.tools.journal import Journal
-from angle_llm.tools.language_models import Answers, LanguageModelSettings, Request, make_request, open_language_model
+from angle_llm.tools.language_models import (
+    Answers,
+    LanguageModelSettings,
+    LlmRequest,
+    make_request,
+    open_language_model,
+)
 
 SCORES = {"synonym": 1, "antonym": 0}
 """Score of a pair by its kind: synonym (same meaning) or antonym (opposite meaning)."""
@@ -267,7 +273,7 @@ def write_pairs(pairs: Sequence[Pair], settings: GenerateSettings) -> None:
     write_text(settings.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), writer="")
 
 
-def count_lines(requests: Sequence[Request], answers: Answers, pairs: Sequence[Pair]) -> dict[str, Any]:
+def count_lines(requests: Sequence[LlmRequest], answers: Answers, pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return the numbers of requests, tokens and lines of answers.
 
     Lines are counted by language model, side (synonym or antonym) and reason to drop them.

@@ -86,7 +86,7 @@ class LanguageModelSettings:
     prices: Prices = field(default_factory=Prices)
 
 
-class Request(NamedTuple):
+class LlmRequest(NamedTuple):
     """A message to a language model. Requests with the same key have the same answer."""
 
     row: int
@@ -113,10 +113,12 @@ class Answer(NamedTuple):
     failure: str = ""
 
 
-Answered = list[tuple[Request, Answer]]
+Answered = list[tuple[LlmRequest, Answer]]
 
 
-def make_request(settings: LanguageModelSettings, name: str, row: int, text: str, kind: str, message: str) -> Request:
+def make_request(
+    settings: LanguageModelSettings, name: str, row: int, text: str, kind: str, message: str
+) -> LlmRequest:
     """Make a request to a language model.
 
     The seed is derived from row and kind, the key from everything that changes the answer.
@@ -124,7 +126,7 @@ def make_request(settings: LanguageModelSettings, name: str, row: int, text: str
     seed = int.from_bytes(_digest([settings.seed, row, kind])[:4], "big") >> 1  # servers take 31 bits
     how: object = settings.dtype if name.startswith(LOCAL) else {}  # {}: keys of older journals stay valid
     sampling = [settings.max_new_tokens, settings.temperature, settings.top_p, how]
-    return Request(row, text, kind, name, message, seed, _digest([name, sampling, message, seed]).hex()[:24])
+    return LlmRequest(row, text, kind, name, message, seed, _digest([name, sampling, message, seed]).hex()[:24])
 
 
 def _digest(values: object) -> bytes:
@@ -135,7 +137,7 @@ def _digest(values: object) -> bytes:
 class Answers:
     """Answers to requests: the answers in the journal, and new answers, failures and cost of this run."""
 
-    def __init__(self, journal: Journal, settings: LanguageModelSettings, requests: Sequence[Request]) -> None:
+    def __init__(self, journal: Journal, settings: LanguageModelSettings, requests: Sequence[LlmRequest]) -> None:
         self._journal, self._settings = journal, settings
         self.by_key, self.failures = dict[str, Answer](), dict[str, str]()
         for number, row in enumerate(journal.rows, 1):
@@ -150,7 +152,7 @@ class Answers:
         self.cost = sum(settings.prices.cost(answer.read_tokens, answer.new_tokens) for answer in known)
 
     def collect(
-        self, requests: Sequence[Request], llm: LocalModel | ChatServer, progress: Callable[[int], object]
+        self, requests: Sequence[LlmRequest], llm: LocalModel | ChatServer, progress: Callable[[int], object]
     ) -> None:
         """Send the requests that have no answer yet, until the budget is used up.
 
@@ -169,7 +171,7 @@ class Answers:
                     self._record(answered)
                     progress(sum(not answer.failure for _, answer in answered))
 
-    def _affordable(self, requests: Sequence[Request]) -> Sequence[Request]:
+    def _affordable(self, requests: Sequence[LlmRequest]) -> Sequence[LlmRequest]:
         """Return the first requests that the budget allows, at the largest possible cost of each request.
 
         A message has at most one token per byte; an answer at most `max_new_tokens` tokens.
@@ -224,7 +226,7 @@ class LocalModel:
         model.generation_config = GenerationConfig(max_new_tokens=settings.max_new_tokens, **how)  # type: ignore[no-untyped-call]
         return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer, ends
 
-    def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
+    def answer(self, batch: Sequence[LlmRequest]) -> Iterator[Answered]:
         """Generate the answers to a batch of requests, and yield them in a single list."""
         import torch
 
@@ -306,9 +308,9 @@ class ChatServer:
         self._error, self._model, self._failed = openai.OpenAIError, parts.fragment, 0
         self._pace, self._next_request = threading.Lock(), 0.0
 
-    def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
+    def answer(self, batch: Sequence[LlmRequest]) -> Iterator[Answered]:
         """Send a batch of requests, and yield each answer in a list, in the order of their completion."""
-        most, left, futures = self._settings.concurrency, iter(batch), dict[Future[Answer], Request]()
+        most, left, futures = self._settings.concurrency, iter(batch), dict[Future[Answer], LlmRequest]()
         pool = ThreadPoolExecutor(most)
         try:
             # A request is sent only after an earlier answer is in the journal: a kill loses at most `concurrency`
@@ -324,7 +326,7 @@ class ChatServer:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: LlmRequest) -> Answer:
         """Send a request, at most `requests_per_minute`, and return its answer or failure."""
         settings = self._settings
         with self._pace:

@@ -42,7 +42,7 @@ from angle_llm.tools.journal import Journal
 from angle_llm.tools.language_models import (
     Answers,
     LanguageModelSettings,
-    Request,
+    LlmRequest,
     make_request,
     open_language_model,
 )
@@ -141,7 +141,7 @@ class Passage(NamedTuple):
 class Question:
     """A line of a reply. `dropped`: reason why it is not used; None for a question."""
 
-    request: Request
+    request: LlmRequest
     text: str
     dropped: str | None
 
@@ -228,7 +228,7 @@ def _read_prompts(settings: QuestionFiles) -> dict[str, str]:
     return {name: str(values[name]) for name in (*settings.styles, *([_EXAMPLES] if settings.examples else []))}
 
 
-def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Sequence[Passage]) -> Iterator[Request]:
+def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Sequence[Passage]) -> Iterator[LlmRequest]:
     """Yield a request for each chosen passage, language model and style."""
     documents = list(dict.fromkeys(passage.document for passage in passages))
     if settings.shuffle_seed is not None:
@@ -250,7 +250,7 @@ def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Seq
 
 
 def _estimate(
-    settings: QuestionSettings, passages: Sequence[Passage], requests: Sequence[Request], answers: Answers
+    settings: QuestionSettings, passages: Sequence[Passage], requests: Sequence[LlmRequest], answers: Answers
 ) -> str:
     """Return the number of requests, and an estimate of their tokens and cost, as text."""
     left = [request for request in requests if request.key not in answers.by_key]
@@ -369,7 +369,7 @@ def _drop_not_found(
 def _write(
     settings: QuestionSettings,
     passages: Sequence[Passage],
-    requests: Sequence[Request],
+    requests: Sequence[LlmRequest],
     answers: Answers,
     questions: Sequence[Question],
 ) -> dict[str, Any]:

@@ -28,8 +28,7 @@ from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource
 from angle_llm.tools import language_models
 from angle_llm.tools.journal import Journal, Row
-from angle_llm.tools.language_models import Request as LlmRequest
-from angle_llm.tools.language_models import message_ids
+from angle_llm.tools.language_models import LlmRequest, message_ids
 from angle_llm.tools.replies import read_answer
 
 pytest.importorskip("openai", reason="pip install 'angle_llm[supervision]'")

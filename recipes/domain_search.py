@@ -11,10 +11,13 @@ question and an answer instead. Files in --run-dir:
     questions.jsonl, questions.*.jsonl             written questions, passages, dropped questions
     train.jsonl                                    training pairs
     held_out/                                      held-out questions and all documents, as a BEIR folder
+    real/                                          the questions of --real and all documents, as a BEIR folder
+    made_from.json                                 settings and data of the run
     lexical.json, before.json, after.json          scores of BM25, and of the encoder before and after training
     mined.jsonl                                    training pairs with hard negatives
     training/                                      the training run; the encoder is in training/model
-    vectors/, database/                            vectors of all documents, and a LanceDB table of the vectors
+    vectors/, vectors_before/                      vectors of all documents after and before training
+    database/                                      a LanceDB table of the vectors
     report.html                                    scores, ten questions with their first answers, dropped questions
 
 After a kill the same command resumes with the unfinished stage. Held-out questions and their documents occur in no
@@ -28,7 +31,7 @@ import importlib.util
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import field, fields, replace
 from functools import partial
@@ -68,7 +71,7 @@ from angle_llm.tools.search import search_folder
 from angle_llm.tools.split import split_rows
 
 QUESTIONS, TRAIN, HELD_OUT, MADE_FROM = "questions.jsonl", "train.jsonl", "held_out", "made_from.json"
-CORPUS = "held_out/corpus.jsonl"
+CORPUS, REAL = "held_out/corpus.jsonl", "real"
 MAX_HELD_OUT = 1_000
 POSITIVE_ABOVE = 0.5
 """Score above which a scored pair is treated as a query and its answer."""
@@ -95,8 +98,8 @@ class DomainSearchSettings(TrainSettings):
     """Questions that `angle-llm data questions DOCUMENTS --out FILE.jsonl` has written, with your own settings; instead of
     --documents."""
     real: str | None = None
-    """Questions of people with their answers, to measure on at the end: positive pairs, as for training. They are not
-    trained on."""
+    """Questions of people with their answers, to measure on: positive pairs, as for training. An answer is a document, a
+    passage, or a part of one. They are not trained on."""
     held_out: float = 0.1
     """Fraction of the pairs held out for evaluation; at most 1,000 pairs."""
     negatives: int = 1
@@ -163,12 +166,14 @@ def main(settings: DomainSearchSettings) -> None:
         write_questions(settings, folder)
     print_stage(2, "training pairs and held-out pairs")
     write_pairs(settings, folder)
-    tasks: dict[str, Any] = {"folders": (str(folder / HELD_OUT),)} | (
-        {"pairs": (settings.real,), "corpus": folder / CORPUS} if settings.real else {}
-    )
+    folders = [str(folder / HELD_OUT)]
+    if settings.real:
+        write_real(settings.real, folder)
+        folders.append(str(folder / REAL))
+    tasks = RetrievalSettings(model=base, folders=tuple(folders)).read_tasks()
 
     print_stage(3, f"scores of BM25 and of {base}")
-    score_lexical(folder, RetrievalSettings(model=base, **tasks).read_tasks())
+    score_lexical(folder, tasks)
     score(folder, "before.json", tasks, model=base, **base_options(settings.model))
 
     print_stage(4, f"hard negatives, {settings.negatives} for each training pair")
@@ -196,13 +201,12 @@ def print_stage(number: int, title: str) -> None:
 
 
 def write_questions(settings: DomainSearchSettings, folder: Path) -> None:
-    """Write questions for the documents, unless an earlier run wrote them."""
-    if not (folder / QUESTIONS).exists():
-        assert settings.documents is not None
-        made = QuestionSettings(
-            documents=settings.documents, out=folder / QUESTIONS, model=settings.model.path, llm=settings.llm
-        )
-        questions_main(made)
+    """Write questions for the documents. Replies of earlier runs are used again."""
+    assert settings.documents is not None
+    made = QuestionSettings(
+        documents=settings.documents, out=folder / QUESTIONS, model=settings.model.path, llm=settings.llm
+    )
+    questions_main(made)
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
@@ -215,8 +219,8 @@ class Material(NamedTuple):
     negatives: dict[str, list[str]]
     corpus: dict[str, str]
     """Id of each text, by text."""
-    document_of: dict[str, str]
-    """Id of the document of each text that is a passage. Passages of a document are held out together."""
+    documents: list[str]
+    """Id of the document of each pair. Passages of a document are held out together."""
 
 
 def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
@@ -246,9 +250,9 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
             raise SettingsError(f"{source} was changed since {folder} was made. Set another --run-dir.")
         return
 
-    pairs, negatives, corpus, document_of = material
+    pairs, negatives, corpus, documents = material
     count = min(MAX_HELD_OUT, round(settings.held_out * len(pairs)))
-    linked = [(query, text, f"document {document_of.get(text, text)}") for query, text in pairs]
+    linked = [(*pair, f"document {document}") for pair, document in zip(pairs, documents, strict=True)]
     held, train = ([pairs[row] for row in rows] for rows in split_rows(linked, [count]))
     if not held or not train:
         raise DataError(
@@ -280,16 +284,36 @@ def fill_beir(held: list[tuple[str, str]], corpus: dict[str, str], folder: Path)
     write_text(folder / "qrels" / "test.tsv", "\n".join(lines) + "\n")
 
 
+def write_real(path: str, folder: Path) -> None:
+    """Write questions of people as the BEIR folder FOLDER/real. Answers of a question are the passages in its answer.
+
+    A passage is in an answer if one contains the other, up to white space. An answer without a passage is added as a
+    text to search in.
+    """
+    texts = {row.values["text"]: row.values["_id"] for row in open_rows(folder / CORPUS).good_rows(("_id", "text"))}
+    flat = {text: " ".join(text.split()) for text in texts}
+    pairs, added = list[tuple[str, str]](), dict[str, str]()
+    for query, answer in read_examples(DataSource(path=path)).pairs:
+        whole = " ".join(answer.split())
+        found = [text for text, passage in flat.items() if passage in whole or whole in passage]
+        if not found:
+            added.setdefault(answer, f"real{len(added)}")
+        pairs += [(query, text) for text in found or [answer]]
+    if added:
+        print(f"{path}: {len(added):,} answers are in no document; they are added to the texts to search in")
+    write_folder(folder / REAL, partial(fill_beir, pairs, texts | added))
+
+
 def read_questions(path: Path) -> Material:
     """Read the output of `angle-llm data questions`: pairs of a question and a passage, and all passages."""
     rows = [row.values for row in open_rows(path).good_rows(("query", "positive"))]
     passages = [row.values for row in open_rows(path.with_suffix(".passages.jsonl")).good_rows(("text", "document"))]
-    corpus, document_of = dict[str, str](), dict[str, str]()
+    corpus = dict[str, str]()
     for passage in passages:
         corpus.setdefault(passage["text"], f"{passage['document']}#{passage['start']}")
-        document_of.setdefault(passage["text"], passage["document"])
     print(f"{path}: {len(rows):,} questions, {len(passages):,} passages\n{EASIER}", flush=True)
-    return Material([(row["query"], row["positive"]) for row in rows], {}, corpus, document_of)
+    pairs = [(row["query"], row["positive"]) for row in rows]
+    return Material(pairs, {}, corpus, [row["document"] for row in rows])
 
 
 def read_documents(path: str) -> Material:
@@ -308,7 +332,7 @@ def read_documents(path: str) -> Material:
     print(
         f"{path}: {rows:,} documents, {len(texts):,} distinct texts, {len(pairs):,} pairs of title and text", flush=True
     )
-    return Material(list(pairs), {}, numbered(texts), {})
+    return Material(list(pairs), {}, numbered(texts), [text for _, text in pairs])
 
 
 def read_examples(source: DataSource) -> Material:
@@ -323,7 +347,7 @@ def read_examples(source: DataSource) -> Material:
                 pairs[query, text] = None
             elif isinstance(example, Triple | Group):
                 negatives.setdefault(query, []).append(text)
-    return Material(list(pairs), negatives, numbered(texts), {})
+    return Material(list(pairs), negatives, numbered(texts), [text for _, text in pairs])
 
 
 def numbered(texts: Iterable[str]) -> dict[str, str]:
@@ -369,19 +393,28 @@ def base_options(model: ModelSettings) -> dict[str, Any]:
     return {"max_length": model.max_length, "bits": model.bits or "auto"}
 
 
-def score(folder: Path, name: str, tasks: dict[str, Any], **options: Any) -> None:
+def is_scored(path: Path, tasks: Sequence[RetrievalTask]) -> bool:
+    """Return whether a file has the scores of exactly these tasks."""
+    found = read_object(path)
+    digests = {name: task["digest"] for name, task in found["tasks"].items()} if found else None
+    return digests == {task.name: task.digest for task in tasks}
+
+
+def score(folder: Path, name: str, tasks: Sequence[RetrievalTask], **options: Any) -> None:
     """Measure retrieval of an encoder on the tasks, and write scores to FOLDER/NAME."""
-    if not (folder / name).exists():
-        settings = RetrievalSettings(**tasks, json=folder / name, **options)
+    if not is_scored(folder / name, tasks):
+        folders = tuple(str(folder / task.name) for task in tasks)
+        settings = RetrievalSettings(folders=folders, json=folder / name, **options)
         retrieval_main(settings, SentenceEncoder.from_pretrained)
 
 
-def score_lexical(folder: Path, tasks: Iterable[RetrievalTask]) -> None:
+def score_lexical(folder: Path, tasks: Sequence[RetrievalTask]) -> None:
     """Measure BM25 on the tasks, and write mean metrics by task to FOLDER/lexical.json; nothing without bm25s."""
     if importlib.util.find_spec("bm25s") is None:
         print("BM25 is not measured: pip install 'angle_llm[questions]'")
-    elif not (folder / "lexical.json").exists():
-        write_json(folder / "lexical.json", {task.name: lexical_metrics(task) for task in tasks})
+    elif not is_scored(folder / "lexical.json", tasks):
+        scores = {task.name: {"digest": task.digest, **lexical_metrics(task)} for task in tasks}
+        write_json(folder / "lexical.json", {"tasks": scores})
 
 
 def lexical_metrics(task: RetrievalTask) -> dict[str, float]:
@@ -480,7 +513,7 @@ def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None
         .render(
             note=EASIER if written is not None else "",
             metrics=METRICS,
-            lexical=lexical,
+            lexical=None if lexical is None else lexical["tasks"],
             before=before,
             after=after,
             base=settings.model.path,

@@ -8,7 +8,7 @@
 generate: requests sentences with the same meaning (score 1) and the opposite meaning (score 0) of each sentence, filters
 the answers, and writes pairs to --out. OUT.journal.jsonl keeps every answer: a killed command resumes, and other filters
 need no new requests. OUT.report.json counts every line of every answer as a pair or by the reason why it is dropped.
-Servers need `pip install 'angle_llm[supervision]'`; only a server named by --llm receives anything.
+Servers need `pip install 'angle_llm[questions]'`; only a server named by --llm receives anything.
 
 train: trains on the generated pairs, and prints the Spearman correlation on the test pairs before and after training.
 `recipes/grids/supervision.yaml` compares them with human-scored pairs.

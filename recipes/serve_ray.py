@@ -47,7 +47,7 @@ NAME = "angle_llm"
 PROPERTIES = ("prompts", "dimensions", "max_length", "normalize")
 """Properties of an encoder that a server needs."""
 ATTEMPTS = 5
-"""Encoders that may die with a request, before the request fails: it may be what kills them."""
+"""Number of encoders that a request is sent to if each of them dies. A request that kills encoders then fails."""
 
 
 @settings_class

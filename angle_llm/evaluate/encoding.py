@@ -166,7 +166,11 @@ class EncoderFacts:
     def of(cls, encoder: Any) -> EncoderFacts:
         """Create the facts (prompt, pooling, maximum length and size) of an encoder."""
         prompt = encoder.prompts if encoder.side is None else encoder.prompt
-        weights = sum(weight.numel() for weight in encoder.model.parameters())
+        parameters = encoder.model.parameters()
+        packed = [
+            getattr(weight, "quant_state", None) or weight for weight in parameters
+        ]  # two 4-bit weights in a byte
+        weights = sum(weight.shape.numel() for weight in packed)
         return cls(prompt.to_dict(), encoder.pooling, encoder.max_length, weights)
 
     @property

@@ -452,7 +452,8 @@ def retrieval_report(
     if len(comparisons) > 1:
         notes.append(
             "Difference: nDCG@10 of the first model minus nDCG@10 of the model of the row. Weights in millions; texts/s: "
-            "encoded texts per second, which depends on the machine and on its other work."
+            "encoded texts per second, which depends on the machine and on its other work. If the 95 % interval of a difference "
+            "includes 0, the difference is not clear. p is two-sided and not corrected for several models."
         )
     for comparison in comparisons:
         if len(comparisons) == 1:
@@ -462,8 +463,8 @@ def retrieval_report(
             )
         if comparison.encoder.max_length != encoder.max_length:
             notes.append(
-                f"The models truncate texts at {encoder.max_length} and {comparison.encoder.max_length} tokens, which can change "
-                "scores as much as training: set --max-length."
+                f"{comparison.other} truncates texts at {comparison.encoder.max_length} tokens, this model at "
+                f"{encoder.max_length}, which can change scores as much as training: set --max-length."
             )
     for task in results.tasks.values():
         header: list[str] = [task.label, short_name(model), "95 %"]

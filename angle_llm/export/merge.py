@@ -175,7 +175,9 @@ def _open_parts(
     Raises:
         ArtifactError: for inputs that do not belong together, or a `target` that would overwrite an input.
     """
-    cards, parts, expected = list[EncoderCard](), list[tuple[BaseWeights, LoraAdapter | None]](), dict[str, Any]()
+    cards, parts = list[EncoderCard](), list[tuple[BaseWeights, LoraAdapter | None]]()
+    expected: dict[str, tuple[Any, str]] = {}
+    """Value of each fact, and the model that it was first read from."""
     for source in sources:
         saved = source if source.card is not None else first
         folder, card = Path(saved.location.name), saved.card
@@ -206,11 +208,11 @@ def _open_parts(
             "tokenizer": (tokenizer.get_vocab(), tokenizer(list(SENTENCES), verbose=False)["input_ids"]),
             **{f"{key} in config.json": value for key, value in config.to_dict().items() if key not in _NOT_COMPARED},
         }
-        expected = facts | expected
         for key, value in facts.items():
-            if expected[key] != value:
-                shown = f": expected {expected[key]}, got {value}" if len(f"{expected[key]}{value}") < 200 else ""
-                raise ArtifactError(f"{source.path} and {sources[0].path} do not belong together: {key}{shown}.")
+            due, model = expected.setdefault(key, (value, source.path))
+            if due != value:
+                shown = f": expected {due}, got {value}" if isinstance(value, str | int | float | bool | None) else ""
+                raise ArtifactError(f"{source.path} and {model} do not belong together: {key}{shown}.")
         cards.append(card)
         parts.append((weights, adapter))
     return cards, parts
@@ -225,9 +227,9 @@ def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
     # A GGUF base is one file: a target in the folder of the file does not change the file.
     read = {"adapter": source, "base": Path(base.name) / (base.gguf_file or "")}
     check_writable(target, **read)
-    if is_saved_encoder(target) and EncoderCard.read(target).base is not None:
+    if is_saved_encoder(target) and not (target / MERGE_NAME).is_file():
         raise ArtifactError(
-            f"{target} is an adapter, which a merge does not replace. Choose another folder, and name it last."
+            f"{target} is not the result of a merge, so it is not replaced. Choose another folder, and name it last."
         )
     for what, path in read.items():
         if path.exists() and target.resolve().is_relative_to(path.resolve()):

@@ -53,9 +53,10 @@ class MergedWeights:
     spherical: bool = False
 
     def tensor(self, name: str, *, exactly: bool = False) -> tuple[Tensor, Any]:
-        """Return the tensor `name`, read-only, and 0. Adapters are merged in float32, models are combined in float64.
+        """Return the tensor `name` of the merged model, which must not be changed, and a bound of its rounding error.
 
-        `exactly`: merge adapters in float64, and return an upper bound on the rounding error of the float32 merge.
+        Adapters are merged in float32, and the bound is 0. With `exactly`, adapters are merged in float64, and the bound is
+        an upper bound on the rounding error of the merge in float32. Models are combined in float64.
         """
         path, _, kind = name.rpartition(".")
         tensors, bounds = list[Tensor](), list[Any]()

@@ -135,17 +135,21 @@ def make_app(
     seconds = prometheus_client.Histogram("angle_llm_request_seconds", "Seconds.", ["path"], registry=registry)
     counts: dict[str, Any] = {"buckets": [2**n for n in range(13)], "registry": registry}
     sizes = prometheus_client.Histogram("angle_llm_batch_texts", "Texts computed together.", **counts)
-    batcher = Batcher(encoder, settings, sizes)
-    encode = encode or batcher.rows
+    batcher = None
+    if encode is None:
+        batcher = Batcher(encoder, settings, sizes)
+        encode = batcher.rows
     waiting = 0
     gauge = prometheus_client.Gauge("angle_llm_waiting_texts", "Texts without an answer.", registry=registry)
     gauge.set_function(lambda: waiting)
 
     @asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
-        batcher.start()
+        if batcher is not None:
+            batcher.start()
         yield
-        batcher.task.cancel()
+        if batcher is not None:
+            batcher.task.cancel()
 
     # No pages with the documentation: their scripts come from the network.
     app = fastapi.FastAPI(title="angle_llm", lifespan=lifespan, docs_url=None, redoc_url=None)

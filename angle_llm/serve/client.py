@@ -70,7 +70,10 @@ class ServerModel:
         self.notes: list[str] = []
         """What a client of this server must send, for the report."""
         address = url.rstrip("/")
-        loopback = httpx.URL(address).host in ("127.0.0.1", "localhost", "::1")
+        try:
+            loopback = httpx.URL(address).host in ("127.0.0.1", "localhost", "::1")
+        except httpx.InvalidURL as error:
+            raise ServerError(f"{url}: not an address ({error}).") from None
         # Redirects are errors: they would send texts and token to an address that the user did not give.
         limits = httpx.Limits(max_keepalive_connections=0)  # nothing has to be closed
         self._client = httpx.Client(timeout=600, trust_env=not loopback, limits=limits)

@@ -16,9 +16,9 @@ class MergeSettings:
     """Settings of `angle-llm merge`."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """The saved adapter: a folder with angle_llm.json, such as runs/nli/model."""
+    """The saved adapter: a folder with angle_llm.json, such as runs/nli/model. In a combination, any model of the base."""
     out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """Output folder. A saved encoder in this folder is replaced; a folder with other content is refused."""
+    """Output folder. The result of an earlier merge is replaced; a folder with other content is refused."""
     more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="…")] = ()
     """MODEL MODEL … OUT combines several models of one base: adapters, whole models, or the untrained base. The last path
     is OUT."""
@@ -37,8 +37,8 @@ class MergeSettings:
     """Dtype of the stored weights. The merge is computed in float32 and rounded once. Between vectors before and after,
     1 - cos is about 1e-12 in float32 and 1e-4 in bfloat16, which has half the size."""
     verify: bool = True
-    """Compare the merged model with the adapter, and keep the merged model only if both give the same vectors. Loads
-    both in float32."""
+    """Compare the merged model with the adapter, and keep the merged model only if both give the same vectors. In a
+    combination, compare the first encoder alone, then all combined weights. Loads both in float32."""
 
 
 EXPORT_DTYPES = {

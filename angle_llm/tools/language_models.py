@@ -293,7 +293,7 @@ class ChatServer:
                 f"({', '.join(sorted({parts.netloc, *hosts}))}). Use https, and one command for each host with the same --out "
                 "and its own --api-key-variable; then all models with --api-key-variable NONE."
             )
-        need_library("openai", "a language model on a server", "supervision")
+        need_library("openai", "a language model on a server", "questions")
         import openai
 
         self.name, self.batch_size, self._settings = name, 8 * settings.concurrency, settings

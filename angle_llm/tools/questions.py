@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ from angle_llm.data.formats import DataError
 from angle_llm.data.keys import normalized
 from angle_llm.data.readers import BadRow, Row
 from angle_llm.io import plain, progress_bar, write_json, write_text
+from angle_llm.model.vectors import Array, unit_rows
 from angle_llm.settings.encoder import EncoderName
 from angle_llm.settings.parsing import Positive, SettingsError, need_library, settings_class, unknown_name
 from angle_llm.tools.journal import Journal
@@ -62,6 +64,10 @@ _LEAST_WORDS, _MOST_WORDS = 2, 40
 """Fewest and most words of a question."""
 _PASSAGE_WORDS = 5
 """Fewest words of a passage for which questions are written."""
+_NO_SPACES = "\\u0e00-\\u0eff\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff"
+"""Characters of scripts without spaces, as a range of a regular expression: Thai, Lao, Japanese, Chinese."""
+_WORD = re.compile(f"[{_NO_SPACES}]|[^\\s{_NO_SPACES}]+")
+"""A word, or a character of a script without spaces."""
 _SURE = 0.8
 """Probability from which on the language of a text counts as known."""
 _BLOCK = 1024
@@ -117,8 +123,12 @@ class QuestionSettings(LanguageModelSettings, QuestionFiles):
     def __post_init__(self) -> None:
         if self.out.suffix != ".jsonl":
             raise SettingsError(f"--out must name the file of pairs, NAME.jsonl; got {self.out}.")
-        if not self.llm or len(set(self.llm)) < len(self.llm):
-            raise SettingsError("--llm: expected local:MODEL or URL#MODEL, each model once.")
+        written = self.out.expanduser().resolve()
+        if Path(self.documents).expanduser().resolve() in (written, *written.parents):
+            raise SettingsError(f"--out: expected a file outside of {self.documents}, got {self.out}.")
+        for flag, values in (("--llm: expected local:MODEL or URL#MODEL", self.llm), ("--styles", self.styles)):
+            if not values or len(set(values)) < len(values):
+                raise SettingsError(f"{flag}: expected one or more names, each once; got {' '.join(values) or 'none'}.")
         if self.max_cost is not None and not any(asdict(self.prices).values()):
             raise SettingsError("--max-cost: expected also --prices.read or --prices.new.")
 
@@ -163,6 +173,8 @@ def questions_main(settings: QuestionSettings) -> None:
     with Journal(settings.beside("journal.jsonl")) as journal:
         answers = Answers(journal, settings, requests)
         print(_estimate(settings, passages, requests, answers), flush=True)
+        if settings.max_requests == 0:
+            return
         with progress_bar("questions", len(requests), "request", done=answers.requests) as bar:
             for llm in llms:
                 answers.collect([request for request in requests if request.llm == llm.name], llm, bar.update)
@@ -194,9 +206,9 @@ def read_passages(settings: QuestionFiles) -> list[Passage]:
 
     corpus = Corpus.open(settings.documents, settings.column)
     id_column = settings.id_column
-    if id_column is None:
-        first = next((row for file in corpus.source.files for row in file.rows() if isinstance(row, Row)), None)
-        id_column = next((name for name in ("id", "_id") if first is not None and name in first.values), None)
+    if id_column is None:  # a column of all files
+        firsts = [next((row for row in file.rows() if isinstance(row, Row)), None) for file in corpus.source.files]
+        id_column = next((name for name in ("id", "_id") if all(row and name in row.values for row in firsts)), None)
     splitter = MarkdownSplitter(settings.passage_characters)
     passages, seen = list[Passage](), set[str]()
     for number, row in enumerate(Corpus.open(settings.documents, settings.column, id_column)):
@@ -238,10 +250,10 @@ def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Seq
     if settings.examples is not None:
         examples = [row.text for row in Corpus.open(settings.examples) if not isinstance(row, BadRow)]
     for number, passage in enumerate(passages):
-        if passage.document not in chosen or len(passage.text.split()) < _PASSAGE_WORDS:
+        if passage.document not in chosen or len(_WORD.findall(passage.text)) < _PASSAGE_WORDS:
             continue
         shown = random.Random(settings.seed + number).sample(examples, min(_EXAMPLES_SHOWN, len(examples)))
-        before = prompts[_EXAMPLES].replace("{examples}", "\n".join(shown)) if shown else ""
+        before = prompts[_EXAMPLES].replace("{examples}", "\n".join(shown)) + "\n\n" if shown else ""
         for llm in settings.llm:
             for style in settings.styles:
                 head, _, tail = prompts[style].replace("{count}", str(settings.count)).partition("{passage}")
@@ -278,17 +290,12 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
 
     asked: Counter[str] = Counter()
     for question in kept(questions):
-        words = len(question.text.split())
+        words = len(_WORD.findall(question.text))
+        if not _LEAST_WORDS <= words <= _MOST_WORDS:
+            question.dropped = "too short" if words < _LEAST_WORDS else "too long"
+            continue
         asked[question.request.key] += 1
-        question.dropped = (
-            "too short"
-            if words < _LEAST_WORDS
-            else "too long"
-            if words > _MOST_WORDS
-            else "more than requested"
-            if asked[question.request.key] > settings.count
-            else None
-        )
+        question.dropped = "more than requested" if asked[question.request.key] > settings.count else None
     _drop(questions, "copied", settings, lambda each: _copied_words(each) >= settings.copied_words)
     if "language" in settings.filters:
         is_other = _language_filter()
@@ -296,9 +303,13 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
     if {"repeated", "many documents", "not found"}.isdisjoint(settings.filters) or not kept(questions):
         return
     encoder = SentenceEncoder.from_pretrained(settings.model, device=settings.device)
-    _drop_similar(questions, passages, encoder, settings)
+    left = kept(questions)
+    rows_QD = encoder.encode_query([question.text for question in left])
+    if not {"repeated", "many documents"}.isdisjoint(settings.filters):
+        _drop_similar(left, rows_QD, passages, settings)
     if "not found" in settings.filters:
-        _drop_not_found(questions, passages, encoder, settings)
+        passages_PD = encoder.encode_document([passage.text for passage in passages])
+        _drop_not_found(left, rows_QD, passages, passages_PD, settings)
 
 
 def _drop(
@@ -312,7 +323,7 @@ def _drop(
 
 def _copied_words(question: Question) -> int:
     """Return the number of words in the longest sequence of words that a question and its passage share."""
-    words, of_passage = normalized(question.text).split(), normalized(question.request.text).split()
+    words, of_passage = (_WORD.findall(normalized(text)) for text in (question.text, question.request.text))
     return SequenceMatcher(None, words, of_passage, autojunk=False).find_longest_match().size
 
 
@@ -330,37 +341,41 @@ def _language_filter() -> Callable[[Question], bool]:
 
 
 def _drop_similar(
-    questions: Sequence[Question], passages: Sequence[Passage], encoder: Any, settings: QuestionSettings
+    questions: Sequence[Question], rows_QD: Array, passages: Sequence[Passage], settings: QuestionSettings
 ) -> None:
-    """Mark questions that repeat an earlier question to their document, or are similar to a question to another document."""
-    from angle_llm.model.vectors import unit_rows
+    """Mark questions that repeat an earlier question to their document, or are similar to a question to another document.
 
-    left = kept(questions)
+    `rows_QD` are the vectors of the questions (Q, D).
+    """
     number_of: dict[str, int] = {}
-    document_Q = np.array([number_of.setdefault(passages[each.request.row].document, len(number_of)) for each in left])
-    rows_QD = unit_rows(encoder.encode_query([question.text for question in left]))
-    for start in range(0, len(left), _BLOCK):
-        similar = rows_QD[start : start + _BLOCK] @ rows_QD.T >= settings.similar
+    document_Q = np.array(
+        [number_of.setdefault(passages[each.request.row].document, len(number_of)) for each in questions]
+    )
+    unit_QD = unit_rows(rows_QD)
+    for start in range(0, len(questions), _BLOCK):
+        similar = unit_QD[start : start + _BLOCK] @ unit_QD.T >= settings.similar
         for number, similar_Q in enumerate(similar, start):
             same_Q = document_Q == document_Q[number]
             if "many documents" in settings.filters and (similar_Q & ~same_Q).any():
-                left[number].dropped = "many documents"
+                questions[number].dropped = "many documents"
             elif "repeated" in settings.filters and (similar_Q & same_Q)[:number].any():
-                left[number].dropped = "repeated"
+                questions[number].dropped = "repeated"
 
 
 def _drop_not_found(
-    questions: Sequence[Question], passages: Sequence[Passage], encoder: Any, settings: QuestionSettings
+    questions: Sequence[Question],
+    rows_QD: Array,
+    passages: Sequence[Passage],
+    passages_PD: Array,
+    settings: QuestionSettings,
 ) -> None:
-    """Mark questions whose document is not among the first results of a search with an encoder."""
-    left = kept(questions)
-    passages_PD = encoder.encode_document([passage.text for passage in passages])
-    search = searcher(passages_PD, np.arange(len(passages)), block=_BLOCK)
-    queries_QD = on_grid(encoder.encode_query([question.text for question in left]))
-    found_QR, _ = search(queries_QD, min(settings.first, len(passages)))
-    for question, found_R in zip(left, found_QR, strict=True):
+    """Mark questions whose document is not among the first results of a search with their vectors (Q, D)."""
+    search = searcher(passages_PD, block=_BLOCK)
+    found_QR, _ = search(on_grid(rows_QD), min(settings.first, len(passages)))
+    for question, found_R in zip(questions, found_QR, strict=True):
         documents = {passages[place].document for place in found_R}
-        question.dropped = None if passages[question.request.row].document in documents else "not found"
+        if question.dropped is None and passages[question.request.row].document not in documents:
+            question.dropped = "not found"
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

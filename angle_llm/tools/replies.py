@@ -15,14 +15,15 @@ _FENCE = re.compile(r"\s*(```|~~~)")
 _MARKER = re.compile(r"\A\s*(?:\(?\d{1,3}[.):]+(?!\d)|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*", re.IGNORECASE)
 _INLINE = re.compile(r"(?:(?<=\s)|\A)\(?(\d{1,2})[.)]\s+")
 _LABEL = re.compile(
-    r"\A\s*\**(?:(?:output|answer|response|input|sentence|synonym|synonymous|synonymous sentences?|antonym|antonymous sentences?"
+    r"\A\s*\**(?:(?:output|answer|response|input|question|q|query|keywords?|title|sentence"
+    r"|synonym|synonymous|synonymous sentences?|antonym|antonymous sentences?"
     r"|paraphrase|opposite|same meaning|opposite meaning|generated sentences?|option|version)"
     r"(?:\s*\d{1,3})?)(?:\s*\*+)?\s*:\s*\**\s*",
     re.IGNORECASE,
 )
 _REMARK = re.compile(
-    r"\s*(?:sure\b|certainly\b|of course\b|okay\b|here (?:is|are)\b|here's\b|the following\b|these (?:are|sentences)\b"
-    r"|i hope\b|let me know\b|note\b\s*:|explanation\b|feel free\b|below (?:is|are)\b|this is the output\b)",
+    r"\s*(?:sure\b|certainly\b|of course\b|okay\b|here (?:is|are)\b|here's\b|these (?:are|sentences)\b|i hope\b|let me know\b"
+    r"|the following\b[^\n]*:\s*\Z|note\b\s*:|explanation\s*:|feel free\b|below (?:is|are)\b|this is the output\b)",
     re.IGNORECASE,
 )
 _APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")

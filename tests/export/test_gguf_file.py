@@ -19,9 +19,9 @@ from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen3Config
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.export.comparison import Comparison
-from angle_llm.export.formats import gguf_file
+from angle_llm.export.formats import gguf_file, llama_cpp
 from angle_llm.export.formats.gguf_file import export_gguf
-from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME, LlamaCppModel, Usage, is_gguf_export
+from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME, Usage, is_gguf_export
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import verify
 from angle_llm.model.source.checks import ArtifactError
@@ -84,7 +84,7 @@ def save(folder: Path, config: Any, tokenizer: str, **options: Any) -> Path:
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of llama.cpp wait actively, so that several tests at the same time would take minutes."""
-    monkeypatch.setitem(LlamaCppModel.__init__.__kwdefaults__, "threads", 1)
+    monkeypatch.setattr(llama_cpp, "_THREADS", 1)
 
 
 def compared(saved: Path, folder: Path, side: Any = None) -> Comparison:

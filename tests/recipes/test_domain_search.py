@@ -169,35 +169,44 @@ def test_a_language_model_writes_the_questions(
     rows = [json.dumps({"id": name, "text": text}) + "\n" for name, text in documents.items()]
     (tmp_path / "docs.jsonl").write_text("".join(rows))
     (tmp_path / "real.jsonl").write_text(
-        json.dumps({"query": "my clock is dead", "positive": documents["clock"]}) + "\n"
+        json.dumps({"query": "my clock is dead", "positive": "Send the clock  back to the shop."}) + "\n"
     )
 
     def write(message: str) -> str:
         name = next(word for word in message.split() if word in documents)
         return f"1. What can I do with a {name} that is broken?\n2. return of a defective {name}"
 
-    with Writer(write) as server:
+    def write_some(message: str) -> str:
+        return "" if "clock" in message else write(message)
+
+    with Writer(write_some) as server:
         run = replace(
             settings,
             model=replace(STARTER.model, dtype="float32", max_length=32),
             documents=str(tmp_path / "docs.jsonl"),
             llm=(server.name,),
-            real=str(tmp_path / "real.jsonl"),
             run_dir=str(tmp_path / "run"),
             negatives=1,
             ask=[],
         )
+        made = tmp_path / "run"
+        with pytest.raises(SystemExit):
+            main(run)
+        assert not (made / "train.jsonl").exists(), "some requests have no answer"
+        server.rule = write
         main(run)
         sent = len(server.requests)
-        main(run)
-    assert sent == len(server.requests) == 3 * len(documents)
-    made = tmp_path / "run"
+        main(replace(run, real=str(tmp_path / "real.jsonl")))
+    assert sent == len(server.requests)
+    assert len(rows_of(made / "questions.passages.jsonl")) == len(documents)
+    (real,) = [line.split("\t") for line in (made / "real/qrels/test.tsv").read_text().splitlines()[1:]]
+    assert real[1] == "clock#0", "the answer is a part of the passage"
     train, held = rows_of(made / "train.jsonl"), held_out_of(made)
     assert held
     assert not {row["positive"] for row in train} & {row["positive"] for row in held}
     lexical, after = (json.loads((made / f"{name}.json").read_text()) for name in ("lexical", "after"))
-    assert lexical.keys() == after["tasks"].keys() == {"held_out", "real"}
-    assert lexical["held_out"]["R@1"] > 90, "each question has the word of its document"
+    assert lexical["tasks"].keys() == after["tasks"].keys() == {"held_out", "real"}
+    assert lexical["tasks"]["held_out"]["R@1"] > 90, "each question has the word of its document"
     page = (made / "report.html").read_text()
     assert "easier than questions of people" in page
     assert "&lt;i&gt;after&lt;/i&gt;" in page

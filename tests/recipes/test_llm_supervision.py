@@ -31,7 +31,7 @@ from angle_llm.tools.journal import Journal, Row
 from angle_llm.tools.language_models import LlmRequest, message_ids
 from angle_llm.tools.replies import read_answer
 
-pytest.importorskip("openai", reason="pip install 'angle_llm[supervision]'")
+pytest.importorskip("openai", reason="pip install 'angle_llm[questions]'")
 RECIPE = Path(__file__).parents[2] / "recipes/llm_supervision.py"
 
 KEY = "sk-a-secret-that-is-never-printed"
@@ -524,4 +524,4 @@ def test_steps_and_the_missing_library_are_named(tmp_path: Path) -> None:
     (tmp_path / "without.py").write_text(f"{code}\nrunpy.run_path({str(RECIPE)!r}, run_name='__main__')")
     flags = ["generate", "--sentences", "x", "--llm", "http://127.0.0.1:1/v1#m"]
     done = run("python", tmp_path / "without.py", *flags, cwd=tmp_path)
-    assert (done.returncode, "pip install 'angle_llm[supervision]'" in done.stderr) == (2, True)
+    assert (done.returncode, "pip install 'angle_llm[questions]'" in done.stderr) == (2, True)

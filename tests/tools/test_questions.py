@@ -15,7 +15,7 @@ from tiny import save_tiny_base
 from angle_llm import cli
 from angle_llm.data import DataError
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.tools.language_models import LanguageModelSettings, make_request
+from angle_llm.tools.language_models import LanguageModelSettings, Prices, make_request
 from angle_llm.tools.questions import Question, QuestionSettings, drop_questions, questions_main, read_passages
 
 for library in ("openai", "semantic_text_splitter", "py3langid"):
@@ -37,7 +37,9 @@ def subject(message: str) -> str:
 def usual(message: str) -> str:
     """One question of two lines for each document and style, and a remark."""
     kind = "mending" if "keywords" in message else "broken" if "titles" in message else "why"
-    return f"Here are some:\n1. {kind} {subject(message)} trouble\n2. {kind} is the {subject(message)} not working?"
+    return (
+        f"Here are some:\n1. Title: {kind} {subject(message)} trouble\n2. {kind} is the {subject(message)} not working?"
+    )
 
 
 @pytest.fixture
@@ -159,7 +161,7 @@ def test_own_prompts_styles_examples_and_limits(server: Writer, settings: Questi
     messages = [json.loads(request.body)["messages"][0]["content"] for request in server.requests]
     assert len(messages) == 2
     assert all(
-        message in {f"Like where is it.Ask 1 for: {text}!" for text in DOCUMENTS.values()} for message in messages
+        message in {f"Like where is it.\n\nAsk 1 for: {text}!" for text in DOCUMENTS.values()} for message in messages
     )
     (lines,) = json.loads(own.beside("report.json").read_text())["lines"].values()
     assert lines == {"remark": 2, "kept": 2, "more than requested": 2}
@@ -197,9 +199,10 @@ def test_copied_questions_and_other_languages_are_dropped(settings: QuestionSett
         ("Pourquoi l'imprimante ne fonctionne-t-elle plus depuis hier ?", "doc-printer"),
         ("what can I do when printing no longer works", "doc-printer"),
         ("NPE", "doc-printer"),
+        ("The following error appears when printing", "doc-printer"),
         ("word " * 41, "doc-printer"),
     ]
-    assert dropped(local, asked) == ["copied", None, "language", "language", None, "too short", "too long"]
+    assert dropped(local, asked) == ["copied", None, "language", "language", None, "too short", None, "too long"]
     assert dropped(changed(settings, filters=()), asked)[:5] == [None] * 5
 
 
@@ -224,15 +227,39 @@ def test_questions_that_do_not_find_their_document_are_dropped(settings: Questio
 
 
 def test_failed_requests_end_with_exit_code_1(server: Writer, settings: QuestionSettings) -> None:
-    def fail(message: str) -> str:
-        raise ConnectionError
-
-    server.rule = fail
-    with pytest.raises((SystemExit, DataError)):
+    server.rule = lambda message: "" if "titles" in message else usual(message)
+    with pytest.raises(SystemExit) as ended:
         questions_main(changed(settings, limit=1))
+    assert ended.value.code == 1
+    assert len(rows_of(settings.out)) == 4
     server.rule = usual
     questions_main(changed(settings, limit=1))
     assert len(rows_of(settings.out)) == 6
+
+
+def test_an_estimate_sends_and_writes_nothing(
+    server: Writer, settings: QuestionSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = Prices(read=1000, new=2000)
+    questions_main(changed(settings, max_requests=0, prices=prices))
+    assert not server.requests
+    assert not settings.out.exists()
+    shown = capsys.readouterr().out
+    estimate = re.search(r"about ([\d,]+) tokens to read, at most ([\d,]+) to write; cost at most about (.*)", shown)
+    assert estimate is not None
+    read, new = (int(number.replace(",", "")) for number in estimate.groups()[:2])
+    assert new == 18 * 128
+    assert float(estimate[3]) == pytest.approx((1000 * read + 2000 * new) / 1e6, abs=0.005)
+
+
+def test_scripts_without_spaces(server: Writer, settings: QuestionSettings, tmp_path: Path) -> None:
+    (tmp_path / "docs.jsonl").write_text(
+        json.dumps({"id": "1", "text": "导出文件时程序崩溃，重启后仍然没有恢复。"}) + "\n"
+    )
+    server.rule = lambda message: "为什么导出会失败？\n导出文件时程序崩溃，怎么办"
+    questions_main(changed(settings, styles=("question",), filters=("copied",)))
+    assert [row["query"] for row in rows_of(settings.out)] == ["为什么导出会失败？"]
+    assert [row["reason"] for row in rows_of(settings.beside("dropped.jsonl"))] == ["copied"]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +267,8 @@ def test_failed_requests_end_with_exit_code_1(server: Writer, settings: Question
     [
         (["--out", "q.csv", "--llm", "local:x"], "--out"),
         (["--out", "q.jsonl"], "--llm"),
+        (["--out", "docs.jsonl", "--llm", "local:x"], "--out: expected a file outside of docs.jsonl"),
+        (["--out", "q.jsonl", "--llm", "local:x", "--styles", "keyword", "keyword"], "--styles"),
         (["--out", "q.jsonl", "--llm", "local:x", "--max-cost", "1"], "--max-cost"),
     ],
 )

@@ -170,7 +170,11 @@ def _add_tensors(writer: gguf.GGUFWriter, weights: BaseWeights, architecture: st
     lazy: Any = gguf.LazyNumpyTensor
 
     def read(source: str) -> Any:
-        return _converted(source, weights.read(source).float(), config, architecture).contiguous().numpy()
+        values = _converted(source, weights.read(source).float(), config, architecture)
+        limit = torch.finfo(torch.float16 if dtype == "float16" else torch.float32).max
+        if not float(values.abs().max()) <= limit:
+            raise ArtifactError(f"{source} has values that are not finite in {dtype}. Choose another --dtype.")
+        return values.contiguous().numpy()
 
     for source, parameter in weights.skeleton.state_dict().items():
         kind = matrices if parameter.ndim > 1 else kinds.F32
@@ -211,6 +215,9 @@ def _check_config(config: Any, architecture: str) -> None:
         f"activation {activation}": activation != ("gelu_pytorch_tanh" if gemma else "silu"),
         "sliding windows": not gemma and "sliding_attention" in (getattr(config, "layer_types", None) or []),
         "bidirectional attention": bool(getattr(config, "use_bidirectional_attention", False)),
+        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None) is not None,
+        "rope scaling in sliding windows": gemma
+        and config.rope_parameters["sliding_attention"]["rope_type"] != "default",
     }
     for what, found in lacking.items():
         if found:
@@ -296,6 +303,8 @@ class Vocabulary:
         for token in self.spec["added_tokens"]:
             names[token["id"]] = token["content"]
             types[token["id"]] = kinds.UNUSED if token["special"] else kinds.USER_DEFINED
+        if max(names) >= size:
+            raise ArtifactError(f"The tokenizer has {max(names) + 1} tokens, but the model has {size} embeddings.")
         tokens = [names.get(number, f"[PAD{number}]") for number in range(size)]
         writer.add_tokenizer_model("llama" if self.sentencepiece else "gpt2")
         writer.add_tokenizer_pre(self.pre)

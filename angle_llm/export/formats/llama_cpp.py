@@ -42,6 +42,8 @@ quality of 8 bits is measured by Spearman on scored pairs.
 """
 _TOGETHER = 64
 """Texts in a request."""
+_THREADS = -1
+"""Threads of llama.cpp. -1: as many as it chooses."""
 _SLOTS = 4
 """Texts that llama.cpp computes at the same time."""
 
@@ -149,8 +151,8 @@ class LlamaCppModel:
 
     bits = None
 
-    def __init__(self, path: str | Path, *, threads: int = -1) -> None:
-        """Open the folder and start llama.cpp on a free port of the loopback interface, -1: with its number of threads.
+    def __init__(self, path: str | Path) -> None:
+        """Open the folder, and start llama.cpp on a free port of the loopback interface.
 
         Raises:
             MissingLibraryError: if xllamacpp is not installed.
@@ -163,7 +165,7 @@ class LlamaCppModel:
         self.normalize = self.usage.normalize
         self.dtype, self.pooling = stored_facts(folder / GGUF_NAME)
         self.side: Side | None = None
-        self._server = _start(folder / GGUF_NAME, self.max_length, threads)
+        self._server = _start(folder / GGUF_NAME, self.max_length)
         # Without idle connections, nothing has to be closed; without the environment, no proxy is used.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(
@@ -217,8 +219,11 @@ class LlamaCppModel:
         return ids
 
     def _post(self, path: str, values: dict[str, Any]) -> Any:
-        """Send a request to llama.cpp and return the answer. Raises `ArtifactError` if llama.cpp refuses it."""
-        answer = self._client.post(path, json=values)
+        """Send a request to llama.cpp and return the answer. Raises `ArtifactError` if llama.cpp refuses it or has died."""
+        try:
+            answer = self._client.post(path, json=values)
+        except httpx.HTTPError as error:
+            raise ArtifactError(f"llama.cpp does not answer {path}: {error or type(error).__name__}.") from error
         if answer.status_code != 200:
             raise ArtifactError(f"llama.cpp refuses {path}: {answer.text:.300}")
         return answer.json()
@@ -242,7 +247,7 @@ def stored_facts(file: Path) -> tuple[str, str]:
         raise ArtifactError(f"{file} is missing or damaged ({error}). Export the encoder again.") from error
 
 
-def _start(file: Path, max_length: int, threads: int) -> Any:
+def _start(file: Path, max_length: int) -> Any:
     """Start the server of llama.cpp, which ends with the returned object. Raises `ArtifactError` if it fails."""
     library: Any = importlib.import_module("xllamacpp")
     parameters = library.CommonParams()
@@ -257,7 +262,7 @@ def _start(file: Path, max_length: int, threads: int) -> Any:
     parameters.cache_type_k = parameters.cache_type_v = library.ggml_type.GGML_TYPE_F32
     parameters.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     parameters.warmup = parameters.fit_params = False
-    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = _THREADS
     try:
         return library.Server(parameters)
     except (RuntimeError, ValueError) as error:

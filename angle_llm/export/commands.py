@@ -35,6 +35,10 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
     *others, out = (settings.out, *settings.more)
     options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype")}
     _print_verification(replace(settings, out=out), merge, others=others, **options)
+    if others:
+        print(
+            f"\nThe verdict is about the weights of {settings.run} alone. Then the weights were combined: see the note."
+        )
     print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
     if scores:
         folder = Path(out).expanduser()

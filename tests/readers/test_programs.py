@@ -232,7 +232,9 @@ def _compare(encoder: SentenceEncoder, path: Path, got: dict[str, Any], reader: 
     heads = list(_prompts(path).values()) or [""]
     largest, problems = 0.0, []
     sides: list[Any] = (
-        [encoder.for_side("query"), encoder.for_side("document")] if encoder.prompts.differ else [encoder]
+        [encoder.for_side("query"), encoder.for_side("document")]
+        if encoder.prompts.differ
+        else [encoder] * len(heads)  # a prompt that the library adds is stored for both sides
     )
     for side, head, rows, (automatic, raw) in zip(sides, heads, got["rows"], json.loads(str(got["ids"])), strict=True):
         read = [(head + text).strip()[len(head) :] for text in texts] if reader.strips else texts

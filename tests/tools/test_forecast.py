@@ -312,8 +312,9 @@ def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:
     assert forecast(settings(bert)).work.layout == "packed"
     assert forecast(settings(bert, device="cuda")).work.layout == "padded"
     zero_3 = SimpleNamespace(
-        zero_stage=3, is_main=True, world_size=1, device=torch.device("cuda"), load_device=torch.device("cpu"), max=int
-    )
+        zero_stage=3, is_main=True, world_size=1, device=torch.device("cuda"), load_device=torch.device("cpu"), max=int,
+        gather=lambda layouts: [layouts],
+    )  # fmt: skip
     assert (
         load_encoder(
             resolve_model(str(bert)), TrainSettings(model=ModelSettings(path=str(bert))), zero_3

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+import httpx
 from annotated_types import Ge, Gt, Le, Lt
 
 from angle_llm.data import DataError
@@ -298,12 +299,19 @@ class ChatServer:
 
         self.name, self.batch_size, self._settings = name, 8 * settings.concurrency, settings
         self._secret = key if len(key) >= MIN_SECRET else "\0"
+        local = parts.hostname in LOCALHOST
+        # Without idle connections, nothing has to be closed; other hosts would need a TLS handshake per request.
+        connections: dict[str, Any] = {"limits": httpx.Limits(max_keepalive_connections=0)} if local else {}
         self._client = openai.OpenAI(
             base_url=name.partition("#")[0],
             api_key=key or "none",  # an empty key would be replaced by OPENAI_API_KEY
             max_retries=settings.retries,
             timeout=TIMEOUT,
-            http_client=openai.DefaultHttpxClient(follow_redirects=False, trust_env=parts.hostname not in LOCALHOST),
+            http_client=openai.DefaultHttpxClient(
+                follow_redirects=False,
+                trust_env=not local,
+                **connections,
+            ),
         )
         self._error, self._model, self._failed = openai.OpenAIError, parts.fragment, 0
         self._pace, self._next_request = threading.Lock(), 0.0

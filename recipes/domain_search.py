@@ -47,7 +47,7 @@ from angle_llm.data.formats import Group, RowError, Triple, pairs_of, read_text
 from angle_llm.data.keys import normalized
 from angle_llm.data.readers import open_rows
 from angle_llm.evaluate.retrieval import RetrievalSettings, query_metrics, retrieval_main
-from angle_llm.evaluate.retrieval_tasks import RetrievalTask
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
 from angle_llm.io import read_object, write_file, write_folder, write_json, write_text
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
@@ -483,26 +483,17 @@ def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None
     """Write report.html: scores, first answers before and after, dropped questions, and commands."""
     from jinja2 import Environment
 
-    before, after = (read_object(folder / f"{name}.json") or {} for name in ("before", "after"))
-    lexical = read_object(folder / "lexical.json")
-    held = [row.values["text"] for row in open_rows(folder / HELD_OUT / "queries.jsonl").good_rows(("text",))]
-    shown = random.Random(0).sample(held, min(COMPARED, len(held)))
+    after, lexical = (read_object(folder / f"{name}.json") for name in ("after", "lexical"))
+    task = read_beir(folder / HELD_OUT)
+    answers = dict(zip(task.queries, task.relevant, strict=True))
+    place_of = {text: place for place, text in enumerate(task.candidates)}
+    shown = random.Random(0).sample(task.queries, min(COMPARED, len(task.queries)))
     old = SentenceEncoder.from_pretrained(settings.model.path, **base_options(settings.model)).encode_query(shown)
     new = SentenceEncoder.from_pretrained(model).encode_query(shown)
     firsts = [
         [hits[0].text for hits in search_folder(folder / name, read_index(folder / name), rows_QD, 1)]
         for name, rows_QD in (("vectors_before", old), ("vectors", new))
     ]
-    ids = {row.values["_id"]: row.values["text"] for row in open_rows(folder / CORPUS).good_rows()}
-    queries = {
-        row.values["_id"]: row.values["text"] for row in open_rows(folder / HELD_OUT / "queries.jsonl").good_rows()
-    }
-    right = {
-        (queries[query], ids[text])
-        for query, text, _ in (
-            line.split("\t") for line in (folder / HELD_OUT / "qrels/test.tsv").read_text().splitlines()[1:]
-        )
-    }
     written = written_questions(settings, folder)
     dropped: list[dict[str, Any]] = []
     if written is not None:
@@ -514,11 +505,10 @@ def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None
             note=EASIER if written is not None else "",
             metrics=METRICS,
             lexical=None if lexical is None else lexical["tasks"],
-            before=before,
             after=after,
             base=settings.model.path,
             compared=[
-                {"query": query, "answers": [(text, (query, text) in right) for text in texts]}
+                {"query": query, "answers": [(text, place_of[text] in answers[query]) for text in texts]}
                 for query, *texts in zip(shown, *firsts, strict=True)
             ],
             reasons=Counter(row["reason"] for row in dropped).most_common(),

@@ -17,7 +17,7 @@ import numpy as np
 from angle_llm.export.formats.llama_cpp import TOLERANCES as LLAMA_CPP_TOLERANCES
 from angle_llm.export.weights import WeightsCount
 from angle_llm.io import plain
-from angle_llm.model.vectors import unit_rows
+from angle_llm.model.vectors import cosine_differences
 
 TOLERANCE, TOLERANCE_HALF = 1e-5, 1e-3
 """Largest allowed 1 - cos of two embeddings of a text, for weights stored in float32 and in half precision."""
@@ -156,16 +156,6 @@ class Encoded(NamedTuple):
     facts: FormFacts
     ids: list[list[int]]
     rows_ND: Rows
-
-
-def cosine_differences(rows_ND: Rows, others_ND: Rows) -> Rows:
-    """Return 1 - cos (N,) between corresponding rows of two matrices (N, D).
-
-    The value is computed as half the squared distance of the unit vectors, which is accurate far below the rounding
-    error of a cosine.
-    """
-    differences_N: Rows = ((unit_rows(rows_ND) - unit_rows(others_ND)) ** 2).sum(axis=1) / 2
-    return differences_N
 
 
 def is_quantised(form: FormFacts) -> bool:

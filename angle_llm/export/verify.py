@@ -38,7 +38,6 @@ from angle_llm.export.comparison import (
     Rows,
     Verification,
     compare_forms,
-    cosine_differences,
     is_quantised,
 )
 from angle_llm.export.exported_folder import (
@@ -60,6 +59,7 @@ from angle_llm.model.source.checks import is_saved_encoder
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.quantization import dequantize
 from angle_llm.model.source.resolve import resolve_model
+from angle_llm.model.vectors import cosine_differences
 from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompts
 from angle_llm.serve.client import ServerModel, is_server
 from angle_llm.serve.mistakes import likely_mistake

@@ -40,6 +40,16 @@ _REPAIR = "Run the same `angle-llm embed` again to repair it."
 _STRICT = ConfigDict(strict=True)
 
 
+def cosine_differences(rows_ND: Array, others_ND: Array) -> Array:
+    """Return 1 - cos (N,) between corresponding rows of two matrices (N, D).
+
+    The value is computed as half the squared distance of the unit vectors, which is accurate far below the rounding
+    error of a cosine.
+    """
+    differences_N: Array = ((unit_rows(rows_ND) - unit_rows(others_ND)) ** 2).sum(axis=1) / 2
+    return differences_N
+
+
 def unit_rows(rows_ND: Array) -> Array:
     """Return rows (N, D) scaled to length 1, in float64. Zero rows stay zero; rows that are not finite become NaN."""
     rows = rows_ND.astype(np.float64)

@@ -24,7 +24,7 @@ from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source.checks import evaluating
 from angle_llm.model.tokenizer import SentenceTokenizer, count_positions
-from angle_llm.model.vectors import unit_rows
+from angle_llm.model.vectors import cosine_differences, unit_rows
 from angle_llm.prompts import PLACEHOLDER, PromptTemplate, Side
 
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -54,7 +54,7 @@ def likely_mistake(
     """
     if found_MD.shape != due_MD.shape:
         return ""
-    apart_M = _differences(found_MD, due_MD)
+    apart_M = cosine_differences(found_MD, due_MD)
     wrong, right = np.flatnonzero(apart_M > tolerance).tolist(), np.flatnonzero(apart_M <= tolerance).tolist()
     if not wrong:
         return ""
@@ -63,13 +63,15 @@ def likely_mistake(
     limit_M = np.maximum(tolerance, np.minimum(HALF, apart_M / 20))
 
     def equal(rows_MD: Rows, places: Sequence[int]) -> bool:
-        return bool((_differences(rows_MD, found_MD)[places] <= limit_M[places]).all())
+        return bool((cosine_differences(rows_MD, found_MD)[places] <= limit_M[places]).all())
 
     def first(ways: Iterable[Way], places: Sequence[int]) -> str:
         """Return the name of the first mistake that reproduces the vectors of the texts; empty if there is none."""
         for name, way in ways:
             try:  # most trials fail at the first text
-                if all(_differences(_row(encoder, *texts[m], **way), found_MD[m])[0] <= limit_M[m] for m in places):
+                if all(
+                    cosine_differences(_row(encoder, *texts[m], **way), found_MD[[m]])[0] <= limit_M[m] for m in places
+                ):
                     return name
             except ValueError:  # not possible, such as a prompt that is too long
                 continue
@@ -92,7 +94,7 @@ def likely_mistake(
         return "texts get the vectors of other texts: the order is wrong"
     chosen = _spread([m for m in wrong if m in short] or wrong, 6)
     sent = [(program.for_side(side) if side else program).encode([text]) for text, side in (texts[m] for m in chosen)]
-    if (_differences(np.concatenate(sent).astype(np.float64), due_MD[chosen]) <= limit_M[chosen]).all():
+    if (cosine_differences(np.concatenate(sent).astype(np.float64), due_MD[chosen]) <= limit_M[chosen]).all():
         return "the vector of a text depends on the other texts of a request: padding is not masked"
     ways = _ways(encoder)
     pairs = [
@@ -101,13 +103,6 @@ def likely_mistake(
     return first([*ways, *pairs], [*chosen, *_spread(right, 2)]) or (
         f"none found that reproduces the vectors; {len(wrong)} of {len(texts)} texts are wrong"
     )
-
-
-def _differences(rows_MD: Rows, others_MD: Rows) -> Rows:
-    """Return 1 - cos (M,) between corresponding rows."""
-    apart_MD = unit_rows(np.atleast_2d(rows_MD)) - unit_rows(np.atleast_2d(others_MD))
-    differences_M: Rows = (apart_MD**2).sum(axis=1) / 2
-    return differences_M
 
 
 def _spread(places: Sequence[int], number: int) -> list[int]:

@@ -17,7 +17,7 @@ from readers.families import FAMILIES, make_encoder
 from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
-from angle_llm.export.comparison import TIMES_SMALLER, TOLERANCE, Comparison, cosine_differences
+from angle_llm.export.comparison import TIMES_SMALLER, TOLERANCE, Comparison
 from angle_llm.export.formats import onnx_graph
 from angle_llm.export.formats.onnx_folder import FACTS_NAME, GRAPH_NAME, OnnxModel, is_onnx_folder
 from angle_llm.export.formats.onnx_graph import export_onnx
@@ -25,6 +25,7 @@ from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import verify
 from angle_llm.model.pooling import POOLINGS, Pooling
 from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError
+from angle_llm.model.vectors import cosine_differences
 from angle_llm.prompts import SidePrompts
 
 for library in ("onnx", "onnxscript", "onnxruntime"):

@@ -19,8 +19,8 @@ import pytest
 from families import make_encoder
 
 from angle_llm import load_prompt
-from angle_llm.export.comparison import cosine_differences
 from angle_llm.export.sentence_transformers import export_sentence_transformers
+from angle_llm.model.vectors import cosine_differences
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".bench/readers/integrations/bin/python"

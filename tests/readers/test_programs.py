@@ -22,10 +22,10 @@ from families import FAMILIES, REAL, TEXTS, VARIANTS, make_encoder, make_real_en
 
 from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.export import programs
-from angle_llm.export.comparison import cosine_differences
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.programs import program_notes
 from angle_llm.export.verify import _has_tokens, verify
+from angle_llm.model.vectors import cosine_differences
 from angle_llm.prompts import SidePrompts
 
 ROOT = Path(__file__).parents[2]

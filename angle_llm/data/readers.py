@@ -24,10 +24,11 @@ All commands read data through `open_rows`. The rows can be iterated repeatedly:
 All files except Parquet may end in .gz. A relative path is looked up in the working directory, then in the folder that
 the environment variable `ANGLE_LLM_DATA` names.
 
-A BEIR folder contains `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`, each optionally with .gz. The text of a
-document is its title and its text, joined by a space; both may be blank. A row is a query with its judged documents, in
-the columns of Tevatron, so the row is read as a group. Documents with a score above 0 are positives, other documents
-negatives. Blank documents are skipped, and so are queries without a positive.
+A BEIR folder contains `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`, each optionally with .gz; or, as NanoBEIR,
+the files SPLIT-00000-of-00001.parquet in the folders `corpus`, `queries` and `qrels`. The text of a document is its
+title and its text, joined by a space; both may be blank. A row is a query with its judged documents, in the columns of
+Tevatron, so the row is read as a group. Documents with a score above 0 are positives, other documents negatives. Blank
+documents are skipped, and so are queries without a positive.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 from angle_llm.data.file_types import (
     EXTENSIONS,
@@ -53,6 +54,7 @@ from angle_llm.data.file_types import (
     DatasetReader,
     FileReader,
     JsonLinesFile,
+    ParquetFile,
     Row,
     RowSource,
     StsBenchmarkFile,
@@ -82,6 +84,8 @@ _HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::(\w[\w.-]*))?")
 STARTER = "starter:"
 """Prefix of a path that names a data file bundled with the package, as in `starter:graded_pairs.tsv`."""
 _STARTER_FOLDER = Path(__file__).parent / "starter"
+_ONLY_SHARD = "-00000-of-00001.parquet"
+"""End of the name of a Parquet file in a dataset of the hub, if the split has a single file."""
 
 
 def open_rows(
@@ -275,43 +279,50 @@ def is_judged(folder: Path) -> bool:
 
 
 def splits_of(folder: Path) -> list[str]:
-    """Return the sorted names of the splits of a BEIR folder, from its files `qrels/SPLIT.tsv`."""
-    names = {path.name.removesuffix(".gz") for path in (folder / "qrels").glob("*.tsv*")}
-    return sorted(name.removesuffix(".tsv") for name in names if name.endswith(".tsv"))
+    """Return the sorted names of the splits of a BEIR folder, from its files with judgements."""
+    names = {path.name.removesuffix(".gz") for path in (folder / "qrels").iterdir()}
+    return sorted(
+        name.removesuffix(ending) for name in names for ending in (".tsv", _ONLY_SHARD) if name.endswith(ending)
+    )
 
 
-def part_of(folder: Path, name: str) -> Path:
-    """Return the path of a file in a BEIR folder, such as `corpus.jsonl`; with .gz if only the .gz file exists."""
-    plain, packed = folder / name, folder / f"{name}.gz"
-    return packed if packed.is_file() and not plain.is_file() else plain
+def part_of(folder: Path, part: Literal["corpus", "queries", "qrels"], split: str) -> Path:
+    """Return the path of a part of a BEIR folder for a split: the first existing file of those that the module lists."""
+    plain = folder / (f"{part}/{split}.tsv" if part == "qrels" else f"{part}.jsonl")
+    paths = (plain, plain.with_name(f"{plain.name}.gz"), folder / part / f"{split}{_ONLY_SHARD}")
+    return next((path for path in paths if path.is_file()), plain)
 
 
 class Judgement(NamedTuple):
-    """Relevance of a document to a query: a line of a BEIR file `qrels/SPLIT.tsv`."""
+    """Relevance of a document to a query: a row of the judgements of a BEIR folder."""
 
     line: int
-    """Line number in the file, from 1."""
+    """Number of the line or row in the file, from 1."""
     document: str
     """Id of the document."""
     score: float
     """Relevance of the document to the query; a document with a relevance above 0 is a positive."""
 
 
-_COLUMNS = ("query-id", "corpus-id", "score")
+_IDS = ("query-id", "corpus-id")
 
 
 def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Judgement]]:
-    """Read a BEIR file `qrels/SPLIT.tsv`, and return query id → judgements (document id and relevance).
+    """Read the judgements of a BEIR folder, and return query id → judgements (document id and relevance).
+
+    A Parquet file without the column `score` has relevance 1 in all rows.
 
     Raises:
         DataError: for the first line that cannot be read, with the line number.
     """
-    found: dict[str, list[Judgement]] = {}
-    for row in RowSource(str(path), [TsvFile(path, encoding=encoding)]).good_rows(_COLUMNS):
-        query, document, value = (row.values[name] for name in _COLUMNS)
+    file, found = _reader_of(path, TsvFile, encoding), dict[str, list[Judgement]]()
+    needed = _IDS if isinstance(file, ParquetFile) else (*_IDS, "score")
+    for row in RowSource(str(path), [file]).good_rows(needed):
+        query, document = (str(row.values[name]) for name in _IDS)
+        value = row.values.get("score", 1)
         try:
             score = float(value)
-        except ValueError:
+        except (TypeError, ValueError):
             score = math.nan
         if not math.isfinite(score):
             raise DataError(f"{row.place}: score is {value!r}, expected a number")
@@ -319,8 +330,13 @@ def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Ju
     return found
 
 
+def _reader_of(path: Path, text_file: type[FileReader], encoding: str) -> FileReader:
+    """Return the reader of a part of a BEIR folder: for Parquet by file name, else of class `text_file`."""
+    return ParquetFile(path) if path.suffix == ".parquet" else text_file(path, encoding=encoding)
+
+
 def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str = "utf-8") -> dict[str, str]:
-    """Read `corpus.jsonl` or `queries.jsonl` of a BEIR folder, and return id → text.
+    """Read the documents or the queries of a BEIR folder, and return id → text.
 
     A text is the title and the text of a row, joined by a space; the result may be empty. `ids` limits the result to
     these ids; None: all ids.
@@ -332,7 +348,7 @@ def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str 
         raise DataError(f"{path.parent}: no file {path.name}; a BEIR folder has corpus.jsonl and queries.jsonl")
     every: set[str] = set()
     found: dict[str, str] = {}
-    for row in RowSource(str(path), [JsonLinesFile(path, encoding=encoding)]).good_rows():
+    for row in RowSource(str(path), [_reader_of(path, JsonLinesFile, encoding)]).good_rows():
         if missing := [name for name in ("_id", "text") if name not in row.values]:
             raise DataError(f"{row.place}: expected {' and '.join(missing)}; keys: {', '.join(row.values)}")
         key = str(row.values["_id"])
@@ -350,7 +366,7 @@ def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str 
 class JudgedQueries(FileReader):
     """Reader of a BEIR folder: a row per query of a split, with its judged documents, in the columns of Tevatron.
 
-    The number of a row is the first line of the query in `qrels/SPLIT.tsv`. Documents with a relevance above 0 are
+    The number of a row is the first line of the query in the judgements. Documents with a relevance above 0 are
     positives, other documents negatives. Queries without a positive are skipped.
 
     Raises:
@@ -360,12 +376,12 @@ class JudgedQueries(FileReader):
     columns = ["query_id", "query", "positive_passages", "negative_passages"]  # noqa: RUF012
 
     def __init__(self, folder: Path, split: str, *, encoding: str = "utf-8") -> None:
-        super().__init__(part_of(folder, f"qrels/{split}.tsv"), encoding=encoding)
+        super().__init__(part_of(folder, "qrels", split), encoding=encoding)
         if not self.path.is_file():
             found = splits_of(folder)
             advice = f"; splits there: {', '.join(found)}. Name one: {folder}@{found[0]}" if found else ""
             raise DataError(f"{folder}: no file qrels/{split}.tsv{advice}")
-        self.beside = (part_of(folder, "corpus.jsonl"), part_of(folder, "queries.jsonl"))
+        self.beside = (part_of(folder, "corpus", split), part_of(folder, "queries", split))
 
     @cached_property
     def _judgements(self) -> dict[str, list[Judgement]]:
@@ -407,11 +423,11 @@ def documents_of(folder: Path) -> Iterator[str]:
     Raises:
         DataError: for a row that cannot be read.
     """
-    path = part_of(folder, "corpus.jsonl")
-    texts = read_texts(path).values()
-    yield from filter(None, texts)
-    if empty := sum(not text for text in texts):
-        _warn(f"{path} has {empty:,} documents without text, which are skipped")
+    for path in dict.fromkeys(part_of(folder, "corpus", split) for split in splits_of(folder) or ("",)):
+        texts = read_texts(path).values()
+        yield from filter(None, texts)
+        if empty := sum(not text for text in texts):
+            _warn(f"{path} has {empty:,} documents without text, which are skipped")
 
 
 def _warn(text: str) -> None:

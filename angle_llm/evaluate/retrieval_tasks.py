@@ -3,7 +3,7 @@
 * Groups of texts: a file with a column of lists, such as the five captions of an image. The first text of a group is a
   query and the others are its answers, among all other texts in the file.
 * BEIR folders: `queries.jsonl` and `corpus.jsonl` (`_id`, `text`, in the corpus optionally `title`), `qrels/NAME.tsv`
-  (`query-id`, `corpus-id`, `score`).
+  (`query-id`, `corpus-id`, `score`); or the Parquet files of NanoBEIR.
 * Files of questions and their answers, optionally with more candidates.
 """
 
@@ -21,7 +21,7 @@ from typing import Literal
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import DataError, pairs_of
-from angle_llm.data.readers import find_path, open_rows, part_of, read_judgements, read_texts, splits_of
+from angle_llm.data.readers import find_path, is_judged, open_rows, part_of, read_judgements, read_texts, splits_of
 from angle_llm.evaluate.task_files import file_folder
 from angle_llm.settings.train import DataSource
 
@@ -122,7 +122,7 @@ def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
 def is_beir(source: str | Path) -> bool:
     """Return whether a path names a BEIR folder: FOLDER, FOLDER@NAME, or a file FOLDER/qrels/NAME.tsv."""
     root, _ = root_and_split(str(source))
-    return root.is_dir() and part_of(root, "corpus.jsonl").is_file()
+    return is_judged(root)
 
 
 def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = False) -> RetrievalTask:
@@ -150,20 +150,21 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
             f"{root} is a file; expected a BEIR folder with corpus.jsonl, queries.jsonl and qrels/. For a file of questions "
             f"and answers, use --pairs {root}."
         )
-    judged, found = part_of(root, f"qrels/{split}.tsv"), splits_of(root)
+    judged = part_of(root, "qrels", split)
     if not judged.is_file():
+        found = splits_of(root) if is_judged(root) else []
         wanted = (
             f"Example: {root}@{found[0]}." if found else "A BEIR folder has corpus.jsonl, queries.jsonl and qrels/."
         )
         raise FileNotFoundError(f"no judgements at {judged}; available: {', '.join(found) or 'none'}. {wanted}")
-    corpus, queries = read_texts(part_of(root, "corpus.jsonl")), read_texts(part_of(root, "queries.jsonl"))
+    corpus, queries = (read_texts(part_of(root, part, split)) for part in ("corpus", "queries"))
     place_of = {key: place for place, key in enumerate(corpus)}
     answers: dict[str, dict[int, float]] = {}
     for query, judgements in read_judgements(judged).items():
         for line, candidate, score in judgements:
             if not queries.get(query) or candidate not in place_of:
                 raise DataError(
-                    f"{judged}:{line}: no text of query {query} in queries.jsonl, or no {candidate} in corpus.jsonl."
+                    f"{judged}:{line}: no text of query {query} among the queries, or no {candidate} in the corpus."
                 )
             if score > 0:
                 answers.setdefault(query, {})[place_of[candidate]] = 1.0 if binary else score

@@ -203,7 +203,7 @@ class LocalModel:
     """A causal language model, run with transformers. The same batch of requests always gets the same answers."""
 
     def __init__(self, name: str, settings: LanguageModelSettings) -> None:
-        self.name, self.batch_size, self._settings = name, settings.batch_size, settings
+        self.name, self.batch_size, self._settings = name, 8 * settings.batch_size, settings
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any, list[int]]:
@@ -228,34 +228,40 @@ class LocalModel:
         return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer, ends
 
     def answer(self, batch: Sequence[LlmRequest]) -> Iterator[Answered]:
-        """Generate the answers to a batch of requests, and yield them in a single list."""
+        """Generate the answers to requests, in batches of similar length, and yield the answers of each batch."""
+        model, tokenizer, _ = self._loaded
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        rows = sorted(((each, message_ids(tokenizer, each.message)) for each in batch), key=lambda row: len(row[1]))
+        most = positions - self._settings.max_new_tokens
+        problem = f"message and answer need {{}} positions, the model has {positions}"
+        if failed := [row for row in rows if len(row[1]) > most]:
+            yield [
+                (request, Answer(failure=problem.format(len(ids) + self._settings.max_new_tokens)))
+                for request, ids in failed
+            ]
+        fitting = rows[: len(rows) - len(failed)]
+        for start in range(0, len(fitting), self._settings.batch_size):
+            yield self._generate(dict(fitting[start : start + self._settings.batch_size]))
+
+    def _generate(self, rows: dict[LlmRequest, list[int]]) -> Answered:
+        """Return the answers to a batch of requests with their token ids."""
         import torch
 
         model, tokenizer, ends = self._loaded
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-        rows = {request: message_ids(tokenizer, request.message) for request in batch}
-        needed = {request: len(ids) + self._settings.max_new_tokens for request, ids in rows.items()}
-        problem = "message and answer need {} positions, the model has {}"
-        answered = [
-            (request, Answer(failure=problem.format(needed[request], positions)))
-            for request in batch
-            if needed[request] > positions
-        ]
-        rows = {request: ids for request, ids in rows.items() if needed[request] <= positions}
-        if rows:
-            longest, pad = max(map(len, rows.values())), model.generation_config.pad_token_id
-            ids_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in rows.values()], device=model.device)
-            lengths_B1 = torch.tensor([[len(ids)] for ids in rows.values()], device=model.device)
-            mask_BT = (torch.arange(longest, device=model.device) >= longest - lengths_B1).long()
-            torch.manual_seed(int.from_bytes(_digest([request.key for request in rows])[:4], "big"))
-            with torch.inference_mode():
-                out_BT = model.generate(input_ids=ids_BT, attention_mask=mask_BT)[:, longest:].tolist()
-            for (request, ids), out in zip(rows.items(), out_BT, strict=True):
-                end = next((place for place, token in enumerate(out) if token in ends), None)
-                text = tokenizer.decode(out[:end], skip_special_tokens=True)
-                new_tokens = len(out) if end is None else end + 1
-                answered.append((request, Answer(text, end is not None, len(ids), new_tokens)))
-        yield answered
+        longest, pad = max(map(len, rows.values())), model.generation_config.pad_token_id
+        ids_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in rows.values()], device=model.device)
+        lengths_B1 = torch.tensor([[len(ids)] for ids in rows.values()], device=model.device)
+        mask_BT = (torch.arange(longest, device=model.device) >= longest - lengths_B1).long()
+        torch.manual_seed(int.from_bytes(_digest([request.key for request in rows])[:4], "big"))
+        with torch.inference_mode():
+            out_BT = model.generate(input_ids=ids_BT, attention_mask=mask_BT)[:, longest:].tolist()
+        answered = []
+        for (request, ids), out in zip(rows.items(), out_BT, strict=True):
+            end = next((place for place, token in enumerate(out) if token in ends), None)
+            text = tokenizer.decode(out[:end], skip_special_tokens=True)
+            new_tokens = len(out) if end is None else end + 1
+            answered.append((request, Answer(text, end is not None, len(ids), new_tokens)))
+        return answered
 
 
 def message_ids(tokenizer: Any, message: str) -> list[int]:

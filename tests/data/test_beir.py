@@ -7,8 +7,10 @@ import pytest
 from json_lines import write_rows
 
 from angle_llm.data import DataError, Group
+from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples, open_examples
 from angle_llm.data.readers import open_rows
+from angle_llm.evaluate.retrieval_tasks import read_beir
 from angle_llm.settings.train import DataSource
 
 CORPUS = [
@@ -48,6 +50,26 @@ def test_judged_documents_are_positives_and_negatives(tmp_path: Path) -> None:
         "dev.small.tsv",
         "train.tsv",
     ]
+
+
+def test_parquet_files_as_in_nanobeir_are_read(tmp_path: Path) -> None:
+    """A corpus for each split, and judgements without a column of scores."""
+    datasets = pytest.importorskip("datasets")
+    for split, last in (("NanoA", "four"), ("NanoB", "other")):
+        corpus = [*CORPUS[:3], {"_id": "d4", "text": last}]
+        judged = [dict(zip(("query-id", "corpus-id"), line.split("\t")[:2], strict=True)) for line in JUDGED[:2]]
+        for part, rows in (("corpus", corpus), ("queries", QUERIES), ("qrels", judged)):
+            table = datasets.Dataset.from_list([{"title": "", **row} if part == "corpus" else row for row in rows])
+            (tmp_path / part).mkdir(exist_ok=True)
+            table.to_parquet(tmp_path / part / f"{split}-00000-of-00001.parquet")
+    due = [Group("second?", ("three",)), Group("first?", ("Title one",))]
+    assert load_examples(DataSource(path=f"{tmp_path}@NanoB")).examples == due
+    task = read_beir(f"{tmp_path}@NanoB")
+    assert (task.queries, task.candidates) == (("second?", "first?"), ("Title one", "two", "three", "other"))
+    assert task.relevant == ({2: 1.0}, {0: 1.0})
+    assert [*corpus_texts(tmp_path)].count("two") == 2
+    with pytest.raises(FileNotFoundError, match="available: NanoA, NanoB"):
+        read_beir(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""Build a development set of scored pairs that shares no sentence with test sets or training data.
+
+    python recipes/clean_dev.py stsb/dev.tsv sts/sts12.train.tsv --against sts/sts12.test.tsv sts/sts14.test.tsv \\
+        sts/sts15.test.tsv stsb/test.tsv sick/test.tsv nli/nli_triplets.jsonl.gz --out clean_dev.tsv
+
+The pairs of the development set of STS-B were collected from the tests of SemEval: 1,028 of its 1,500 pairs are in STS12,
+STS14 and STS15. Settings that are chosen on them are chosen on the test. A pair is removed if one of its sentences occurs
+in a file of --against, without case, spacing and punctuation, or if the pair is repeated. All files must have one scale
+of scores. The column `subtask` names the file of a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from angle_llm.cli import run_cli
+from angle_llm.data.keys import normalized
+from angle_llm.data.readers import open_rows
+from angle_llm.evaluate.sts_tasks import COLUMNS, read_pairs
+from angle_llm.io import write_text
+from angle_llm.settings.parsing import SettingsError, settings_class
+
+
+@settings_class
+class CleanDevSettings:
+    """Files of scored pairs, and the files whose sentences must not occur in them."""
+
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")] = ()
+    """Files of scored pairs (sentence1, sentence2, score)."""
+    against: tuple[str, ...] = ()
+    """Test sets and training data: files or folders. All texts in them count."""
+    out: Path = Path("clean_dev.tsv")
+    """The table to write."""
+
+
+def main(settings: CleanDevSettings) -> None:
+    """Write the pairs without a sentence of --against, and print their number for each file."""
+    if not settings.files or not settings.against:
+        raise SettingsError("expected files of scored pairs, and --against.")
+    used = {
+        normalized(text)
+        for path in settings.against
+        for row in open_rows(path, tables=True).good_rows()
+        for text in texts_in(row.values.values())
+    }
+    lines, seen = ["\t".join(["subtask", *COLUMNS])], set[tuple[str, ...]]()
+    for path in settings.files:
+        task, before = read_pairs(path), len(lines)
+        for pair in task.pairs:
+            texts = pair.sentence1, pair.sentence2
+            key = tuple(sorted(map(normalized, texts)))
+            if not used.intersection(key) and key not in seen:
+                seen.add(key)
+                lines.append("\t".join([task.name, *(" ".join(text.split()) for text in texts), f"{pair.score:g}"]))
+        print(f"{path}: {len(lines) - before:,} of {len(task.pairs):,} pairs")
+    write_text(settings.out, "\n".join(lines) + "\n", writer="")
+    print(f"{len(lines) - 1:,} pairs written to {settings.out}")
+
+
+def texts_in(values: Iterable[Any]) -> Iterator[str]:
+    """Yield the texts in the values of a row, and in lists of texts."""
+    for value in values:
+        yield from [value] if isinstance(value, str) else texts_in(value) if isinstance(value, list) else []
+
+
+if __name__ == "__main__":
+    run_cli(lambda: main(tyro.cli(CleanDevSettings, description=__doc__)))

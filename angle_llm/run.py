@@ -128,7 +128,7 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
     for prompt in (model.prompt, *(each.prompt for each in sets_of(settings.data))):
         if prompt is not None:
             load_prompts(prompt)
-    source = resolve_model(model.path)
+    source = resolve_model(model.path, attention=model.attention)
     model_dir = settings.run_path / "model"
     if source.location.is_local and Path(source.location.name).resolve() == model_dir.resolve():
         raise SettingsError(

@@ -47,4 +47,4 @@ def pairs_task(name: str, source: DataSource) -> StsTask:
 
 def encoder_options(model: ModelSettings) -> dict[str, Any]:
     """Return the arguments of `SentenceEncoder.from_pretrained` that open a base model in the same way as training."""
-    return {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "bits")}
+    return {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "bits", "attention")}

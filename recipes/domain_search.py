@@ -386,11 +386,11 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def base_options(model: ModelSettings) -> dict[str, Any]:
-    """Return the arguments of `SentenceEncoder.from_pretrained` for the base model: maximum length and bits.
+    """Return the arguments of `SentenceEncoder.from_pretrained` for the base model: maximum length, bits, attention.
 
-    Both are as in training. Prompt, pooling and dtype are as saved with the base model.
+    They are as in training. Prompt, pooling and dtype are as saved with the base model.
     """
-    return {"max_length": model.max_length, "bits": model.bits or "auto"}
+    return {"max_length": model.max_length, "bits": model.bits or "auto", "attention": model.attention}
 
 
 def is_scored(path: Path, tasks: Sequence[RetrievalTask]) -> bool:

@@ -203,7 +203,7 @@ def _open_parts(
         facts = {
             **({base: card.base_fingerprint} if card.base_fingerprint else {}),
             "prompt": [(one.template, one.edits, one.tokenization, one.append) for one in vars(card.prompt).values()],
-            **{name: getattr(card, name) for name in ("pooling", "max_length", "dimensions", "normalize")},
+            **{name: getattr(card, name) for name in ("pooling", "max_length", "dimensions", "normalize", "attention")},
             "shapes of the weights": {name: one.shape for name, one in weights.skeleton.state_dict().items()},
             "tokenizer": (tokenizer.get_vocab(), tokenizer(list(SENTENCES), verbose=False)["input_ids"]),
             **{f"{key} in config.json": value for key, value in config.to_dict().items() if key not in _NOT_COMPARED},

@@ -28,9 +28,16 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
 
     `facts` are the facts that the folder stores.
     """
-    model_type = str(read_json(folder / "config.json").get("model_type"))
+    config = read_json(folder / "config.json")
+    model_type = str(config.get("model_type"))
     programs = [name for name, lacks in _PROGRAMS.items() if model_type in _MEASURED - lacks]
     notes = []
+    if config.get("is_causal") is False:
+        programs = [name for name in programs if "transformers 4" not in name]
+        notes.append(
+            "Attention is bidirectional, which needs transformers 5: earlier versions refuse the folder. Text Embeddings "
+            "Inference was not checked."
+        )
     if facts.pooling not in _VLLM_POOLINGS:
         programs = [name for name in programs if not name.startswith("vLLM")]
         notes.append(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,8 @@ def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> Ba
         FileNotFoundError, ArtifactError: if the base is missing, damaged, or has other weights than in training.
     """
     dtype, bits = ("float32", None) if original else (card.dtype, card.bits)
-    base = open_base(locate(card.base or ""), dtype=dtype, revision=card.base_revision, bits=bits)
+    location = replace(locate(card.base or ""), bidirectional=card.attention is not None)
+    base = open_base(location, dtype=dtype, revision=card.base_revision, bits=bits)
     # Rounding to float16 and then to the fingerprint's bfloat16 differs from rounding to bfloat16 at once.
     comparable = not original or card.dtype != "float16"
     if comparable and card.base_fingerprint not in (None, found := base.fingerprint()):

@@ -32,6 +32,7 @@ from angle_llm.model.source.artifact import check_savable, load_parts, save_part
 from angle_llm.model.source.backbone import (
     absolute_name,
     is_causal,
+    is_made_bidirectional,
     torch_device,
     use_capped_attention,
     weights_fingerprint,
@@ -115,6 +116,7 @@ class SentenceEncoder:
         dimensions: int | None = None,
         layers: int | None = None,
         layout: Literal["auto", "padded"] = "auto",
+        attention: Literal["bidirectional"] | None = None,
     ) -> SentenceEncoder:
         """Load a saved encoder, a sentence-transformers model, or a backbone.
 
@@ -133,6 +135,8 @@ class SentenceEncoder:
             dimensions, layers: keep only the first dimensions and layers (see `truncated`); None: as saved, else all.
             layout: "auto": texts share the computation of common prefixes or are packed, if possible and faster. "padded":
                 usual batches.
+            attention: "bidirectional": tokens of a decoder-only model attend to later tokens too, as in LLM2Vec
+                (arXiv 2404.05961). None: as saved with the encoder, else as the architecture.
 
         Raises:
             FileNotFoundError: if the model or the adapter does not exist.
@@ -142,7 +146,9 @@ class SentenceEncoder:
         """
         device = torch_device(device)
         prompts = None if prompt is None else load_prompts(prompt)
-        source = path_or_id if isinstance(path_or_id, ModelSource) else resolve_model(str(path_or_id), revision)
+        source = (
+            path_or_id if isinstance(path_or_id, ModelSource) else resolve_model(str(path_or_id), revision, attention)
+        )
         parts = load_parts(source, adapter=adapter, prompt=prompts, dtype=dtype, device=device, bits=bits)
         card = parts.card
         with as_artifact_error(parts.folder):
@@ -418,6 +424,7 @@ class SentenceEncoder:
             dimensions=self.model.dimensions,
             layers=self.model.cut_to,
             normalize=self.normalize,
+            attention="bidirectional" if is_made_bidirectional(self.model.backbone) else None,
         )
         save_parts(folder, self.model.backbone, self.tokenizer, card, check)
 

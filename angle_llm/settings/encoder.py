@@ -35,6 +35,9 @@ class EncoderOptions:
     bits: Literal["auto", 4, 8] | None = "auto"
     """Quantise the linear layers to 4 or 8 bits, which needs bitsandbytes. auto: as in training for a saved encoder; a
     model is not quantised."""
+    attention: Literal["bidirectional"] | None = None
+    """bidirectional: tokens of a decoder-only model attend to later tokens too. None: as saved with the model, else as
+    the architecture."""
     device: str | None = None
     """Device on which texts are encoded, such as cpu or cuda:0. None: the best available device."""
 

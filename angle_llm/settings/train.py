@@ -125,6 +125,9 @@ class ModelSettings:
     pooling: str | None = None
     """Pooling: last, cls, mean, max, mean_sqrt_len, weightedmean, last-avg, last-max, cls-last-avg, first-last-avg.
     None: as saved with the model, else last for a causal model and mean for a bidirectional one."""
+    attention: Literal["bidirectional"] | None = None
+    """bidirectional: tokens of a decoder-only model attend to later tokens too, as in LLM2Vec; the defaults are then
+    prompt plain and pooling mean. None: as saved with the model, else as the architecture."""
     max_length: Positive | None = None
     """Maximum tokens of a text, with prompt and special tokens. A longer text is cut at its end; the prompt is never
     cut. None: as saved with the model (also by sentence-transformers), else 512 or the number of positions of the

@@ -94,7 +94,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         SettingsError, DataError, ArtifactError, PromptError, ValueError, FileNotFoundError: as the training run.
     """
     losses = make_losses(settings)
-    source = resolve_model(settings.model.path)
+    source = resolve_model(settings.model.path, attention=settings.model.attention)
     settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
     data = load_mixture(settings.data, cache_folder())
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)

@@ -403,6 +403,7 @@ def test_what_a_file_cannot_hold_is_refused_by_name(kind: str, options: Any, mes
             "qwen",
             "windows",
         ),
+        (lambda: LlamaConfig(**SIZES, is_causal=False), "smollm2", "bidirectional attention"),
         (lambda: gemma(layer_types=["full_attention", "sliding_attention"] * 2), "gemma", "every n-th layer"),
     ],
 )

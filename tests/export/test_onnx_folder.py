@@ -198,6 +198,13 @@ def test_families(family: str, tmp_path: Path) -> None:
         assert largest_difference(left.encode(texts), rows) <= TOLERANCE
 
 
+def test_bidirectional_attention_is_exported(tmp_path: Path) -> None:
+    base = save_tiny_base("llama", tmp_path / "base")
+    save_tiny_adapter(base, tmp_path / "adapter", attention="bidirectional", max_length=100)
+    export_onnx(tmp_path / "adapter", tmp_path / "onnx")
+    assert not compare(tmp_path / "adapter", tmp_path / "onnx").problems
+
+
 def has_tokens(encoder: SentenceEncoder, text: str) -> bool:
     try:
         encoder.tokenize([text])

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import torch
@@ -141,6 +141,7 @@ class Variant:
     normalize: bool
     form: str
     """exported: the folder of `export`; model: the model folder of a run."""
+    attention: Literal["bidirectional"] | None = None
 
 
 E5 = SidePrompts(load_prompt("query"), load_prompt("passage"))
@@ -152,7 +153,15 @@ VARIANTS = {
     ),
     "two prompts, normalised": Variant(lambda causal: E5, True, "exported"),
     "model folder, two prompts": Variant(lambda causal: E5, True, "model"),
+    "bidirectional": Variant(
+        lambda causal: PromptTemplate("head", "Sentence: {text}"), False, "exported", "bidirectional"
+    ),
 }
+
+
+def is_made(family: str, variant: str) -> bool:
+    """Whether a family has a variant: an encoder is always bidirectional."""
+    return FAMILIES[family].causal or VARIANTS[variant].attention is None
 
 
 def make_encoder(family: str, variant: str, folder: Path, noise: float = 0.15) -> tuple[SentenceEncoder, Path]:
@@ -199,11 +208,12 @@ def _save_and_export(base: str | Path, causal: bool, variant: str, folder: Path)
         device="cpu",
         dtype="float32",
         prompt=used.prompt(causal),
-        pooling="last" if causal else "mean",
+        pooling="last" if causal and used.attention is None else "mean",
+        attention=used.attention,
         max_length=LENGTH,
     )
     encoder.model.normalize = used.normalize
-    if variant == "one prompt":
+    if variant in ("one prompt", "bidirectional"):
         encoder.add_lora(LoraSettings(rank=2, alpha=6))
         train_a_little(encoder.model)
     encoder.save_pretrained(folder / "model")

@@ -12,6 +12,7 @@ together                  accumulated batches in float64: one by one in one proc
 elastic [ZeRO]            interrupted by a signal to one process and resumed with other numbers of processes and strategies
 mixture CONFIG [NAME …]   a mixture of datasets stored on disk, in 1, 2 and 3 processes, and in 2 with the named ZeRO
 shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
+attention [NAME]          bidirectional attention: data parallel and the named ZeRO, against one process
 kernels [NAME]            the last rank cannot use texts in one sequence, at load or from the second step on: every rank
                           pads its texts. With ZeRO, the run ends and is resumed with --layout padded
 """
@@ -47,6 +48,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layout import support
 from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source import artifact
+from angle_llm.model.source.checks import CARD_NAME
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.prompts import load_prompts
 from angle_llm.run import fine_tune
@@ -140,7 +142,9 @@ def train(
         prompts = load_prompts({"query": "plain", "document": "summarize_one_word"})
         encoder = tiny_encoder("llama", max_length=60, base=mine.model.path, prompt=prompts)
     else:
-        encoder = SentenceEncoder.from_pretrained(mine.model.path, max_length=60, device="cpu", bits=mine.model.bits)
+        encoder = SentenceEncoder.from_pretrained(
+            mine.model.path, max_length=60, device="cpu", bits=mine.model.bits, attention=mine.model.attention
+        )
     encoder.add_lora(mine.lora)
     encoder.model.to(dtype)
     fit(encoder, examples, loss, mine)
@@ -155,7 +159,9 @@ def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
     with Run.start(mine) as run:
         if not run.processes.is_main:
             artifact.load_backbone = refuse
-        encoder = load_encoder(resolve_model(mine.model.path), mine, run.processes)
+        source = resolve_model(mine.model.path, attention=mine.model.attention)
+        encoder = load_encoder(source, mine, run.processes)
+        assert encoder.model.causal == (mine.model.attention is None)
         encoder.add_lora(mine.lora)
         assert {parameter.is_meta for parameter in encoder.model.parameters()} == {not run.processes.is_main}
         trainer.Trainer(run, encoder, examples, [LOSS], None, mine, default_budget(mine)).fit()
@@ -400,6 +406,19 @@ def shortage(folder: Path, processes: str, megabytes: str) -> None:
     check_close("limited", free.run_path, short.run_path)
 
 
+def attention(folder: Path, *names: str) -> None:
+    save_tiny_base("llama", folder / "base")
+    model = replace(settings(folder, "").model, attention="bidirectional")
+    if names:
+        compare(folder, list(names), quick=True, model=model)
+        return
+    for world in (1, 2):
+        mine = settings(folder, f"world{world}", max_steps=6, model=model)
+        forked.run(world, lambda _, m=mine, w=world: train(m, w, ragged(40)), folder / f"log{world}")
+        assert json.loads((mine.run_path / "model" / CARD_NAME).read_text())["attention"] == "bidirectional"
+        check_close(f"{world} processes", folder / "world1", mine.run_path)
+
+
 def kernels(folder: Path, *names: str) -> None:
     save_tiny_base("llama", folder / "base")
     changed = {"max_steps": 3, "micro_batch_tokens": 300, "checkpoint": CheckpointSettings(every_steps=1)}
@@ -451,6 +470,7 @@ def kernels(folder: Path, *names: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     commands = {
-        one.__name__: one for one in (float64, options, together, deepspeed, bits, elastic, mixture, shortage, kernels)
+        one.__name__: one
+        for one in (float64, options, together, deepspeed, bits, elastic, mixture, shortage, attention, kernels)
     }
     commands[sys.argv[2]](Path(sys.argv[1]), *sys.argv[3:])  # type: ignore[operator]

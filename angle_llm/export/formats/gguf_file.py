@@ -214,7 +214,8 @@ def _check_config(config: Any, architecture: str) -> None:
     lacking = {
         f"activation {activation}": activation != ("gelu_pytorch_tanh" if gemma else "silu"),
         "sliding windows": not gemma and "sliding_attention" in (getattr(config, "layer_types", None) or []),
-        "bidirectional attention": bool(getattr(config, "use_bidirectional_attention", False)),
+        "bidirectional attention": bool(getattr(config, "use_bidirectional_attention", False))
+        or not getattr(config, "is_causal", True),
         "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None) is not None,
         "rope scaling in sliding windows": gemma
         and config.rope_parameters["sliding_attention"]["rope_type"] != "default",

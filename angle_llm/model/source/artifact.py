@@ -87,7 +87,7 @@ def load_parts(
     folder = source.read_library(prompt)
     # On the device: the probes run where the model will run.
     bits = None if bits == "auto" else bits
-    backbone = load_backbone(source.location, dtype=dtype, revision=source.revision, bits=bits, device=device)
+    backbone = load_backbone(source.backbone, dtype=dtype, revision=source.revision, bits=bits, device=device)
     tokenizer = load_tokenizer(source.location, source.revision)
     with as_artifact_error(source.path):
         check_loaded(backbone, tokenizer, source.path)
@@ -213,6 +213,8 @@ def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
     """Return the keys, with values, that transformers 4 reads and that transformers 5 moved or renamed in `config`."""
     rope, types = config.get("rope_parameters") or {}, config.get("layer_types") or []
     names: dict[str, Any] = {"torch_dtype": config["dtype"]} if config.get("dtype") else {}
+    if config.get("is_causal") is False:  # transformers 4 ignores it; this key stops it, and version 5 ignores the key
+        names["pruned_heads"] = {"bidirectional attention needs transformers 5": []}
     nested = "full_attention" in rope
     keys = _EARLIER_THETAS.get(
         config.get("model_type", ""), _EARLIER_THETAS["gemma3_text"] if nested else {"": "rope_theta"}

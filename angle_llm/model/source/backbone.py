@@ -18,6 +18,8 @@ from angle_llm.model.source.checks import (
     as_artifact_error,
     check_model_files,
     check_states,
+    evaluating,
+    relative_difference,
 )
 from angle_llm.model.source.quantization import ORIGINAL, bits_of, check_bits, quantize
 from angle_llm.settings.parsing import unknown_name
@@ -26,15 +28,23 @@ _PACKED = 16
 """Upper bound on the weights packed into a stored number; 4-bit weights in an int32 are 8."""
 _SMALL = 50_000_000
 """Number of weights that fit into the memory of any machine."""
+_PADDING_TOLERANCE = 0.05
+"""Largest relative difference of states with and without padding that rounding to bfloat16 can cause; other attention
+gives differences near 1."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class BackboneLocation:
-    """Where `transformers` finds a model: a folder or hub id, and the name of the GGUF file in the folder, if any."""
+    """Where `transformers` finds a model, and how its tokens attend to each other.
+
+    `name` is a folder or hub id, and `gguf_file` the name of the GGUF file in the folder, if any. `bidirectional`: the
+    tokens of a decoder-only model attend to later tokens too.
+    """
 
     name: str
     gguf_file: str | None = None
+    bidirectional: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -117,6 +127,8 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
     elif hasattr(transformers, "GgufConfig"):  # older versions always dequantize
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
     arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
+    if location.bidirectional:
+        arguments["config"] = load_config(location, revision)
     if location.is_local and not location.gguf_file:
         stored = check_model_files(Path(location.name))
         with (
@@ -212,7 +224,16 @@ def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
     config = AutoConfig.from_pretrained(location.name, revision=revision, trust_remote_code=False, **location.arguments)
     if location.gguf_file is not None:
         config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
+    if location.bidirectional:
+        text_config = config.get_text_config()
+        text_config.is_causal, text_config.use_cache = False, False
     return config
+
+
+def is_made_bidirectional(backbone: nn.Module) -> bool:
+    """Return whether the configuration of a decoder-only model has bidirectional attention (`is_causal` is false)."""
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    return not getattr(config, "is_causal", True)
 
 
 def empty_backbone(config: Any, dtype: torch.dtype | None = None) -> Any:
@@ -278,11 +299,40 @@ def is_causal(backbone: nn.Module) -> bool:
     The states of two sequences are compared that differ in their last token only.
 
     Raises:
-        ArtifactError: if the states are not finite.
+        ArtifactError: if the states are not finite, or `is_causal` in the configuration has no effect on the
+            architecture, or an effect on padded texts only.
     """
+    causal = _probe_causal(backbone)
+    if is_made_bidirectional(backbone):
+        config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+        if causal or _padding_difference(backbone) > _PADDING_TOLERANCE:
+            raise ArtifactError(
+                f"attention: models of type {config.model_type} do not support bidirectional attention in this version of "
+                "transformers: in a text alone or in a padded text, tokens attend to earlier tokens only. Omit attention, or "
+                "use another model."
+            )
+        del (
+            config.is_causal
+        )  # for models such as BERT it has no effect, but transformers 4 would refuse the saved model
+        if _probe_causal(backbone):
+            config.is_causal = False
+    return causal
+
+
+def _probe_causal(backbone: nn.Module) -> bool:
+    """Compare the states of two sequences that differ in their last token only; return whether earlier states are equal."""
     states = check_states(backbone)
     # Equal inputs in equal shapes give equal bits; the tolerance is for kernels that split work by row.
     return bool((states[0, :-1] - states[1, :-1]).abs().max() <= 1e-3 * states.abs().max())
+
+
+def _padding_difference(backbone: nn.Module) -> float:
+    """Return the largest relative difference between the states of a text alone and of the same text with padding."""
+    with evaluating(backbone) as device:
+        ids_1T = torch.tensor([[7, 5, 3, 1, 0, 0]], device=device)
+        mask_1T = torch.tensor([[1, 1, 1, 1, 0, 0]], device=device)
+        alone = backbone(input_ids=ids_1T[:, :4], attention_mask=mask_1T[:, :4]).last_hidden_state
+        return relative_difference(backbone(input_ids=ids_1T, attention_mask=mask_1T).last_hidden_state[:, :4], alone)
 
 
 def state_sizes(backbone: nn.Module) -> tuple[int, int]:

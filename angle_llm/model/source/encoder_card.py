@@ -43,12 +43,15 @@ class EncoderCard:
     """Number of first layers of the base that the adapter uses; None: all."""
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
+    attention: Literal["bidirectional"] | None = None
+    """Attention of a decoder-only model in training; None: the attention of the architecture."""
 
     def write(self, folder: Path) -> None:
         """Write the card as `angle_llm.json` into a folder."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"prompt": self.prompt.to_dict()}
-        if not self.normalize:  # earlier versions refuse the key
-            del values["normalize"]
+        for name in ("normalize", "attention"):  # earlier versions refuse these keys
+            if not values[name]:
+                del values[name]
         (folder / CARD_NAME).write_text(json_text({"format_version": FORMAT_VERSION, **values}), encoding="utf-8")
 
     @classmethod

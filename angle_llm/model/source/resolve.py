@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from angle_llm.model.source.backbone import BackboneLocation
 from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError, check_links, is_saved_encoder
@@ -36,6 +37,8 @@ class ModelSource:
     """Contents of `angle_llm.json` in a saved encoder; None for other models."""
     library: Path | None = None
     """Folder with the configuration files of a sentence-transformers model; None for other models."""
+    attention: Literal["bidirectional"] | None = None
+    """Attention of a decoder-only model: bidirectional, or None for the attention of the architecture."""
 
     @property
     def adapter(self) -> Path | None:
@@ -45,10 +48,11 @@ class ModelSource:
     @property
     def backbone(self) -> BackboneLocation:
         """Location of the backbone weights. Raises `FileNotFoundError` if the base of a saved adapter is missing."""
+        bidirectional = self.attention is not None
         if self.card is None or self.card.base is None:
-            return self.location
+            return replace(self.location, bidirectional=bidirectional)
         try:
-            return locate(self.card.base)
+            return replace(locate(self.card.base), bidirectional=bidirectional)
         except FileNotFoundError as error:
             card = Path(self.location.name) / CARD_NAME
             raise FileNotFoundError(f"{error} It is the `base` in {card}. If it moved, change `base` there.") from error
@@ -66,19 +70,34 @@ class ModelSource:
         return None if self.library is None else SentenceTransformersFolder.read(self.library, prompt)
 
 
-def resolve_model(path_or_id: str, revision: str | None = None) -> ModelSource:
+def resolve_model(
+    path_or_id: str, revision: str | None = None, attention: Literal["bidirectional"] | None = None
+) -> ModelSource:
     """Find the kind and the files of the model at a path or hub id.
 
     For a hub id, the files of a saved encoder that are not in the cache are fetched. `ID@REVISION` selects a commit,
-    branch or tag on the hub.
+    branch or tag on the hub. `attention` None: as saved with the model, else as the architecture.
 
     Raises:
+        ArtifactError: for a saved adapter that was not trained with `attention`.
         FileNotFoundError: if the path is neither on this machine nor a hub id, or the hub does not answer.
         ArtifactError: for a folder or repository that is neither an encoder nor a backbone, or a damaged
             `angle_llm.json`.
         OSError: if the hub refuses the request.
         ValueError: if `ID@REVISION` and `revision` are two different revisions.
     """
+    source = _find_model(path_or_id, revision)
+    saved = None if source.card is None else source.card.attention
+    if attention is not None and source.adapter is not None and saved is None:
+        raise ArtifactError(
+            f"{path_or_id} is an adapter that was trained with causal attention, so attention {attention} would give other "
+            "vectors. Omit it; or merge the adapter (angle-llm merge), and train the merged model."
+        )
+    return replace(source, attention=attention or saved)
+
+
+def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
+    """Find the kind and the files of a model. Arguments and errors as in `resolve_model`."""
     if is_saved_encoder(path_or_id):
         folder = Path(path_or_id).expanduser()
         check_links(folder)

@@ -1,0 +1,166 @@
+"""Decoder-only models with bidirectional attention: `attention="bidirectional"`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import POSITIONS, save_tiny_adapter, save_tiny_base, tiny_backbone
+from tiny_tokenizers import TOKENIZERS, VOCABULARY
+from torch import nn
+from transformers import AutoModel, Gemma3TextConfig, NemotronConfig, StableLmConfig
+
+from angle_llm import SentenceEncoder
+from angle_llm.export.merge import merge
+from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
+from angle_llm.model.layout.support import probe_layouts
+from angle_llm.model.pooling import EmbeddingModel
+from angle_llm.model.source.backbone import is_causal
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError
+from angle_llm.settings.train import LoraSettings
+
+KINDS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt", "gpt2"]
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+}
+TEXTS = ["A man eats.", "A dog runs over the wet grass and barks at an old tree.", "Hi", "One two three four."]
+
+
+@pytest.fixture
+def _norms_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers computes RMSNorm in float32 in every dtype."""
+    to, narrow, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
+    monkeypatch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else narrow(x))
+    monkeypatch.setattr(
+        torch.Tensor,
+        "to",
+        lambda x, *to_what, **options: (
+            x if x.dtype == torch.float64 and torch.float32 in to_what else to(x, *to_what, **options)
+        ),
+    )
+    monkeypatch.setattr(nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim=dim))
+
+
+def backbone_of(kind: str) -> Any:
+    if kind != "gemma3":
+        return tiny_backbone(kind, torch.float64)
+    torch.manual_seed(0)
+    layers = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6, layer_types=layers)
+    return with_noise(AutoModel.from_config(config).double().eval())
+
+
+def with_noise(model: nn.Module) -> nn.Module:
+    """Add noise to all weights, so that every state depends on every visible token."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("_norms_in_float64")
+def test_single_padded_and_packed_texts_are_equal_in_value_and_gradient(kind: str) -> None:
+    backbone = backbone_of(kind)
+    assert is_causal(backbone)
+    backbone.config.is_causal = backbone.config.use_cache = False
+    assert not is_causal(backbone)
+    model = EmbeddingModel(backbone, "mean", False)
+    ids = [[5, 7], [9, 11, 13, 15, 17, 3, 4, 6, 8], [21], [5, 7, 2, 1]]  # longer and shorter than a window of 6
+    packed = probe_layouts(backbone, "mean", causal=False)
+    assert (packed.layout, packed.max_tokens) == ("packed", 6 if kind in ("mistral", "gemma2", "gemma3") else 1024)
+    found = []
+    for groups, layouts in (
+        ([[one] for one in ids], LayoutSupport("padded", "test")),
+        ([ids], LayoutSupport("padded", "test")),
+        ([ids], packed),
+    ):
+        rows = []
+        for group in groups:
+            plan = plan_micro_batches(group, 100, 0, layouts)
+            rows_UD = torch.zeros(plan.unique, model.width, dtype=torch.float64)
+            for micro in plan.micro_batches:
+                rows_UD[micro.rows] = model(**micro.inputs(torch.device("cpu")))
+            rows.append(rows_UD[plan.row_of])
+        rows_ND = torch.cat(rows)
+        rows_ND.sin().sum().backward()
+        found.append((rows_ND.detach(), [one.grad for one in backbone.parameters() if one.grad is not None]))
+        backbone.zero_grad()
+    (expected, gradients), *others = found
+    for rows_ND, other in others:
+        # Sums of some dozen float64 terms in another order.
+        torch.testing.assert_close(rows_ND, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(other, gradients, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (StableLmConfig(**SIZES), "stablelm do not support bidirectional attention"),
+        (NemotronConfig(**SIZES), "nemotron do not support bidirectional attention"),
+    ],
+)
+def test_a_family_that_ignores_the_setting_is_refused_by_name(config: Any, text: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    with_noise(AutoModel.from_config(config)).save_pretrained(tmp_path)
+    TOKENIZERS["llama2"]().save_pretrained(tmp_path)
+    with pytest.raises(ArtifactError, match=text):
+        SentenceEncoder.from_pretrained(tmp_path, device="cpu", attention="bidirectional")
+
+
+def test_the_setting_has_no_effect_on_an_encoder(tmp_path: Path) -> None:
+    base = save_tiny_base("bert", tmp_path / "base")
+    encoder = SentenceEncoder.from_pretrained(base, device="cpu", attention="bidirectional")
+    np.testing.assert_array_equal(encoder.encode(TEXTS), encode(base))
+    encoder.save_pretrained(tmp_path / "saved")
+    assert "is_causal" not in (tmp_path / "saved/config.json").read_text()
+    assert "attention" not in json.loads((tmp_path / "saved" / CARD_NAME).read_text())
+
+
+def encode(path: Path, **options: Any) -> np.ndarray:
+    return SentenceEncoder.from_pretrained(path, device="cpu", **options).encode(TEXTS)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_adapter_and_merged_model_keep_the_attention(tmp_path: Path, bits: int | None) -> None:
+    if bits:
+        pytest.importorskip("bitsandbytes")
+    base = save_tiny_base("llama", tmp_path / "base")
+    causal = save_tiny_adapter(base, tmp_path / "causal", prompt="plain", pooling="mean", bits=bits)
+    adapter = save_tiny_adapter(base, tmp_path / "adapter", attention="bidirectional", bits=bits)
+    encoder = SentenceEncoder.from_pretrained(adapter, device="cpu")
+    assert (encoder.pooling, encoder.prompt.name, encoder.model.causal) == ("mean", "plain", False)
+    assert json.loads((adapter / CARD_NAME).read_text())["attention"] == "bidirectional"
+    rows_ND = encoder.encode(TEXTS)
+    assert np.abs(rows_ND - encode(causal)).max() > 0.1
+    np.testing.assert_array_equal(rows_ND, encode(adapter, attention="bidirectional"))
+    with pytest.raises(ArtifactError, match="trained with causal attention"):
+        encode(causal, attention="bidirectional")
+    found = merge(adapter, tmp_path / "merged", device="cpu")
+    assert found is not None
+    assert found.holds
+    np.testing.assert_allclose(encode(tmp_path / "merged"), rows_ND, atol=1e-3 if bits else 1e-5)
+    config = json.loads((tmp_path / "merged/config.json").read_text())
+    assert config["is_causal"] is False
+    # A merged model can be trained with another attention, an adapter on it as well.
+    merge(causal, tmp_path / "merged causal", device="cpu")
+    changed = SentenceEncoder.from_pretrained(tmp_path / "merged causal", device="cpu", attention="bidirectional")
+    changed.add_lora(LoraSettings(rank=2))
+    changed.save_pretrained(tmp_path / "second")
+    np.testing.assert_array_equal(encode(tmp_path / "second"), changed.encode(TEXTS))
+
+
+def test_encoders_with_other_attention_are_not_averaged(tmp_path: Path) -> None:
+    base = save_tiny_base("llama", tmp_path / "base")
+    causal = save_tiny_adapter(base, tmp_path / "causal", prompt="plain", pooling="mean")
+    both = save_tiny_adapter(base, tmp_path / "both", attention="bidirectional")
+    with pytest.raises(ArtifactError, match="attention"):
+        merge(both, tmp_path / "out", others=[causal], device="cpu")

@@ -43,7 +43,7 @@ import numpy as np
 from angle_llm.cli import run_cli
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
-from angle_llm.data.formats import Group, RowError, Triple, pairs_of, read_text
+from angle_llm.data.formats import POSITIVE_ABOVE, Group, RowError, Triple, pairs_of, read_text
 from angle_llm.data.keys import normalized
 from angle_llm.data.readers import open_rows
 from angle_llm.evaluate.retrieval import RetrievalSettings, query_metrics, retrieval_main
@@ -73,8 +73,6 @@ from angle_llm.tools.split import split_rows
 QUESTIONS, TRAIN, HELD_OUT, MADE_FROM = "questions.jsonl", "train.jsonl", "held_out", "made_from.json"
 CORPUS, REAL = "held_out/corpus.jsonl", "real"
 MAX_HELD_OUT = 1_000
-POSITIVE_ABOVE = 0.5
-"""Score above which a scored pair is treated as a query and its answer."""
 TABLE = "documents"
 SHOWN = 3
 """Number of documents printed for each question."""

@@ -88,6 +88,10 @@ def texts_of(example: Example) -> list[str]:
     return [pairs[0][0], *(right for _, right, _ in pairs)]
 
 
+POSITIVE_ABOVE = 0.5
+"""Two texts with a score (0 to 1) above this value count as a positive pair, such as a question and its answer."""
+
+
 class DataError(ValueError):
     """Error for data that cannot be used; the message names what was expected, what was given, and what to do."""
 

@@ -26,6 +26,7 @@ from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answ
 from angle_llm.evaluate.sts import evaluate_defined
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
 from angle_llm.evaluate.task_files import unique_names
+from angle_llm.model.vectors import unit_rows
 from angle_llm.settings.parsing import SettingsError, need_library, settings_class, unknown_name
 from angle_llm.settings.train import DataSource, EvaluationSettings
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 MTEB = "mteb:"
 """Prefix of the entries in `evaluation.tasks` that name a task of MTEB, such as mteb:STSBenchmark."""
 MetricValues = dict[str, float]
+_UNIFORMITY_TEXTS = 2048
 
 
 @settings_class
@@ -266,13 +268,32 @@ def _sts_task(task: StsTask) -> HeldOutTask:
 
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> MetricValues:
         found = evaluate_defined(encode, encode_document, task)
-        return {"spearman": found.spearman, "pearson": found.pearson}
+        return {"spearman": found.spearman, "pearson": found.pearson, **_geometry(encode, encode_document, task)}
 
     def keys() -> EvaluationSet:
         pairs = [pair[:2] for pair in task.pairs]
         return EvaluationSet.of(task.name, pairs, chain.from_iterable(pairs))
 
     return HeldOutTask(task.name, ("spearman", "pearson"), measure, keys)
+
+
+def _geometry(encode: Encode, encode_document: Encode | None, task: StsTask) -> MetricValues:
+    """Return alignment and uniformity of the embeddings of a task (Wang & Isola, arXiv 2005.10242).
+
+    With embeddings of length 1, alignment is the mean squared distance of the pairs in the top fifth of the range of scores,
+    and uniformity the logarithm of the mean of exp(-2 d²) over the distances d of different first sentences, at most
+    `_UNIFORMITY_TEXTS`. Lower is better for both. They are not × 100.
+    """
+    firsts = [pair.sentence1 for pair in task.pairs]
+    left_PD, texts_ND = unit_rows(encode(firsts)), unit_rows(encode(list(dict.fromkeys(firsts))[:_UNIFORMITY_TEXTS]))
+    right_PD = unit_rows((encode_document or encode)([pair.sentence2 for pair in task.pairs]))
+    score_P = np.array([pair.score for pair in task.pairs])
+    similar_P = score_P >= score_P.min() + 0.8 * (score_P.max() - score_P.min())
+    cosines = (texts_ND @ texts_ND.T)[np.triu_indices(len(texts_ND), 1)]
+    return {
+        "alignment": float((2 - 2 * (left_PD * right_PD).sum(axis=1))[similar_P].mean()),
+        "uniformity": float(np.log(np.exp(4 * cosines - 4).mean())) if len(cosines) else 0.0,  # d² = 2 - 2 cos
+    }
 
 
 def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:

@@ -20,7 +20,7 @@ from typing import Literal
 
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
-from angle_llm.data.formats import DataError, pairs_of
+from angle_llm.data.formats import POSITIVE_ABOVE, DataError, pairs_of
 from angle_llm.data.readers import find_path, is_judged, open_rows, part_of, read_judgements, read_texts, splits_of
 from angle_llm.evaluate.task_files import file_folder
 from angle_llm.settings.train import DataSource
@@ -28,8 +28,6 @@ from angle_llm.settings.train import DataSource
 FLICKR30K = "flickr30k"
 _FLICKR30K_FILE = "flickr30k/test_2016.jsonl.gz"
 GROUP_COLUMNS = ("captions", "texts", "set")
-POSITIVE_ABOVE = 0.5
-"""Scored pairs of a question and a text count as question and answer if the score (0 to 1) is above this value."""
 
 OwnDocument = Literal["auto", "skip", "keep"]
 """Whether a query skips the candidate that has the same id as the query; `read_beir` explains the values."""

@@ -169,9 +169,9 @@ class Metrics:
     def log_step(
         self, step: int, epoch: int, results: Sequence[StepResult], rate: float, norm: float, counts: dict[str, float]
     ) -> None:
-        """Log an optimizer step: loss, terms of the loss, learning rate, gradient norm, counts and text layout.
+        """Log an optimizer step: loss, terms of the loss, mean cosines, learning rate, gradient norm, counts and text layout.
 
-        The loss is the mean over the batches of the step. A term is the mean over the batches that have this term. The
+        The loss is the mean over the batches of the step. A term or cosine is the mean over the batches that have it. The
         text layout (`trie`, `packed` or `padded`) is taken from the first result.
 
         Args:
@@ -181,13 +181,16 @@ class Metrics:
             counts: more numbers to log, from `StepMeter.counts`.
         """
         batches = [batch for result in results for batch in result.losses]
-        names = dict.fromkeys(name for batch in batches for name in batch.parts)
-        parts = {name: [batch.parts[name] for batch in batches if name in batch.parts] for name in names}
+        parts: dict[str, list[float]] = {}
+        for batch in batches:
+            for kind, found in (("loss", batch.parts), ("cosine", batch.cosines)):
+                for name, value in found.items():
+                    parts.setdefault(f"{kind}/{name}", []).append(value)
         values = {
             "step": step,
             "epoch": epoch,
             "loss": mean_loss(results),
-            **{f"loss/{name}": sum(values) / len(values) for name, values in parts.items()},
+            **{name: sum(values) / len(values) for name, values in parts.items()},
             "learning_rate": rate,
             "gradient_norm": norm,
             **counts,

@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from angle_llm.data.batch import TextBatch
+from angle_llm.data.formats import POSITIVE_ABOVE
 from angle_llm.data.positives import components
-from angle_llm.losses import Objective, Relation
+from angle_llm.losses import MixedObjective, NestedObjective, Objective, Relation
 from angle_llm.losses.relation import is_gpu, on_device
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import MicroBatch, Plan
@@ -35,6 +37,8 @@ class BatchLoss:
     loss: float
     parts: dict[str, float]
     """Value of each term of the loss by name, before multiplication by its weight."""
+    cosines: dict[str, float] = field(default_factory=dict)
+    """Mean cosines of the texts by kind of pair (see `mean_cosines`)."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +246,8 @@ class _LossValue(NamedTuple):
     """Whether all embeddings are finite."""
     parts: dict[str, Tensor]
     """Value of each term of the loss by name, before multiplication by its weight."""
+    cosines: dict[str, Tensor]
+    """Mean cosines by kind of pair."""
     rows: int
     """Number of embeddings of the batch."""
 
@@ -255,7 +261,40 @@ def loss_and_gradient(
     (gradient_BD,) = torch.autograd.grad(value.loss * weight, leaf_BD)
     largest_B = torch.linalg.vector_norm(rows_BD, math.inf, dim=1)
     zero_rows, finite = (largest_B == 0).sum(), largest_B.isfinite().all()
-    return _LossValue(value.loss.detach(), zero_rows, finite, value.parts, len(rows_BD)), gradient_BD
+    some = objective.parts[0].objective if isinstance(objective, MixedObjective) else objective  # all have equal layers
+    vectors = 1 + len(some.layers) if isinstance(some, NestedObjective) else 1
+    cosines = mean_cosines(rows_BD[:, : rows_BD.shape[1] // vectors], relation)
+    return _LossValue(value.loss.detach(), zero_rows, finite, value.parts, cosines, len(rows_BD)), gradient_BD
+
+
+def mean_cosines(rows_BD: Tensor, relation: Relation) -> dict[str, Tensor]:
+    """Return mean cosines of pairs of texts, as scalars on the device; a kind without a pair is missing.
+
+    positives: scored pairs with a score above 0.5; negatives: other scored pairs; in_batch: all pairs of two texts without
+    a score; margin: positives - in_batch.
+    """
+    unit_BD = functional.normalize(rows_BD.detach(), dim=1)
+    scored_2P = torch.stack(
+        [torch.minimum(relation.left, relation.right), torch.maximum(relation.left, relation.right)]
+    )
+    both = {"positives": relation.score > POSITIVE_ABOVE, "negatives": relation.score <= POSITIVE_ABOVE}
+    found = {
+        name: _cosines(unit_BD, scored_2P[:, chosen_P]).mean() for name, chosen_P in both.items() if chosen_P.any()
+    }
+    scored_2P = torch.unique(scored_2P[:, scored_2P[0] != scored_2P[1]], dim=1)
+    count = len(unit_BD) * (len(unit_BD) - 1) // 2 - scored_2P.shape[1]
+    if count:
+        total = (unit_BD.sum(dim=0).square().sum() - unit_BD.square().sum()) / 2
+        found["in_batch"] = (total - _cosines(unit_BD, scored_2P).sum()) / count
+        if "positives" in found:
+            found["margin"] = found["positives"] - found["in_batch"]
+    return found
+
+
+def _cosines(unit_BD: Tensor, pairs_2P: Tensor) -> Tensor:
+    """Return the cosines (P,) of pairs of normalized rows; `pairs_2P` are row numbers."""
+    left_P, right_P = on_device(pairs_2P, unit_BD.device)
+    return (unit_BD[left_P] * unit_BD[right_P]).sum(dim=1)
 
 
 def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
@@ -266,18 +305,18 @@ def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
     Raises:
         DivergedError: for a loss that is not finite, or a zero embedding.
     """
-    scalars = [scalar for each in values for scalar in (*each[:3], *each.parts.values())]
+    scalars = [scalar for each in values for scalar in (*each[:3], *each.parts.values(), *each.cosines.values())]
     numbers = iter(torch.stack([scalar.to(scalars[0]) for scalar in scalars]).tolist())
     losses = []
     for value in values:
         loss, zero_rows, finite = next(numbers), int(next(numbers)), next(numbers)
-        parts = {name: next(numbers) for name in value.parts}
+        parts, cosines = ({name: next(numbers) for name in names} for names in (value.parts, value.cosines))
         if zero_rows or not math.isfinite(loss):
             state = "finite" if finite else "not finite either"
             state = f"zero for {zero_rows} of {value.rows} texts" if zero_rows else state
             listed = ", ".join(f"{name} {part}" for name, part in parts.items())
             raise DivergedError(f"the loss is {loss} ({listed}); the embeddings are {state}")
-        losses.append(BatchLoss(loss, parts))
+        losses.append(BatchLoss(loss, parts, cosines))
     return losses
 
 

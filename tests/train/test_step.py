@@ -21,7 +21,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.settings.train import LoraSettings
-from angle_llm.train.step import DivergedError, StepResult, boundary_step
+from angle_llm.train.step import DivergedError, StepResult, boundary_step, loss_and_gradient, mean_cosines
 
 EXAMPLES = [
     Triple("A man is eating a large meal.", "Someone eats.", "Nobody is eating."),
@@ -328,3 +328,37 @@ def test_a_loss_that_is_not_finite_stops_before_any_gradient(graph_tokens: int) 
     with pytest.raises(DivergedError, match=r"loss is nan .*embeddings"):
         step(encoder, 60, graph_tokens)
     assert all(parameter.grad is None for parameter in encoder.model.parameters())
+
+
+@pytest.mark.parametrize("rows", [2, 7])
+def test_mean_cosines_equal_a_loop_over_pairs(rows: int) -> None:
+    """With repeated pairs, pairs in both orders, and pairs of a text with itself."""
+    generator = torch.Generator().manual_seed(rows)
+    rows_BD = torch.randn(rows, 5, generator=generator, dtype=torch.float64)
+    left, right = (torch.randint(rows, (9,), generator=generator) for _ in range(2))
+    left, right = torch.cat([left, right[:2]]), torch.cat([right, left[:2]])
+    score = torch.rand(len(left), generator=generator, dtype=torch.float64)
+    found = mean_cosines(rows_BD, Relation(left, right, score))
+
+    def cosine(a: int, b: int) -> float:
+        return float(torch.cosine_similarity(rows_BD[a], rows_BD[b], dim=0))
+
+    kinds: dict[str, list[float]] = {"positives": [], "negatives": [], "in_batch": []}
+    for a, b, value in zip(left.tolist(), right.tolist(), score.tolist(), strict=True):
+        kinds["positives" if value > 0.5 else "negatives"].append(cosine(a, b))
+    scored = {frozenset(pair) for pair in zip(left.tolist(), right.tolist(), strict=True)}
+    kinds["in_batch"] = [cosine(a, b) for a in range(rows) for b in range(a) if {a, b} not in scored]
+    expected = {name: sum(values) / len(values) for name, values in kinds.items() if values}
+    if "in_batch" in expected:
+        expected["margin"] = expected["positives"] - expected["in_batch"]
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(expected, abs=1e-12)
+    assert ("in_batch" in found) == (rows > 2)
+
+
+def test_mean_cosines_of_nested_vectors_are_of_all_layers() -> None:
+    rows_BD = torch.randn(6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    relation = Relation(torch.tensor([0, 2]), torch.tensor([1, 3]), torch.tensor([1.0, 0.0]))
+    objective = NestedObjective(AngleObjective(), layers=(1,))
+    value, _ = loss_and_gradient(objective, relation, 1.0, rows_BD)
+    expected = mean_cosines(rows_BD[:, :4], relation)
+    assert {name: float(one) for name, one in value.cosines.items()} == {n: float(one) for n, one in expected.items()}

@@ -19,6 +19,8 @@ from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import Example
 from angle_llm.data.leakage import EvaluationSet, count_shared
 from angle_llm.data.readers import STARTER, find_path, open_rows
+from angle_llm.evaluate.bootstrap import Difference, MeanDifference, PairScores, mean_difference
+from angle_llm.evaluate.bootstrap import compare as compare_pairs
 from angle_llm.evaluate.encoding import Encode, Rows, encode_functions
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
 from angle_llm.evaluate.retrieval import evaluate_retrieval, query_metrics
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 MTEB = "mteb:"
 """Prefix of the entries in `evaluation.tasks` that name a task of MTEB, such as mteb:STSBenchmark."""
 MetricValues = dict[str, float]
+Items = np.ndarray[Any, np.dtype[np.float64]]
 _UNIFORMITY_TEXTS = 2048
 
 
@@ -53,21 +56,23 @@ class HeldOutTask:
     name: str
     metrics: tuple[str, ...]
     """Names of the metrics; the main metric is first."""
-    measure: Callable[[SentenceEncoder, Encode, Encode | None], Mapping[str, float]]
-    """Function that returns the metrics × 100 by name.
+    measure: Callable[[SentenceEncoder, Encode, Encode | None], tuple[Mapping[str, float], Items | None]]
+    """Function that returns the metrics × 100 by name, and the cosines of pairs or the main metric × 100 of queries.
 
     It takes the encoder, the function that encodes queries (or all texts), and the function that encodes documents or
     None."""
+    compare: Callable[[Items, Items], Difference | MeanDifference] | None = None
+    """Function that compares two encoders from the second result of `measure`; None for a task of MTEB."""
     keys: Callable[[], EvaluationSet] | None = None
     """Function that returns hashes of the texts of the task, to search for them in training data; None for a task of
     MTEB."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class HeldOutEvaluation:
     """The tasks that are evaluated during a training run.
 
-    Calling the object with an encoder returns all metrics × 100 by TASK/METRIC.
+    Calling the object with an encoder returns all metrics × 100 by TASK/METRIC, and sets `items`.
     """
 
     tasks: Mapping[str, HeldOutTask]
@@ -76,17 +81,29 @@ class HeldOutEvaluation:
     """TASK/METRIC of the main metric of the first task. It selects the best model, and is the first metric in
     results."""
     micro_batch_tokens: int | None
+    items: Items | None = None
+    """Values of the pairs or queries of the first task in the last evaluation, for `verdict`."""
 
     def __call__(self, encoder: SentenceEncoder) -> MetricValues:
         is_main = os.environ.get("RANK", "0") == "0"  # all processes evaluate; the main process shows progress
         encode, encode_document = encode_functions(encoder, self.micro_batch_tokens, show_progress=is_main)
         sides = cached(encode), None if encode_document is None else cached(encode_document)
-        found = {
-            f"{task.name}/{name}": value
-            for task in self.tasks.values()
-            for name, value in task.measure(encoder, *sides).items()
-        }
+        measured = {task.name: task.measure(encoder, *sides) for task in self.tasks.values()}
+        self.items = next(iter(measured.values()))[1]
+        found = {f"{task}/{name}": value for task, (values, _) in measured.items() for name, value in values.items()}
         return {self.first: found[self.first], **found}
+
+    def verdict(self, saved: Items, start: Items) -> str:
+        """Return whether the saved encoder is better than before training, with the 95 % interval of the difference.
+
+        The arguments are the `items` of both encoders.
+        """
+        compare = next(iter(self.tasks.values())).compare
+        assert compare is not None, "a task without items has no verdict"
+        found = compare(saved, start)
+        low, high = found.interval.low, found.interval.high
+        verdict = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference to"
+        return f"{verdict} before training: {self.first} {found.difference:+.2f} ({low:+.2f} to {high:+.2f})"
 
     def overlap_with(self, data: Sequence[Example]) -> Iterator[str]:
         """Yield a warning for each held-out task whose texts occur in the training data.
@@ -266,15 +283,21 @@ def _is_answers(source: str, settings: EvaluationSettings) -> bool:
 def _sts_task(task: StsTask) -> HeldOutTask:
     """Convert an STS task to a held-out task with the metrics Spearman and Pearson correlation."""
 
-    def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> MetricValues:
+    def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> tuple[MetricValues, Items]:
         found = evaluate_defined(encode, encode_document, task)
-        return {"spearman": found.spearman, "pearson": found.pearson, **_geometry(encode, encode_document, task)}
+        metrics = {"spearman": found.spearman, "pearson": found.pearson}
+        return metrics | _geometry(encode, encode_document, task), found.scores.cosine
+
+    def compare(ours: Items, theirs: Items) -> Difference:
+        gold = np.array([pair.score for pair in task.pairs])
+        both = [{task.name: PairScores(cosines, gold)} for cosines in (ours, theirs)]
+        return compare_pairs(*both).tasks[task.name]
 
     def keys() -> EvaluationSet:
         pairs = [pair[:2] for pair in task.pairs]
         return EvaluationSet.of(task.name, pairs, chain.from_iterable(pairs))
 
-    return HeldOutTask(task.name, ("spearman", "pearson"), measure, keys)
+    return HeldOutTask(task.name, ("spearman", "pearson"), measure, compare, keys)
 
 
 def _geometry(encode: Encode, encode_document: Encode | None, task: StsTask) -> MetricValues:
@@ -303,16 +326,17 @@ def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
     training data skips single documents.
     """
 
-    def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> MetricValues:
+    def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> tuple[MetricValues, Items]:
         found = evaluate_retrieval(encode, [task], encode_document=encode_document, resamples=0).tasks[task.name]
-        return {name: metric.value for name, metric in found.metrics.items()}
+        main = next(iter(found.metrics.values()))
+        return {name: metric.value for name, metric in found.metrics.items()}, np.array(main.values)
 
     def keys() -> EvaluationSet:
         asked = zip(task.queries, task.relevant, strict=True)
         pairs = [(query, task.candidates[place]) for query, relevant in asked for place in relevant]
         return EvaluationSet.of(task.name, pairs, () if judged else chain.from_iterable(pairs), task.queries)
 
-    return HeldOutTask(task.name, tuple(query_metrics([], [])), measure, keys)
+    return HeldOutTask(task.name, tuple(query_metrics([], [])), measure, mean_difference, keys)
 
 
 def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
@@ -327,11 +351,11 @@ def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
     need_library("mteb", f"evaluation.tasks {MTEB}{name}", "mteb")
     task: Any = mteb_task(name, "--evaluation.tasks")
 
-    def measure(encoder: SentenceEncoder, *_: object) -> MetricValues:
+    def measure(encoder: SentenceEncoder, *_: object) -> tuple[MetricValues, None]:
         from angle_llm.evaluate.mteb_encoder import MtebEncoder
 
         model = MtebEncoder(encoder, name="local/training", micro_batch_tokens=micro_batch_tokens)
         scores = [found.score for found in evaluate_mteb(model, [task])]
-        return {"main_score": sum(scores) / len(scores)}
+        return {"main_score": sum(scores) / len(scores)}, None
 
     return HeldOutTask(name, ("main_score",), measure)

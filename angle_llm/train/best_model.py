@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from angle_llm.io import log, restore_folder
+import numpy as np
+
+from angle_llm.io import log, restore_folder, write_file
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.lora import is_adapted
 from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved, random_state, set_random_state
@@ -16,6 +19,9 @@ from angle_llm.train.strategies import DataParallelStrategy
 Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
 """Function that returns the metrics of an encoder by name. The first metric decides which model is best: higher is
 better."""
+ITEMS = "evaluation.npz"
+"""File in the run directory with the values of each pair or query of the first task, before training and of the best
+encoder."""
 RESCUE_FOLDER = "interrupted"
 """Folder in the run directory for the last encoder of a run that failed; removed when a resumed run finishes."""
 
@@ -95,10 +101,29 @@ class BestModel:
         best = deciding_metric(self.best)
         if step == 0:
             self.start = values
+            self._keep_items("start")
         elif best is None or score > best or (math.isnan(best) and not math.isnan(score)):
             self._save()
             self.best = values
+            self._keep_items("best")
         self.evaluated = step
+
+    def _keep_items(self, name: str) -> None:
+        """Write the values of each pair or query in the last evaluation to `ITEMS`, on rank 0, if the evaluation has them."""
+        items, path = getattr(self._evaluate, "items", None), self.folder.with_name(ITEMS)
+        if items is not None and self._strategy.processes.is_main:
+            values = {**(self._items() if name != "start" else {}), name: items}
+            write_file(path, lambda file: np.savez(file, **values))
+
+    def _items(self) -> dict[str, Any]:
+        """Return the arrays in `ITEMS` by name; empty without the file."""
+        path = self.folder.with_name(ITEMS)
+        return dict(np.load(path, allow_pickle=False)) if path.is_file() else {}
+
+    def verdict(self) -> str | None:
+        """Return whether the best encoder is better than before training, with interval; None if it is not known."""
+        found = self._items()
+        return self._evaluate.verdict(found["best"], found["start"]) if len(found) == 2 else None  # type: ignore[union-attr]
 
     def finish(self) -> None:
         """Save the encoder at the end of a run without evaluation; otherwise, the best encoder is already saved."""

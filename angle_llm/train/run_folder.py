@@ -4,12 +4,13 @@ Files in a run directory:
 
 settings.yaml     settings, with which the same run can be started again
 metrics.jsonl     a line per optimizer step and evaluation; the same numbers are in tensorboard/ and other trackers
+evaluation.npz    values of each pair or query of the first held-out task, before training and of the encoder to use
 model/            the encoder to use
 checkpoints/      states to resume from
 vectors/          embeddings of the training texts by a guide or teacher
 interrupted/      encoder with the last weights of a run that failed, until the run finishes
-result.json       written last: number of steps, whether the model is better than before training, scores, all metrics,
-                  prompt, pooling, maximum length, token budget
+result.json       written last: number of steps, whether the model is better than before training (verdict: with
+                  interval), scores, all metrics, prompt, pooling, maximum length, token budget
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class TrainResult:
     """Token budget of a process at the end of the run; lower than at the start if memory ran out."""
     encoder: dict[str, Any]
     """Settings of the encoder by name: `prompt`, `pooling` and `max_length` in tokens."""
+    verdict: str | None = None
+    """Whether the encoder is better than before training, with the 95 % interval; None if it is not known."""
 
     @property
     def better(self) -> bool | None:
@@ -65,7 +68,8 @@ class TrainResult:
         used = f"prompt {self.encoder['prompt']}, pooling {self.encoder['pooling']}, at most {self.encoder['max_length']} tokens"
         width = max(map(len, self.best))
         rows = [f"{name:{width}} {self.start[name]:7.2f} {value:7.2f}" for name, value in self.best.items()]
-        return [f"evaluation ({used}):", f"{'':{width}} {'before':>7} {'saved':>7}", *rows]
+        verdict = [] if self.verdict is None else [self.verdict]
+        return [f"evaluation ({used}):", f"{'':{width}} {'before':>7} {'saved':>7}", *rows, *verdict]
 
 
 class Run:
@@ -157,6 +161,7 @@ class Run:
             content = {
                 "steps": result.steps,
                 "better": result.better,
+                "verdict": result.verdict,
                 **scores,
                 "metrics": metrics,
                 "encoder": result.encoder,

@@ -214,7 +214,8 @@ class Trainer:
                 ) from error
         encoder, model = self._planner.encoder, self._model
         used = {"prompt": encoder.prompts.name, "pooling": encoder.pooling, "max_length": encoder.max_length}
-        result = TrainResult(model.folder, self._step, model.best, model.start, self._planner.budget, used)
+        verdict = model.verdict() if main else None
+        result = TrainResult(model.folder, self._step, model.best, model.start, self._planner.budget, used, verdict)
         self._run.finish(result)
         return result
 

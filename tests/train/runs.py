@@ -78,6 +78,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         "settings": (run_dir / "settings.yaml").read_text().replace(str(run_dir), "RUN"),
         "files": sorted(path.name for path in run_dir.iterdir()),
         "checkpoints": checkpoint_names(run_dir),
+        "verdict": json.loads((run_dir / "result.json").read_text()).get("verdict"),
         "model": {path.name: path.read_bytes() for path in (run_dir / "model").rglob("*") if path.is_file()},
     }
 

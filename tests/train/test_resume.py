@@ -70,6 +70,7 @@ def outcome_of(settings: TrainSettings) -> dict[str, Any]:
 def check_alike(got: dict[str, Any], due: dict[str, Any]) -> None:
     for what in ("metrics", "model", "settings"):
         assert got[what] == due[what], what
+    assert got["verdict"] == due["verdict"]
     assert [name for name in got["files"] if name != "checkpoints"] == due["files"]
 
 

@@ -20,6 +20,8 @@ from test_distributed import program
 from tiny import save_tiny_base
 
 from angle_llm.data.formats import ScoredPair, Triple
+from angle_llm.evaluate.bootstrap import PairScores, compare, mean_difference
+from angle_llm.evaluate.held_out import held_out_evaluation
 from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.depth import LayerStack
@@ -127,6 +129,42 @@ def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: S
     logged = [row["evaluation"] for row in read_metrics(settings.run_path) if "evaluation" in row]
     assert logged == [1.0, 2.0, 9.0, 3.0]
     assert [row["evaluation/task/R@1"] for row in read_metrics(settings.run_path) if "evaluation" in row][2] == -9.0
+
+
+@pytest.mark.parametrize("kind", ["pairs", "questions"])
+def test_the_verdict_is_the_paired_difference_to_the_model_before_training(
+    kind: str, settings: TrainSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [(f"Dog {n} runs.", f"Animal {n} moves.", n / 9) for n in range(10)]
+    rows = [{"sentence1": a, "sentence2": b, "score": score} for a, b, score in texts]
+    if kind == "questions":
+        rows = [{"question": a, "answer": b} for a, b, _ in texts]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluation = EvaluationSettings(tasks=[str(tmp_path / "held.jsonl")], every_steps=2)
+    run = replace(settings, evaluation=evaluation)
+    model = fine_tune(run)
+    printed = capsys.readouterr().out
+    held_out = held_out_evaluation(evaluation)
+    assert held_out is not None
+    items = []
+    for path in (model, settings.model.path):
+        held_out(SentenceEncoder.from_pretrained(path, max_length=100, device="cpu"))
+        items.append(held_out.items)
+    if kind == "pairs":
+        both = [{"held": PairScores(found, np.array([score for *_, score in texts]))} for found in items]
+        expected: Any = compare(*both).tasks["held"]
+    else:
+        expected = mean_difference(*items)
+    result = json.loads((settings.run_path / "result.json").read_text())
+    assert (
+        f"{expected.difference:+.2f} ({expected.interval.low:+.2f} to {expected.interval.high:+.2f})"
+        in result["verdict"]
+    )
+    assert result["verdict"] in printed
+    low, high = expected.interval.low, expected.interval.high
+    words = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference to"
+    assert result["verdict"].startswith(f"{words} before training: held/")
+    assert result["best"] - result["start"] == pytest.approx(expected.difference)
 
 
 def test_an_evaluation_that_sets_seeds_does_not_change_the_training(settings: TrainSettings) -> None:

@@ -84,7 +84,7 @@ _HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::(\w[\w.-]*))?")
 STARTER = "starter:"
 """Prefix of a path that names a data file bundled with the package, as in `starter:graded_pairs.tsv`."""
 _STARTER_FOLDER = Path(__file__).parent / "starter"
-_ONLY_SHARD = "-00000-of-00001.parquet"
+ONLY_SHARD = "-00000-of-00001.parquet"
 """End of the name of a Parquet file in a dataset of the hub, if the split has a single file."""
 
 
@@ -282,14 +282,14 @@ def splits_of(folder: Path) -> list[str]:
     """Return the sorted names of the splits of a BEIR folder, from its files with judgements."""
     names = {path.name.removesuffix(".gz") for path in (folder / "qrels").iterdir()}
     return sorted(
-        name.removesuffix(ending) for name in names for ending in (".tsv", _ONLY_SHARD) if name.endswith(ending)
+        name.removesuffix(ending) for name in names for ending in (".tsv", ONLY_SHARD) if name.endswith(ending)
     )
 
 
 def part_of(folder: Path, part: Literal["corpus", "queries", "qrels"], split: str) -> Path:
     """Return the path of a part of a BEIR folder for a split: the first existing file of those that the module lists."""
     plain = folder / (f"{part}/{split}.tsv" if part == "qrels" else f"{part}.jsonl")
-    paths = (plain, plain.with_name(f"{plain.name}.gz"), folder / part / f"{split}{_ONLY_SHARD}")
+    paths = (plain, plain.with_name(f"{plain.name}.gz"), folder / part / f"{split}{ONLY_SHARD}")
     return next((path for path in paths if path.is_file()), plain)
 
 
@@ -345,7 +345,10 @@ def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str 
         DataError: if the file does not exist, a row cannot be read, or an id occurs twice.
     """
     if not path.is_file():
-        raise DataError(f"{path.parent}: no file {path.name}; a BEIR folder has corpus.jsonl and queries.jsonl")
+        raise DataError(
+            f"{path.parent}: no file {path.name}; a BEIR folder has corpus.jsonl and queries.jsonl, or a Parquet file "
+            "for each split in corpus/ and queries/"
+        )
     every: set[str] = set()
     found: dict[str, str] = {}
     for row in RowSource(str(path), [_reader_of(path, JsonLinesFile, encoding)]).good_rows():
@@ -407,11 +410,11 @@ class JudgedQueries(FileReader):
         query, judged = record
         documents, queries = self._texts
         if query not in queries:
-            raise RowError(f"no query {query} in {self.beside[1].name}")
+            raise RowError(f"no query {query} in {self.beside[1]}")
         lists: tuple[list[dict[str, str]], list[dict[str, str]]] = ([], [])
         for each in judged:
             if each.document not in documents:
-                raise RowError(f"line {each.line}: no document {each.document} in {self.beside[0].name}")
+                raise RowError(f"line {each.line}: no document {each.document} in {self.beside[0]}")
             if text := documents[each.document]:
                 lists[each.score <= 0].append({"docid": each.document, "text": text})
         return dict(zip(self.columns, (query, queries[query], *lists), strict=True))

@@ -39,7 +39,9 @@ MTEB = "mteb:"
 """Prefix of the entries in `evaluation.tasks` that name a task of MTEB, such as mteb:STSBenchmark."""
 MetricValues = dict[str, float]
 Items = np.ndarray[Any, np.dtype[np.float64]]
+"""Cosines of the pairs of a task, or the main metric × 100 of its queries."""
 _UNIFORMITY_TEXTS = 2048
+"""Maximum number of texts whose distances give the uniformity."""
 
 
 @settings_class
@@ -55,9 +57,9 @@ class HeldOutTask:
 
     name: str
     metrics: tuple[str, ...]
-    """Names of the metrics; the main metric is first."""
+    """Names of the metrics with a value × 100; the main metric is first."""
     measure: Callable[[SentenceEncoder, Encode, Encode | None], tuple[Mapping[str, float], Items | None]]
-    """Function that returns the metrics × 100 by name, and the cosines of pairs or the main metric × 100 of queries.
+    """Function that returns the metrics by name, and the cosines of pairs or the main metric × 100 of queries.
 
     It takes the encoder, the function that encodes queries (or all texts), and the function that encodes documents or
     None."""
@@ -72,7 +74,7 @@ class HeldOutTask:
 class HeldOutEvaluation:
     """The tasks that are evaluated during a training run.
 
-    Calling the object with an encoder returns all metrics × 100 by TASK/METRIC, and sets `items`.
+    Calling the object with an encoder returns all metrics by TASK/METRIC, and sets `items`.
     """
 
     tasks: Mapping[str, HeldOutTask]
@@ -93,15 +95,22 @@ class HeldOutEvaluation:
         found = {f"{task}/{name}": value for task, (values, _) in measured.items() for name, value in values.items()}
         return {self.first: found[self.first], **found}
 
-    def verdict(self, saved: Items, start: Items) -> str:
+    def verdict(self, saved: Items, start: Items) -> str | None:
         """Return whether the saved encoder is better than before training, with the 95 % interval of the difference.
 
-        The arguments are the `items` of both encoders.
+        The arguments are the `items` of both encoders. None: the interval is undefined, because there are few pairs, or
+        the file of the task has changed.
         """
         compare = next(iter(self.tasks.values())).compare
-        assert compare is not None, "a task without items has no verdict"
-        found = compare(saved, start)
+        if compare is None or len(saved) != len(start):
+            return None
+        try:
+            found = compare(saved, start)
+        except ValueError:  # another number of pairs than in the file
+            return None
         low, high = found.interval.low, found.interval.high
+        if np.isnan(low):
+            return None
         verdict = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference to"
         return f"{verdict} before training: {self.first} {found.difference:+.2f} ({low:+.2f} to {high:+.2f})"
 

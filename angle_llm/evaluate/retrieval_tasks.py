@@ -21,7 +21,16 @@ from typing import Literal
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import POSITIVE_ABOVE, DataError, pairs_of
-from angle_llm.data.readers import find_path, is_judged, open_rows, part_of, read_judgements, read_texts, splits_of
+from angle_llm.data.readers import (
+    ONLY_SHARD,
+    find_path,
+    is_judged,
+    open_rows,
+    part_of,
+    read_judgements,
+    read_texts,
+    splits_of,
+)
 from angle_llm.evaluate.task_files import file_folder
 from angle_llm.settings.train import DataSource
 
@@ -202,7 +211,7 @@ def root_and_split(source: str) -> tuple[Path, str]:
     """
     path = find_path(source)
     if path.is_file() and path.parent.name == "qrels":
-        return path.parent.parent, path.name.removesuffix(".gz").removesuffix(".tsv")
+        return path.parent.parent, path.name.removesuffix(".gz").removesuffix(".tsv").removesuffix(ONLY_SHARD)
     folder, at, split = source.rpartition("@")
     root = path if path.exists() or not at else find_path(folder)
     return root, split if at and root != path else "test"

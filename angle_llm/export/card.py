@@ -179,7 +179,8 @@ def _is_simple(facts: CardFacts) -> bool:
         return True
     prompt, base = facts.usage.prompt.query, facts.base
     is_plain = prompt.tokenization == "joined" and not prompt.edits and prompt.append is None and not facts.usage.layers
-    return is_plain and not (facts.form == "adapter" and (base is None or ":" in base or facts.usage.bits))
+    other_base = base is None or ":" in base or facts.usage.bits or facts.usage.attention
+    return is_plain and not (facts.form == "adapter" and other_base)
 
 
 def is_on_hub(base: str | None) -> bool:

@@ -33,10 +33,10 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
     programs = [name for name, lacks in _PROGRAMS.items() if model_type in _MEASURED - lacks]
     notes = []
     if config.get("is_causal") is False:
-        programs = [name for name in programs if "transformers 4" not in name]
+        programs = [name for name in programs if "transformers 4" not in name and not name.startswith("vLLM")]
         notes.append(
-            "Attention is bidirectional, which needs transformers 5: earlier versions refuse the folder. Text Embeddings "
-            "Inference was not checked."
+            "Attention is bidirectional, which needs transformers 5.2: version 4 refuses the folder, 5.0 and 5.1 compute "
+            "causal attention. vLLM and Text Embeddings Inference were not checked."
         )
     if facts.pooling not in _VLLM_POOLINGS:
         programs = [name for name in programs if not name.startswith("vLLM")]

@@ -457,6 +457,7 @@ def _base_rows(
             bits=origin["bits"],
             layers=origin["layers"],
             dimensions=encoder.dimensions,
+            attention=encoder.attention,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:  # a damaged file, or a base that is not available
         return None, f"unknown: cannot be opened ({error})"

@@ -31,6 +31,7 @@ from angle_llm.model.pooling import EmbeddingModel, checked_pooling
 from angle_llm.model.source.artifact import check_savable, load_parts, save_parts
 from angle_llm.model.source.backbone import (
     absolute_name,
+    check_bidirectional,
     is_causal,
     is_made_bidirectional,
     torch_device,
@@ -84,7 +85,10 @@ class SentenceEncoder:
         bound_kernel_caches()
         patch_bitsandbytes(backbone)  # both before its first forward pass
         use_capped_attention(backbone)
-        causal = is_causal(backbone)
+        with without_outliers(backbone):  # for the probes
+            if is_made_bidirectional(backbone):
+                check_bidirectional(backbone)
+            causal = is_causal(backbone)
         pooling = checked_pooling(pooling, backbone, causal=causal)
         max_length = checked_length(max_length, backbone)
         with without_outliers(backbone):  # for the probes
@@ -140,7 +144,8 @@ class SentenceEncoder:
 
         Raises:
             FileNotFoundError: if the model or the adapter does not exist.
-            ArtifactError: for a damaged folder, or another base than in the training of the adapter.
+            ArtifactError: for a damaged folder, another base or attention than in the training of the adapter, or a model
+                that does not support bidirectional attention.
             ValueError: for an adapter without a prompt, too many dimensions or layers, or a device that does not exist.
             QuantizationError: if the weights cannot be quantized.
         """
@@ -149,6 +154,8 @@ class SentenceEncoder:
         source = (
             path_or_id if isinstance(path_or_id, ModelSource) else resolve_model(str(path_or_id), revision, attention)
         )
+        if attention not in (None, source.attention):
+            raise ValueError(f"attention: expected it in resolve_model, got {attention!r} with a ModelSource.")
         parts = load_parts(source, adapter=adapter, prompt=prompts, dtype=dtype, device=device, bits=bits)
         card = parts.card
         with as_artifact_error(parts.folder):
@@ -238,6 +245,11 @@ class SentenceEncoder:
     def pooling(self) -> str:
         """Name of the pooling, such as `last` or `mean`."""
         return self.model.pooling
+
+    @property
+    def attention(self) -> Literal["bidirectional"] | None:
+        """Attention of a decoder-only model that was made bidirectional; None: the attention of the architecture."""
+        return "bidirectional" if is_made_bidirectional(self.model.backbone) else None
 
     @property
     def normalize(self) -> bool:
@@ -424,7 +436,7 @@ class SentenceEncoder:
             dimensions=self.model.dimensions,
             layers=self.model.cut_to,
             normalize=self.normalize,
-            attention="bidirectional" if is_made_bidirectional(self.model.backbone) else None,
+            attention=self.attention,
         )
         save_parts(folder, self.model.backbone, self.tokenizer, card, check)
 

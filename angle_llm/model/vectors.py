@@ -200,6 +200,7 @@ def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
         "max_length": encoder.max_length,
         "dimensions": encoder.dimensions,
         **({"normalize": True} if encoder.normalize else {}),
+        **({} if encoder.attention is None else {"attention": encoder.attention}),
     }
 
 
@@ -253,6 +254,8 @@ class StoredEncoder:
     """Whether the texts were encoded as queries or as documents. None: queries and documents have the same prompt."""
     prompts: dict[str, Any] | None = None
     """Prompts of queries and documents if they differ, else None."""
+    attention: Literal["bidirectional"] | None = None
+    """Attention of a decoder-only model; None: the attention of the architecture."""
 
     @property
     def side_prompts(self) -> SidePrompts:

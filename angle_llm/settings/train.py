@@ -321,4 +321,6 @@ class TrainSettings:
         """Return a hash of `identity`, which is stored with checkpoints."""
         unused = (*BUDGET_SETTINGS, "report_to", "allow_cpu")
         values = {name: value for name, value in settings_to_dict(self.identity).items() if name not in unused}
+        if self.model.attention is None:  # checkpoints of versions without the setting stay valid
+            del values["model"]["attention"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -203,7 +203,8 @@ class LocalModel:
     """A causal language model, run with transformers. The same batch of requests always gets the same answers."""
 
     def __init__(self, name: str, settings: LanguageModelSettings) -> None:
-        self.name, self.batch_size, self._settings = name, 8 * settings.batch_size, settings
+        self.name, self._settings = name, settings
+        self.batch_size = 8 * settings.batch_size  # sorted by length, and answered in batches of settings.batch_size
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any, list[int]]:

@@ -226,6 +226,7 @@ class VectorSearch:
             dtype=made_by.dtype,
             revision=None if model else made_by.revision,
             bits=made_by.bits,
+            attention=made_by.attention,
         ).for_side(side or "query")
         if (weights := fingerprint(self.encoder)) != made_by.weights:
             raise FolderError(

@@ -18,7 +18,7 @@ from angle_llm.train.strategies import DataParallelStrategy
 
 Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
 """Function that returns the metrics of an encoder by name. The first metric decides which model is best: higher is
-better."""
+better. Its attributes `items` and `verdict`, if it has them, are those of `HeldOutEvaluation`."""
 ITEMS = "evaluation.npz"
 """File in the run directory with the values of each pair or query of the first task, before training and of the best
 encoder."""
@@ -122,8 +122,8 @@ class BestModel:
 
     def verdict(self) -> str | None:
         """Return whether the best encoder is better than before training, with interval; None if it is not known."""
-        found = self._items()
-        return self._evaluate.verdict(found["best"], found["start"]) if len(found) == 2 else None  # type: ignore[union-attr]
+        found, verdict = self._items(), getattr(self._evaluate, "verdict", None)
+        return verdict(found["best"], found["start"]) if verdict is not None and len(found) == 2 else None
 
     def finish(self) -> None:
         """Save the encoder at the end of a run without evaluation; otherwise, the best encoder is already saved."""

@@ -261,8 +261,10 @@ def loss_and_gradient(
     (gradient_BD,) = torch.autograd.grad(value.loss * weight, leaf_BD)
     largest_B = torch.linalg.vector_norm(rows_BD, math.inf, dim=1)
     zero_rows, finite = (largest_B == 0).sum(), largest_B.isfinite().all()
-    some = objective.parts[0].objective if isinstance(objective, MixedObjective) else objective  # all have equal layers
-    vectors = 1 + len(some.layers) if isinstance(some, NestedObjective) else 1
+    nested = (
+        objective.parts[0].objective if isinstance(objective, MixedObjective) else objective
+    )  # all have equal layers
+    vectors = 1 + len(nested.layers) if isinstance(nested, NestedObjective) else 1
     cosines = mean_cosines(rows_BD[:, : rows_BD.shape[1] // vectors], relation)
     return _LossValue(value.loss.detach(), zero_rows, finite, value.parts, cosines, len(rows_BD)), gradient_BD
 
@@ -270,8 +272,8 @@ def loss_and_gradient(
 def mean_cosines(rows_BD: Tensor, relation: Relation) -> dict[str, Tensor]:
     """Return mean cosines of pairs of texts, as scalars on the device; a kind without a pair is missing.
 
-    positives: scored pairs with a score above 0.5; negatives: other scored pairs; in_batch: all pairs of two texts without
-    a score; margin: positives - in_batch.
+    positives: scored pairs with a score above 0.5; negatives: other scored pairs; in_batch: all pairs of two rows without a
+    score (a text with two prompts has two rows); margin: positives - in_batch.
     """
     unit_BD = functional.normalize(rows_BD.detach(), dim=1)
     scored_2P = torch.stack(

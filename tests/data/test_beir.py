@@ -65,6 +65,7 @@ def test_parquet_files_as_in_nanobeir_are_read(tmp_path: Path) -> None:
     due = [Group("second?", ("three",)), Group("first?", ("Title one",))]
     assert load_examples(DataSource(path=f"{tmp_path}@NanoB")).examples == due
     task = read_beir(f"{tmp_path}@NanoB")
+    assert read_beir(tmp_path / "qrels/NanoB-00000-of-00001.parquet") == task
     assert (task.queries, task.candidates) == (("second?", "first?"), ("Title one", "two", "three", "other"))
     assert task.relevant == ({2: 1.0}, {0: 1.0})
     assert [*corpus_texts(tmp_path)].count("two") == 2

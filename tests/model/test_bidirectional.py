@@ -13,13 +13,18 @@ from torch import nn
 from transformers import AutoModel, Gemma3TextConfig, NemotronConfig, StableLmConfig
 
 from angle_llm import SentenceEncoder
+from angle_llm.export.card import CardFacts, model_card
 from angle_llm.export.merge import merge
+from angle_llm.export.verify import _base_rows
 from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.pooling import EmbeddingModel
-from angle_llm.model.source.backbone import is_causal
+from angle_llm.model.source.backbone import check_bidirectional, is_causal
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
-from angle_llm.settings.train import LoraSettings
+from angle_llm.model.source.resolve import resolve_model
+from angle_llm.settings.train import LoraSettings, ModelSettings, TrainSettings
+from angle_llm.tools.embed import EmbedSettings, embed_main
+from angle_llm.tools.search import VectorSearch
 
 KINDS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt", "gpt2"]
 SIZES: dict[str, Any] = {
@@ -71,7 +76,8 @@ def with_noise(model: nn.Module) -> nn.Module:
 def test_single_padded_and_packed_texts_are_equal_in_value_and_gradient(kind: str) -> None:
     backbone = backbone_of(kind)
     assert is_causal(backbone)
-    backbone.config.is_causal = backbone.config.use_cache = False
+    backbone.config.is_causal = False
+    check_bidirectional(backbone)
     assert not is_causal(backbone)
     model = EmbeddingModel(backbone, "mean", False)
     ids = [[5, 7], [9, 11, 13, 15, 17, 3, 4, 6, 8], [21], [5, 7, 2, 1]]  # longer and shorter than a window of 6
@@ -129,7 +135,7 @@ def encode(path: Path, **options: Any) -> np.ndarray:
     return SentenceEncoder.from_pretrained(path, device="cpu", **options).encode(TEXTS)
 
 
-@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("bits", [None, 4, 8])
 def test_adapter_and_merged_model_keep_the_attention(tmp_path: Path, bits: int | None) -> None:
     if bits:
         pytest.importorskip("bitsandbytes")
@@ -144,10 +150,11 @@ def test_adapter_and_merged_model_keep_the_attention(tmp_path: Path, bits: int |
     np.testing.assert_array_equal(rows_ND, encode(adapter, attention="bidirectional"))
     with pytest.raises(ArtifactError, match="trained with causal attention"):
         encode(causal, attention="bidirectional")
+    # In 8 bits, activations are rounded too.
     found = merge(adapter, tmp_path / "merged", device="cpu")
     assert found is not None
     assert found.holds
-    np.testing.assert_allclose(encode(tmp_path / "merged"), rows_ND, atol=1e-3 if bits else 1e-5)
+    np.testing.assert_allclose(encode(tmp_path / "merged"), rows_ND, atol={None: 1e-5, 4: 1e-3, 8: 0.05}[bits])
     config = json.loads((tmp_path / "merged/config.json").read_text())
     assert config["is_causal"] is False
     # A merged model can be trained with another attention, an adapter on it as well.
@@ -164,3 +171,43 @@ def test_encoders_with_other_attention_are_not_averaged(tmp_path: Path) -> None:
     both = save_tiny_adapter(base, tmp_path / "both", attention="bidirectional")
     with pytest.raises(ArtifactError, match="attention"):
         merge(both, tmp_path / "out", others=[causal], device="cpu")
+
+
+def test_stored_vectors_are_searched_with_the_attention_that_made_them(tmp_path: Path) -> None:
+    base = save_tiny_base("llama", tmp_path / "base")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    files: dict[str, Any] = {"model": str(base), "input": str(tmp_path / "texts.txt"), "output": tmp_path / "rows"}
+    embed_main(EmbedSettings(**files, attention="bidirectional", device="cpu", store_text=True))
+    hits = VectorSearch(tmp_path / "rows")(TEXTS, top=1)
+    assert [hit.text for (hit,) in hits] == TEXTS
+    assert min(hit.cosine for (hit,) in hits) > 0.999
+    embed_main(EmbedSettings(**files, prompt="plain", pooling="mean", device="cpu", store_text=True))
+    search = VectorSearch(tmp_path / "rows")
+    assert search.encoder.model.causal, "the rows of the other attention are replaced"
+    assert min(hit.cosine for (hit,) in search(TEXTS, top=1)) > 0.999
+
+
+def test_the_base_of_a_merged_model_has_its_attention(tmp_path: Path) -> None:
+    base = save_tiny_base("llama", tmp_path / "base")
+    adapter = save_tiny_adapter(base, tmp_path / "adapter", attention="bidirectional")
+    merge(adapter, tmp_path / "merged", device="cpu")
+    encoder = SentenceEncoder.from_pretrained(tmp_path / "merged", device="cpu")
+    rows_ND, _ = _base_rows(encoder, tmp_path / "merged", TEXTS, "cpu", (None,), None)
+    np.testing.assert_allclose(rows_ND, encode(base, attention="bidirectional"), atol=1e-6)
+    assert "Attention is bidirectional" in model_card(CardFacts.read(adapter), "repo")
+    assert "AutoModel" not in model_card(CardFacts.read(adapter), "repo")
+
+
+def test_a_source_has_its_own_attention(tmp_path: Path) -> None:
+    base = save_tiny_base("llama", tmp_path / "base")
+    source = resolve_model(str(base), attention="bidirectional")
+    assert not SentenceEncoder.from_pretrained(source, device="cpu", attention="bidirectional").model.causal
+    with pytest.raises(ValueError, match="attention"):
+        SentenceEncoder.from_pretrained(resolve_model(str(base)), device="cpu", attention="bidirectional")
+
+
+def test_settings_without_attention_have_the_hash_of_earlier_versions() -> None:
+    """Checkpoints contain the hash."""
+    assert TrainSettings().fingerprint() == "20cedbdd55f00538"
+    attention = ModelSettings(attention="bidirectional")
+    assert TrainSettings(model=attention).fingerprint() != TrainSettings().fingerprint()

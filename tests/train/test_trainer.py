@@ -167,6 +167,19 @@ def test_the_verdict_is_the_paired_difference_to_the_model_before_training(
     assert result["best"] - result["start"] == pytest.approx(expected.difference)
 
 
+def test_no_verdict_without_an_interval_or_with_other_pairs(tmp_path: Path) -> None:
+    rows = [("Dog runs.", "Animal moves.", 1), ("Man eats.", "Nobody sleeps.", 0), ("It rains.", "It is wet.", 0.5)]
+    (tmp_path / "few.tsv").write_text(
+        "sentence1\tsentence2\tscore\n" + "".join(f"{a}\t{b}\t{score}\n" for a, b, score in rows)
+    )
+    held_out = held_out_evaluation(EvaluationSettings(tasks=[str(tmp_path / "few.tsv")]))
+    assert held_out is not None
+    rising = np.array([0.1, 0.2, 0.3])
+    assert held_out.verdict(rising, rising[::-1]) is None, "a resample can have equal scores"
+    assert held_out.verdict(rising, rising[:2]) is None
+    assert held_out.verdict(rising[:2], rising[:2]) is None
+
+
 def test_an_evaluation_that_sets_seeds_does_not_change_the_training(settings: TrainSettings) -> None:
     """As mteb does; dropout draws from the generators."""
     losses, drawn = [], []

@@ -213,8 +213,10 @@ def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
     """Return the keys, with values, that transformers 4 reads and that transformers 5 moved or renamed in `config`."""
     rope, types = config.get("rope_parameters") or {}, config.get("layer_types") or []
     names: dict[str, Any] = {"torch_dtype": config["dtype"]} if config.get("dtype") else {}
-    if config.get("is_causal") is False:  # transformers 4 ignores it; this key stops it, and version 5 ignores the key
-        names["pruned_heads"] = {"bidirectional attention needs transformers 5": []}
+    if (
+        config.get("is_causal") is False
+    ):  # transformers before 5.2 ignores it; version 4 stops with an error at this key
+        names["pruned_heads"] = {"bidirectional attention needs transformers 5.2": []}
     nested = "full_attention" in rope
     keys = _EARLIER_THETAS.get(
         config.get("model_type", ""), _EARLIER_THETAS["gemma3_text"] if nested else {"": "rope_theta"}

@@ -29,8 +29,8 @@ _PACKED = 16
 _SMALL = 50_000_000
 """Number of weights that fit into the memory of any machine."""
 _PADDING_TOLERANCE = 0.05
-"""Largest relative difference of states with and without padding that rounding to bfloat16 can cause; other attention
-gives differences near 1."""
+"""Largest relative difference of states with and without padding that rounding to bfloat16 or 8 bits can cause; other
+attention gives differences near 1."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -225,8 +225,7 @@ def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
     if location.gguf_file is not None:
         config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
     if location.bidirectional:
-        text_config = config.get_text_config()
-        text_config.is_causal, text_config.use_cache = False, False
+        config.get_text_config().is_causal = False
     return config
 
 
@@ -299,31 +298,33 @@ def is_causal(backbone: nn.Module) -> bool:
     The states of two sequences are compared that differ in their last token only.
 
     Raises:
-        ArtifactError: if the states are not finite, or `is_causal` in the configuration has no effect on the
-            architecture, or an effect on padded texts only.
+        ArtifactError: if the states are not finite.
     """
-    causal = _probe_causal(backbone)
-    if is_made_bidirectional(backbone):
-        config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-        if causal or _padding_difference(backbone) > _PADDING_TOLERANCE:
-            raise ArtifactError(
-                f"attention: models of type {config.model_type} do not support bidirectional attention in this version of "
-                "transformers: in a text alone or in a padded text, tokens attend to earlier tokens only. Omit attention, or "
-                "use another model."
-            )
-        del (
-            config.is_causal
-        )  # for models such as BERT it has no effect, but transformers 4 would refuse the saved model
-        if _probe_causal(backbone):
-            config.is_causal = False
-    return causal
-
-
-def _probe_causal(backbone: nn.Module) -> bool:
-    """Compare the states of two sequences that differ in their last token only; return whether earlier states are equal."""
     states = check_states(backbone)
     # Equal inputs in equal shapes give equal bits; the tolerance is for kernels that split work by row.
     return bool((states[0, :-1] - states[1, :-1]).abs().max() <= 1e-3 * states.abs().max())
+
+
+def check_bidirectional(backbone: nn.Module) -> None:
+    """Check that `is_causal: false` in the configuration makes a backbone bidirectional, with and without padding.
+
+    If the backbone is bidirectional without this key, such as BERT, the key is removed: transformers 4 would refuse a saved
+    model with it.
+
+    Raises:
+        ArtifactError: if the architecture ignores the key, or ignores it for texts without padding.
+    """
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    if is_causal(backbone) or _padding_difference(backbone) > _PADDING_TOLERANCE:
+        raise ArtifactError(
+            f"models of type {config.model_type} do not support bidirectional attention in this version of transformers: the "
+            "states are causal, or differ between a padded text and the text alone. Omit attention, or use another model. "
+            "Without the setting, remove is_causal from config.json."
+        )
+    del config.is_causal
+    if is_causal(backbone):
+        config.is_causal = False
+        config.use_cache = False  # otherwise a forward pass of the library keeps keys and values for generation
 
 
 def _padding_difference(backbone: nn.Module) -> float:

@@ -79,10 +79,9 @@ def resolve_model(
     branch or tag on the hub. `attention` None: as saved with the model, else as the architecture.
 
     Raises:
-        ArtifactError: for a saved adapter that was not trained with `attention`.
         FileNotFoundError: if the path is neither on this machine nor a hub id, or the hub does not answer.
         ArtifactError: for a folder or repository that is neither an encoder nor a backbone, or a damaged
-            `angle_llm.json`.
+            `angle_llm.json`. Also for a saved adapter that was not trained with `attention`.
         OSError: if the hub refuses the request.
         ValueError: if `ID@REVISION` and `revision` are two different revisions.
     """

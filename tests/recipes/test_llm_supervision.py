@@ -351,6 +351,9 @@ def test_a_local_model_resumes_to_the_same_pairs(folder: Path) -> None:
     answers = answers_in(journal)
     assert len({text for text, *_ in answers}) == 6
     assert all(0 < new <= 30 and read > 5 for _, _, read, new in answers)
+    lengths = [read for _, _, read, _ in answers]
+    assert lengths == sorted(lengths), "batches of similar length"
+    assert len(set(lengths)) > 1
     for lines in (1, 2):
         journal.write_bytes(b"".join(whole.splitlines(keepends=True)[:lines]) + b'{"answers')
         make(folder, name, flags=flags)

@@ -276,27 +276,24 @@ def mean_cosines(rows_BD: Tensor, relation: Relation) -> dict[str, Tensor]:
     score (a text with two prompts has two rows); margin: positives - in_batch.
     """
     unit_BD = functional.normalize(rows_BD.detach(), dim=1)
-    scored_2P = torch.stack(
-        [torch.minimum(relation.left, relation.right), torch.maximum(relation.left, relation.right)]
-    )
-    both = {"positives": relation.score > POSITIVE_ABOVE, "negatives": relation.score <= POSITIVE_ABOVE}
-    found = {
-        name: _cosines(unit_BD, scored_2P[:, chosen_P]).mean() for name, chosen_P in both.items() if chosen_P.any()
-    }
-    scored_2P = torch.unique(scored_2P[:, scored_2P[0] != scored_2P[1]], dim=1)
-    count = len(unit_BD) * (len(unit_BD) - 1) // 2 - scored_2P.shape[1]
-    if count:
+    left_P, right_P, rows = relation.left, relation.right, len(rows_BD)
+    pair_P = torch.minimum(left_P, right_P) * rows + torch.maximum(left_P, right_P)
+    different_P = torch.zeros(len(pair_P), dtype=torch.bool)
+    different_P[np.unique(pair_P.numpy(), return_index=True)[1]] = True  # the first of equal pairs
+    positive_P = relation.score > POSITIVE_ABOVE
+    chosen_3P = torch.stack([positive_P, ~positive_P, different_P & (left_P != right_P)])
+    index_2P = on_device(torch.stack([left_P, right_P]), unit_BD.device)
+    cosine_P = (unit_BD[index_2P[0]] * unit_BD[index_2P[1]]).sum(dim=1)
+    sums_3 = on_device(chosen_3P.to(unit_BD.dtype), unit_BD.device) @ cosine_P
+    positives, negatives, scored = chosen_3P.sum(dim=1).tolist()
+    found = {"positives": sums_3[0] / positives} if positives else {}
+    found |= {"negatives": sums_3[1] / negatives} if negatives else {}
+    if others := rows * (rows - 1) // 2 - scored:
         total = (unit_BD.sum(dim=0).square().sum() - unit_BD.square().sum()) / 2
-        found["in_batch"] = (total - _cosines(unit_BD, scored_2P).sum()) / count
-        if "positives" in found:
+        found["in_batch"] = (total - sums_3[2]) / others
+        if positives:
             found["margin"] = found["positives"] - found["in_batch"]
     return found
-
-
-def _cosines(unit_BD: Tensor, pairs_2P: Tensor) -> Tensor:
-    """Return the cosines (P,) of pairs of normalized rows; `pairs_2P` are row numbers."""
-    left_P, right_P = on_device(pairs_2P, unit_BD.device)
-    return (unit_BD[left_P] * unit_BD[right_P]).sum(dim=1)
 
 
 def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:

@@ -47,8 +47,9 @@ def test_the_host_waits_once_a_step(device_runs: list[dict[str, Any]]) -> None:
 def test_copies_to_the_device_do_not_grow_with_layers_or_texts(device_runs: list[dict[str, Any]]) -> None:
     for each in device_runs:
         if each["run"] == "step" and each["kernel"] == "flex":
-            # Measured: 88 for 6 micro-batches of a trie, 91 for 5 of packed texts, losses of two batches included.
-            assert sum(each["copies"].values()) <= 15 * each["micro_batches"] + 24, each
+            # Measured: 88 for 6 micro-batches of a trie, 91 for 5 of packed texts, losses of two batches included; their
+            # mean cosines add 4.
+            assert sum(each["copies"].values()) <= 15 * each["micro_batches"] + 28, each
 
 
 def test_a_norm_of_the_device_with_other_results_is_not_used(device_runs: list[dict[str, Any]]) -> None:

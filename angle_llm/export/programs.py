@@ -19,6 +19,9 @@ _PROGRAMS: dict[str, set[str]] = {
 }
 """Programs that `make test-readers` checked with the model types in `_MEASURED`; values: types that a program cannot
 open."""
+_VLLM_BIDIRECTIONAL = {"llama", "qwen2", "qwen3"}
+"""Model types with bidirectional attention whose vectors are correct in vLLM 0.32. Mistral with a sliding window, Gemma-2
+and Gemma-3 are wrong there without a message."""
 _VLLM_POOLINGS = {"last", "cls", "mean"}
 _SHOWN_NAMES = 10
 
@@ -33,10 +36,18 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
     programs = [name for name, lacks in _PROGRAMS.items() if model_type in _MEASURED - lacks]
     notes = []
     if config.get("is_causal") is False:
-        programs = [name for name in programs if "transformers 4" not in name and not name.startswith("vLLM")]
+        in_vllm = model_type in _VLLM_BIDIRECTIONAL
+        programs = [
+            name for name in programs if "transformers 4" not in name and (in_vllm or not name.startswith("vLLM"))
+        ]
         notes.append(
             "Attention is bidirectional, which needs transformers 5.2: version 4 refuses the folder, 5.0 and 5.1 compute "
-            "causal attention. vLLM and Text Embeddings Inference were not checked."
+            "causal attention. Text Embeddings Inference was not checked."
+            + (
+                ""
+                if in_vllm
+                else f" vLLM 0.32 computes other attention for {model_type}: do not use it for this folder."
+            )
         )
     if facts.pooling not in _VLLM_POOLINGS:
         programs = [name for name in programs if not name.startswith("vLLM")]

@@ -270,9 +270,10 @@ def _estimate(
     new = len(left) * settings.max_new_tokens
     cost = settings.prices.cost(read, new)
     documents = len({passage.document for passage in passages})
+    priced = f"; cost at most about {cost:{'.2f' if cost >= 1 else '.2g'}}" if cost else ""
     return (
         f"{documents:,} documents, {len(passages):,} passages, {len(requests):,} requests, {len(left):,} to send: about "
-        f"{read:,} tokens to read, at most {new:,} to write" + (f"; cost at most about {cost:.2f}" if cost else "")
+        f"{read:,} tokens to read, at most {new:,} to write{priced}"
     )
 
 

@@ -60,7 +60,10 @@ def backbone_of(kind: str) -> Any:
     torch.manual_seed(0)
     layers = ["sliding_attention", "full_attention"]
     config = Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6, layer_types=layers)
-    return with_noise(AutoModel.from_config(config).double().eval())
+    model = with_noise(AutoModel.from_config(config).eval())
+    for parameter in model.parameters():  # not the buffers: rotary frequencies stay in float32
+        parameter.data = parameter.data.double()
+    return model
 
 
 def with_noise(model: nn.Module) -> nn.Module:

@@ -53,8 +53,6 @@ from angle_llm.data.file_types import (
     CsvFile,
     DatasetReader,
     FileReader,
-    JsonLinesFile,
-    ParquetFile,
     Row,
     RowSource,
     StsBenchmarkFile,
@@ -315,9 +313,9 @@ def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Ju
     Raises:
         DataError: for the first line that cannot be read, with the line number.
     """
-    file, found = _reader_of(path, TsvFile, encoding), dict[str, list[Judgement]]()
-    needed = _IDS if isinstance(file, ParquetFile) else (*_IDS, "score")
-    for row in RowSource(str(path), [file]).good_rows(needed):
+    found: dict[str, list[Judgement]] = {}
+    needed = _IDS if path.suffix == ".parquet" else (*_IDS, "score")
+    for row in open_rows(path, encoding=encoding).good_rows(needed):
         query, document = (str(row.values[name]) for name in _IDS)
         value = row.values.get("score", 1)
         try:
@@ -328,11 +326,6 @@ def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Ju
             raise DataError(f"{row.place}: score is {value!r}, expected a number")
         found.setdefault(query, []).append(Judgement(row.line, document, score))
     return found
-
-
-def _reader_of(path: Path, text_file: type[FileReader], encoding: str) -> FileReader:
-    """Return the reader of a part of a BEIR folder: for Parquet by file name, else of class `text_file`."""
-    return ParquetFile(path) if path.suffix == ".parquet" else text_file(path, encoding=encoding)
 
 
 def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str = "utf-8") -> dict[str, str]:
@@ -351,7 +344,7 @@ def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str 
         )
     every: set[str] = set()
     found: dict[str, str] = {}
-    for row in RowSource(str(path), [_reader_of(path, JsonLinesFile, encoding)]).good_rows():
+    for row in open_rows(path, encoding=encoding).good_rows():
         if missing := [name for name in ("_id", "text") if name not in row.values]:
             raise DataError(f"{row.place}: expected {' and '.join(missing)}; keys: {', '.join(row.values)}")
         key = str(row.values["_id"])

@@ -30,7 +30,7 @@ class ObjectiveFields:
     cosine_temperature: float = 0.05
     """Divides the cosine differences of the cosine ranking term."""
     in_batch_temperature: float = 0.05
-    """Divides the cosines of the in-batch term and, with kl_weight, the student's cosines."""
+    """Divides the cosines of the in-batch term and, with kl_weight or teacher_similarity_weight, the student's cosines."""
     angle_temperature: float = 0.05
     """Divides the angle differences of the angle ranking term (published runs: 1.0)."""
     angle_form: Literal["phase", "reference", "paper"] = "phase"
@@ -45,10 +45,13 @@ class ObjectiveFields:
     """Weight of the KL divergence between teacher and student scores of a query's texts. For data of
     format group with teacher scores."""
     teacher_temperature: float = 0.05
-    """Divides teacher scores: 0.05 for cosines, about 1 for logits of a reranker."""
+    """Divides teacher scores and cosines: 0.05 for cosines, about 1 for logits of a reranker."""
     teacher_vector_weight: float = 0.0
     """Weight of 1 - cosine between the embedding and the teacher's vector of a text. If widths differ, the first
     dimensions of the wider vector are compared."""
+    teacher_similarity_weight: float = 0.0
+    """Weight of the KL divergence between the teacher's and the student's cosines of each text to the other texts of the
+    batch (RankCSE). Widths can differ."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

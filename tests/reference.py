@@ -239,6 +239,28 @@ def infonce_without_fake_negatives(
     return mean(losses)
 
 
+def teacher_similarity(
+    rows: Sequence[Row],
+    teacher: Sequence[Row],
+    temperature: float,
+    teacher_temperature: float,
+    text: Sequence[int] | None = None,
+) -> Tensor:
+    """KL(teacher ‖ student) of the softmax over cosines to the rows of other texts; mean over all rows."""
+    divergences = []
+    for i in range(len(rows)):
+        others = [j for j in range(len(rows)) if text_of(j, text) != text_of(i, text)]
+        taught = {j: exp(cosine(teacher[i], teacher[j]) / teacher_temperature) for j in others}
+        learned = {j: exp(cosine(rows[i], rows[j]) / temperature) for j in others}
+        taught_sum, learned_sum = sum(taught.values()), sum(learned.values())
+        divergence = torch.zeros((), dtype=torch.float64)
+        for j in others:
+            p, q = taught[j] / taught_sum, learned[j] / learned_sum
+            divergence = divergence + p * torch.log(p / q)
+        divergences.append(divergence)
+    return mean(divergences)
+
+
 def mean(values: Sequence[Tensor]) -> Tensor:
     return sum(values, start=torch.zeros((), dtype=torch.float64)) / max(len(values), 1)
 

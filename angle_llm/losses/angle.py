@@ -16,7 +16,7 @@ from angle_llm.losses.negatives import FalseNegatives
 from angle_llm.losses.ranking import ranking_loss, regression_loss
 from angle_llm.losses.relation import Relation, on_device
 from angle_llm.losses.similarity import ANGLE_FORMS, cosine
-from angle_llm.losses.teachers import TeacherDistance, kl_loss
+from angle_llm.losses.teachers import TeacherDistance, TeacherSimilarity, kl_loss
 from angle_llm.objective import ObjectiveFields
 
 
@@ -35,12 +35,13 @@ class AngleObjective(ObjectiveFields):
     """The AnglE training loss: a weighted sum of loss terms on scored pairs of embeddings.
 
         L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle (arXiv 2309.12871, total objective)
-            + w₄·L_regression + w₅·L_kl + w₆·L_teacher_vector
+            + w₄·L_regression + w₅·L_kl + w₆·L_teacher_vector + w₇·L_teacher_similarity
 
     `cosine` and `angle` rank the scored pairs (`ranking_loss`). `in_batch` contrasts positives with the other texts of
-    the batch (`Contrast`). `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`). Two
+    the batch (`Contrast`). `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`). Three
     terms learn from a teacher: `kl` from teacher scores of a query with its positives and negatives (`kl_loss`),
-    `teacher_vector` from teacher embeddings (`TeacherDistance`, mean over the texts). A weight of 0 omits a term.
+    `teacher_vector` from teacher embeddings (`TeacherDistance`, mean over the texts), `teacher_similarity` from the
+    cosines of teacher embeddings (`TeacherSimilarity`). A weight of 0 omits a term.
     Memory beyond float32 embeddings and their gradient: a quarter of a GB for any batch size (`blocks`).
 
     Migration from angle-emb 0.6.1: temperatures divide, as in the paper; tau in angle-emb multiplies. Its
@@ -73,6 +74,11 @@ class AngleObjective(ObjectiveFields):
         for name, known in (("angle_form", ANGLE_FORMS), ("contrastive_form", CONTRASTIVE_FORMS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}; got {getattr(self, name)!r}.")
+
+    @property
+    def learns_vectors(self) -> bool:
+        """Whether a term learns from teacher vectors; it needs no pairs."""
+        return self.teacher_vector_weight + self.teacher_similarity_weight > 0
 
     @overload
     def __call__(self, embeddings_ND: Tensor, left_P: Relation, /) -> ObjectiveValue: ...
@@ -140,6 +146,9 @@ class AngleObjective(ObjectiveFields):
             if relation.teacher_vectors is None:
                 raise ValueError("teacher_vector_weight: expected teacher vectors in the relation, got none.")
             needed["distance"] = TeacherDistance(relation.teacher_vectors)
+        if self.teacher_similarity_weight:
+            taught = TeacherSimilarity.of(relation, self.in_batch_temperature, self.teacher_temperature, x_ND.device)
+            needed["expectation"], needed["log_sum"] = taught.expectation, taught.log_sum
         # One call, so that all gradients are added in one matrix.
         vector = dict(zip(needed, from_rows(x_ND, *needed.values()), strict=True))
 
@@ -159,4 +168,7 @@ class AngleObjective(ObjectiveFields):
         if self.teacher_vector_weight:
             distance_N = vector["distance"]
             parts["teacher_vector"] = self.teacher_vector_weight, distance_N.sum() / max(len(distance_N), 1)
+        if self.teacher_similarity_weight:
+            similarity = taught.loss(vector["expectation"], vector["log_sum"])
+            parts["teacher_similarity"] = self.teacher_similarity_weight, similarity
         return parts

@@ -1,22 +1,25 @@
-"""Distillation losses: learn the scores that a teacher gives to the pairs of a group, or its vectors of the texts.
+"""Distillation losses: learn a teacher's scores of the pairs of a group, its vectors, or the cosines of its vectors.
 
 A group is the pairs of a query with its positives and negatives in an example.
 
-Shapes: P scored pairs, Q groups, W pairs of the largest group, N rows, D columns, T columns of the teacher.
+Shapes: P scored pairs, Q groups, W pairs of the largest group, N rows, D columns, T columns of the teacher. In a block: a
+rows, compared with c rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from angle_llm.losses.blocks import pull_back, rows_a_side, slices
+from angle_llm.losses.blocks import pull_back, rows_a_side, slices, square_side
+from angle_llm.losses.contrastive import equal_entries
+from angle_llm.losses.negatives import MaskIndices, NegativeLogSum
 from angle_llm.losses.relation import Relation, on_device
-from angle_llm.losses.similarity import cosine
+from angle_llm.losses.similarity import cosine, unit
 
 
 def kl_loss(score_P: Tensor, relation: Relation, teacher_temperature: float) -> Tensor:
@@ -107,3 +110,91 @@ class TeacherDistance:
         for block in slices(len(x_ND), rows_a_side(x_ND.shape[1])):
             teacher_BC = on_device(self.teacher_NT[block, :width], x_ND.device).to(x_ND.dtype)
             yield block, x_ND[block, :width], teacher_BC
+
+
+@dataclass(frozen=True)
+class _TeacherExpectation:
+    """Mean of log p_ij - cosine(x_i, x_j) / temperature over the other texts j of a text i, shape (N,); a `RowVector`.
+
+    The weights p_ij of the mean are probabilities from the teacher.
+    """
+
+    temperature: float
+    teacher_NT: Tensor
+    """(N, T) vectors of the teacher, scaled to length 1 and divided by the square root of its temperature."""
+    log_sum_N: Tensor
+    """(N,) log-sum-exp of the teacher's logits of each text."""
+    skips: MaskIndices
+    """Pairs of rows with the same text, as indices into a matrix (N, N)."""
+
+    def fits(self, columns: int) -> bool:
+        return len(self.teacher_NT) <= square_side(columns)
+
+    def value(self, x_ND: Tensor) -> Tensor:
+        value_N = x_ND.new_zeros(len(x_ND))
+        for a, c, function in self._blocks(x_ND):
+            value_N[a] += function(x_ND[a], x_ND[c])
+        return value_N
+
+    def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
+        for a, c, function in self._blocks(x_ND):
+            for block, gradient in zip((a, c), pull_back(function, (x_ND[a], x_ND[c]), gradient_V[a]), strict=True):
+                into_ND[block] += gradient
+
+    def _blocks(self, x_ND: Tensor) -> Iterator[tuple[slice, slice, Callable[[Tensor, Tensor], Tensor]]]:
+        """Yield two slices of rows, and the function of their embeddings that computes their part of the means."""
+        side = square_side(max(x_ND.shape[1], self.teacher_NT.shape[1]))
+        for a in slices(len(x_ND), side):
+            for c in slices(len(x_ND), side):
+                log_p_ac = self.teacher_NT[a] @ self.teacher_NT[c].T - self.log_sum_N[a, None]
+                p_ac = log_p_ac.exp()
+                p_ac[self.skips.inside(a, c, x_ND.device)] = 0
+                yield a, c, partial(self._part, p_ac, log_p_ac)
+
+    def _part(self, p_ac: Tensor, log_p_ac: Tensor, x_aD: Tensor, x_cD: Tensor) -> Tensor:
+        """Return the sum of p · (log p - cosine / temperature) over the columns of a block, shape (a,)."""
+        return (p_ac * (log_p_ac - unit(x_aD) / self.temperature @ unit(x_cD).T)).sum(dim=1)
+
+
+@dataclass(frozen=True)
+class TeacherSimilarity:
+    """KL divergence between the cosines of teacher vectors and of embeddings, for each text to all others of the batch.
+
+        loss = mean over texts i of KL(softmax_j(cos(t_i, t_j) / teacher_temperature) ‖ softmax_j(cos(x_i, x_j) / temperature))
+
+    The softmax is over the rows j with another text than row i. Only the cosines of the teacher matter, so its width can
+    differ. The divergence is the sum of two vectors that are computed in blocks, so no matrix (N, N) is stored. With fewer
+    than two texts, loss and gradient are 0.
+
+    Source: RankCSE (arXiv 2305.16726), ListNet, with the entropy of the teacher subtracted (its gradient is 0), and
+    without the text itself.
+    """
+
+    expectation: _TeacherExpectation
+    log_sum: NegativeLogSum
+    """Log-sum-exp of the logits of each text, shape (N,)."""
+
+    @classmethod
+    def of(
+        cls, relation: Relation, temperature: float, teacher_temperature: float, device: torch.device
+    ) -> TeacherSimilarity:
+        """Prepare the loss for the texts of a batch.
+
+        Raises:
+            ValueError: if the relation has no teacher vectors.
+        """
+        if relation.teacher_vectors is None:
+            raise ValueError("teacher_similarity_weight: expected teacher vectors in the relation, got none.")
+        row_N = torch.arange(len(relation.teacher_vectors), device=relation.left.device)
+        text_N = row_N if relation.text is None else relation.text
+        skips, all_N = MaskIndices(*equal_entries(text_N, text_N)), on_device(row_N, device)
+        teacher_NT = unit(on_device(relation.teacher_vectors, device))
+        log_sum_N = NegativeLogSum(teacher_temperature, all_N, all_N, skips).value(teacher_NT)
+        expectation = _TeacherExpectation(temperature, teacher_NT / teacher_temperature**0.5, log_sum_N, skips)
+        return cls(expectation, NegativeLogSum(temperature, all_N, all_N, skips))
+
+    def loss(self, expectation_N: Tensor, log_sum_N: Tensor) -> Tensor:
+        """Compute the loss, a scalar, from the values of `expectation` and `log_sum`."""
+        alone_N = self.expectation.log_sum_N == -torch.inf  # no row has another text
+        divergence_N = (expectation_N + log_sum_N).masked_fill(alone_N, 0.0)
+        return divergence_N.sum() / max(len(divergence_N), 1)

@@ -51,13 +51,14 @@ class ObjectiveSettings(ObjectiveFields):
 
     false_negatives: FalseNegativeSettings = field(default_factory=FalseNegativeSettings)
     teacher: str | None = None
-    """A teacher encoder whose vectors the model learns to imitate: a folder, a hub id (also ID@REVISION), or
-    package:NAME/path. Its vectors of the training texts are computed once and stored in the run directory."""
+    """A teacher encoder whose vectors, or cosines, the model learns to imitate: a folder, a hub id (also ID@REVISION),
+    or package:NAME/path. Its vectors of the training texts are computed once and stored in the run directory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.teacher_vector_weight and self.teacher is None:
-            raise SettingsError("objective.teacher_vector_weight: expected objective.teacher too, got none.")
+        for name in ("teacher_vector_weight", "teacher_similarity_weight"):
+            if getattr(self, name) and self.teacher is None:
+                raise SettingsError(f"objective.{name}: expected objective.teacher too, got none.")
 
 
 @settings_class

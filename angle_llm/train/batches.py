@@ -182,11 +182,11 @@ class BatchPlanner:
 
         Both texts of such a pair are the same row of the embedding matrix. Datasets with different prompts for queries
         and documents are not named, because a text is then two rows. Nor are datasets whose loss learns teacher
-        vectors, which needs no pairs. A dataset is read up to its first pair of different texts.
+        vectors or their cosines, which needs no pairs. A dataset is read up to its first pair of different texts.
         """
         for each, loss, (query, document) in zip(self.data.sets, self.losses, self.prompts, strict=True):
             plain = loss.plain if isinstance(loss, NestedObjective) else loss
-            if query == document and isinstance(plain, AngleObjective) and not plain.teacher_vector_weight:
+            if query == document and isinstance(plain, AngleObjective) and not plain.learns_vectors:
                 pairs = chain.from_iterable(map(pairs_of, each.examples))
                 if all(left == right for left, right, _ in pairs):
                     yield each.name

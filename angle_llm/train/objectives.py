@@ -32,7 +32,7 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
         if own.teacher != settings.objective.teacher:
             raise SettingsError(
                 f"objective of {each.path}: expected no teacher, got {own.teacher!r}. Set objective.teacher for the run, and "
-                "objective.teacher_vector_weight per dataset."
+                "objective.teacher_vector_weight or teacher_similarity_weight per dataset."
             )
         if own.false_negatives.guide not in (None, settings.objective.false_negatives.guide):
             raise SettingsError(
@@ -43,10 +43,11 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
         loss = _plain_loss(own)
         is_nested = nested.layers or nested.dimensions
         losses.append(NestedObjective(loss, **settings_to_dict(nested)) if is_nested else loss)
-        learns_vectors |= loss.teacher_vector_weight > 0
+        learns_vectors |= loss.learns_vectors
     if settings.objective.teacher is not None and not learns_vectors:
         raise SettingsError(
-            "objective.teacher: expected objective.teacher_vector_weight above 0 too, such as 1; got 0."
+            "objective.teacher: expected objective.teacher_vector_weight or objective.teacher_similarity_weight above 0 "
+            "too, such as 1; got 0."
         )
     _check_used(all_own)
     return losses

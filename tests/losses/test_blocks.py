@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from angle_llm.losses import AngleObjective, blocks
+from angle_llm.losses import AngleObjective, Relation, blocks
 from angle_llm.losses.contrastive import CONTRASTIVE_FORMS
 from angle_llm.losses.similarity import ANGLE_FORMS
 
@@ -102,6 +102,17 @@ def test_there_is_one_gradient_and_no_other_large_tensor(form: str, angle: str) 
     assert [size for size in backward.floats if size > max(elements, pairs)] == [rows * COLUMNS]
     assert max(forward.floats) <= max(elements, pairs + 1)
     assert max(forward.others + backward.others) <= 3 * pairs  # two edges for a pair, and each anchor itself
+
+
+def test_cosines_of_a_teacher_need_no_large_matrix() -> None:
+    """N × D = 4800; the cosines of all texts would be 360,000. The teacher's vectors are scaled, which copies them."""
+    rows, elements = 600, 1024
+    x_ND, taught = batch(rows=rows)[0].requires_grad_(), AngleObjective(in_batch_weight=0, teacher_similarity_weight=1)
+    none = torch.zeros(0, dtype=torch.long)
+    known = Relation(none, none, torch.zeros(0), teacher_vectors=batch(1, rows)[0])
+    with block_elements(elements), Tensors() as made:
+        torch.autograd.grad(taught(x_ND, known).loss, x_ND)
+    assert max(made.floats + made.others) == rows * COLUMNS
 
 
 @every_form

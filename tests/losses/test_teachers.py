@@ -76,6 +76,48 @@ def test_vectors_of_another_width_are_compared_in_the_first_dimensions(width: in
     assert_close(ours(x_ND, relation([], teacher_vectors=teacher)).loss, expected.mean())
 
 
+@in_blocks
+@pytest.mark.parametrize("text", [None, [0, 1, 2, 0, 4, 5, 2, 0], [0] * 8], ids=["distinct", "repeated", "one text"])
+def test_cosines_of_the_teacher_equal_the_slow_formula(elements: int, text: list[int] | None) -> None:
+    """A zero row, two equal rows, and a teacher of another width; blocks of one row, of a few rows, and of all rows."""
+    x_ND, teacher = random(8, WIDTH), random(8, WIDTH + 3, seed=4)
+    x_ND[1], x_ND[2] = 0, x_ND[3]
+    ours = objective(teacher_similarity_weight=1.0, in_batch_temperature=0.2, teacher_temperature=0.1)
+    known = relation([], teacher_vectors=teacher, text=None if text is None else torch.tensor(text))
+    with patch.object(blocks, "BLOCK_ELEMENTS", elements):
+        assert_equal(
+            lambda x: ours(x, known).loss,
+            lambda x: reference.teacher_similarity(reference.rows_of(x), reference.rows_of(teacher), 0.2, 0.1, text),
+            x_ND,
+        )
+
+
+def test_cosines_of_the_teacher_are_scores_of_all_pairs() -> None:
+    """The term equals the KL term on a group for each text, with all other texts and the teacher's cosines as scores."""
+    x_ND, teacher = random(BATCH, WIDTH), random(BATCH, WIDTH, seed=4)
+    pairs = [(i, j, 1.0) for i in range(BATCH) for j in range(BATCH) if i != j]
+    left, right, _ = map(list, zip(*pairs, strict=True))
+    scores = torch.nn.functional.cosine_similarity(teacher[left], teacher[right])
+    known = relation(pairs, group=torch.tensor(left), teacher=scores, teacher_vectors=teacher)
+    assert_equal(
+        lambda x: objective(teacher_similarity_weight=1.0)(x, known).loss,
+        lambda x: objective(kl_weight=1.0)(x, known).loss,
+        x_ND,
+    )
+
+
+@in_blocks
+@pytest.mark.parametrize("rows", [0, 1])
+def test_cosines_of_fewer_than_two_texts_have_loss_zero(elements: int, rows: int) -> None:
+    known = relation([], teacher_vectors=random(rows, WIDTH))
+    with patch.object(blocks, "BLOCK_ELEMENTS", elements):
+        value, gradient = reference.value_and_gradient(
+            lambda x: objective(teacher_similarity_weight=1.0)(x, known).loss, random(rows, WIDTH)
+        )
+    assert value == 0
+    assert not gradient.any()
+
+
 def test_groups_of_different_sizes_and_pairs_without_a_score() -> None:
     """Group 7: two positives, a negative and a pair without a score; group 1: one score only; group 4: no scores."""
     pairs = [(0, 1, 1.0), (0, 2, 1.0), (0, 3, 0.0), (0, 4, 0.0), (5, 6, 1.0), (5, 1, 0.0), (7, 2, 1.0)]
@@ -101,7 +143,7 @@ def test_a_batch_without_a_teacher_score_has_loss_zero() -> None:
 
 def test_nested_and_mixed_objectives_pass_teachers_on() -> None:
     """Half of the groups with a nested objective: equal to its objective on their rows, at each width."""
-    plain = objective(kl_weight=1.0, teacher_vector_weight=0.5)
+    plain = objective(kl_weight=1.0, teacher_vector_weight=0.5, teacher_similarity_weight=0.3)
     pairs = pairs_of_columns(BATCH, COLUMNS)
     x_ND, vectors = random(BATCH * COLUMNS, WIDTH), random(BATCH * COLUMNS, WIDTH, seed=6)
     known = scored(random(BATCH, COLUMNS - 1, seed=4))
@@ -120,6 +162,7 @@ def test_nested_and_mixed_objectives_pass_teachers_on() -> None:
     [
         ({"kl_weight": 1.0}, "expected a relation with teacher scores and groups"),
         ({"teacher_vector_weight": 1.0}, "teacher_vector_weight: expected teacher vectors in the relation"),
+        ({"teacher_similarity_weight": 1.0}, "teacher_similarity_weight: expected teacher vectors in the relation"),
     ],
 )
 def test_a_term_without_its_teacher_is_refused(options: dict[str, float], message: str) -> None:

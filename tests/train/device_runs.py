@@ -43,6 +43,7 @@ OBJECTIVES = {
         hardness_strength=5.0,
         kl_weight=1,
         teacher_vector_weight=1,
+        teacher_similarity_weight=1,
     ),
 }
 BUDGET = 250

@@ -201,6 +201,7 @@ def test_a_run_with_a_guide_and_a_teacher_resumes(guide: Path, tmp_path: Path) -
     [
         ({"false_negatives": {"guide": "g"}}, "margin or a ratio"),
         ({"teacher_vector_weight": 1.0}, r"objective\.teacher "),
+        ({"teacher_similarity_weight": 1.0}, r"objective\.teacher_similarity_weight: expected objective\.teacher "),
         ({"teacher": "t"}, r"objective\.teacher_vector_weight"),
     ],
 )

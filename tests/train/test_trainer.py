@@ -466,8 +466,9 @@ def test_pairs_of_a_text_with_itself_are_refused(settings: TrainSettings) -> Non
     assert not settings.run_path.exists(), "another run can use the directory"
     fine_tune(replace(single, model=replace(settings.model, prompt={"query": "query", "document": "passage"})))
     teacher = save_tiny_base("llama", folder / "teacher", seed=3)
-    taught = ObjectiveSettings(teacher=str(teacher), teacher_vector_weight=1, in_batch_weight=0)
-    fine_tune(replace(single, objective=taught, run_dir=str(folder / "taught")))
+    for term in ("teacher_vector_weight", "teacher_similarity_weight"):
+        taught = ObjectiveSettings(teacher=str(teacher), in_batch_weight=0, **{term: 1})
+        fine_tune(replace(single, objective=taught, run_dir=str(folder / term)))
 
 
 def test_a_directory_belongs_to_one_run(
@@ -518,6 +519,7 @@ def test_a_mixture_logs_the_examples_of_each_dataset(
             "false_negatives": {"margin": 0.1, "guide": str(save_tiny_base("llama", tmp_path / "guide", seed=3))},
             "teacher": str(tmp_path / "guide"),
             "teacher_vector_weight": 0.5,
+            "teacher_similarity_weight": 0.3,
         },
         "data": {"batches": batches, "sets": [first, {"path": str(tmp_path / "pairs.jsonl")}]},
         "batch_size": 4,

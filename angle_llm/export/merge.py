@@ -12,6 +12,7 @@ both forms, one after the other. The target folder is written atomically, after 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +30,15 @@ from angle_llm.export.weights import MergedWeights, count_differences, open_adap
 from angle_llm.io import write_json
 from angle_llm.model.layers.lora import LoraAdapter, read_adapter
 from angle_llm.model.source.artifact import check_writable, write_directory, write_earlier_names, write_library_form
-from angle_llm.model.source.backbone import BackboneLocation, absolute_name, load_tokenizer, torch_dtype
+from angle_llm.model.source.backbone import (
+    BackboneLocation,
+    absolute_name,
+    load_tokenizer,
+    state_sizes,
+    torch_dtype,
+)
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.source.dense import dense_fingerprint, dense_folders, read_dense
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, resolve_model
 from angle_llm.model.source.weights import BaseWeights, open_base
@@ -144,6 +152,8 @@ def merge(
         tokenizer.save_pretrained(folder)
         whole = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
         whole.write(folder)
+        for path in dense_folders(source, card.dense):
+            shutil.copytree(path, folder / path.name)
         write_library_form(folder, skeleton, tokenizer, whole)
         write_json(folder / MERGE_NAME, provenance)
         names = (models[first], f"{out} with the weights of {models[first]} alone" if others else str(out))
@@ -198,12 +208,15 @@ def _open_parts(
         adapter = None if source.adapter is None else read_adapter(folder)
         if adapter is not None:
             adapter.check_fits(weights.skeleton)
+        library = source.read_library(card.prompt)
+        dense = dense_folders(folder, card.dense) if library is None else library.dense
         tokenizer, config = load_tokenizer(source.location, source.revision), cast(Any, weights.skeleton.config)
         base = "fingerprint of the base" + " in float16" * (card.dtype == "float16")  # float16 rounds to another one
         facts = {
             **({base: card.base_fingerprint} if card.base_fingerprint else {}),
             "prompt": [(one.template, one.edits, one.tokenization, one.append) for one in vars(card.prompt).values()],
             **{name: getattr(card, name) for name in ("pooling", "max_length", "dimensions", "normalize", "attention")},
+            "Dense modules": dense_fingerprint(read_dense(dense, state_sizes(weights.skeleton)[0])).hex(),
             "shapes of the weights": {name: one.shape for name, one in weights.skeleton.state_dict().items()},
             "tokenizer": (tokenizer.get_vocab(), tokenizer(list(SENTENCES), verbose=False)["input_ids"]),
             **{f"{key} in config.json": value for key, value in config.to_dict().items() if key not in _NOT_COMPARED},

@@ -30,6 +30,7 @@ from angle_llm.model.source.checks import (
     check_model_files,
     read_json,
 )
+from angle_llm.model.source.dense import DENSE_FILES
 from angle_llm.model.source.hub import ADAPTER_FILES, WHOLE_FILES
 from angle_llm.model.source.resolve import split_revision
 from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME
@@ -45,7 +46,8 @@ _HUBS_OWN = {".gitattributes", "README.md"}
 """Names of the files that the hub creates in a new repository."""
 _OURS = (
     CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *TOKENIZER_FILES, MODULES_NAME,
-    "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", f"{GRAPH_NAME}*",
+    "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", *DENSE_FILES,
+    f"{GRAPH_NAME}*",
     GGUF_NAME, USAGE_NAME,
 )  # fmt: skip
 """Patterns of the repository paths that `angle-llm push` can write."""

@@ -3,7 +3,7 @@
     adapter ──► merge ──┐
     whole model ────────┴─► weights, config.json              with the keys of transformers 4 and 5
                             tokenizer.json                    with prompt, edits and maximum length
-                            modules.json, 1_Pooling/ …        pooling, Normalize
+                            modules.json, 1_Pooling/ …        pooling, Dense, Normalize
                             angle_llm_export.json             what was exported, for `angle-llm verify`
 
 Prompts of sentence-transformers are prefixes, and the library truncates the end of a formatted text, which would remove
@@ -38,6 +38,7 @@ from angle_llm.io import write_json
 from angle_llm.model.source.artifact import write_directory, write_earlier_names
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.source.dense import dense_folders
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import locate
 from angle_llm.model.source.sentence_transformers_folder import library_pooling, library_prompts, write_library_files
@@ -121,6 +122,8 @@ def export_sentence_transformers(
                 merge(source, Path(work) / "merged", dtype=dtype or "float32", check=False)
                 for path in _weights_files(Path(work) / "merged"):
                     path.replace(folder / path.name)
+        for path in dense_folders(source, card.dense):
+            shutil.copytree(path, folder / path.name)
         write_json(folder / "tokenizer.json", exported.spec)
         write_json(folder / "tokenizer_config.json", exported.config)
         write_earlier_names(folder)  # a whole model may be saved by an earlier version
@@ -129,9 +132,7 @@ def export_sentence_transformers(
             _write_as_llama(folder)
         _check_tokenizers(folder, tokenizers, prompts, exported)
         backbone = open_base(BackboneLocation(str(folder)), dtype=card.dtype).skeleton
-        write_library_files(
-            folder, backbone, card.pooling, card.max_length, normalize=card.normalize, prompts=prompts, default=default
-        )
+        write_library_files(folder, backbone, card, prompts=prompts, default=default)
         facts = ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize)
         replace(facts, head=prompts.get(default or ""), as_llama=as_llama).write(folder)
         found.append(finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=device))

@@ -64,6 +64,7 @@ class SentenceEncoder:
         pooling: str | None = None,
         max_length: int | None = None,
         normalize: bool = False,
+        head: nn.Sequential | None = None,
         base: str | None = None,
         base_revision: str | None = None,
         layout: Literal["auto", "padded"] = "auto",
@@ -76,6 +77,7 @@ class SentenceEncoder:
             max_length: maximum number of tokens of a text, with prompt; None: 512, or fewer if the backbone has fewer
                 positions.
             normalize: scale embeddings to length 1.
+            head: Dense modules that are applied to the pooled state (`read_dense`).
             base: path or hub id of the backbone, which is saved with an adapter.
             base_revision: revision of `base` on the hub.
 
@@ -92,7 +94,7 @@ class SentenceEncoder:
         pooling = checked_pooling(pooling, backbone, causal=causal)
         max_length = checked_length(max_length, backbone)
         with without_outliers(backbone):  # for the probes
-            self.model = EmbeddingModel(backbone, pooling, causal, normalize=normalize)
+            self.model = EmbeddingModel(backbone, pooling, causal, normalize=normalize, head=head)
             if layout == "padded":
                 self.layouts = LayoutSupport("padded", "as requested")
             else:
@@ -166,6 +168,7 @@ class SentenceEncoder:
                 pooling=pooling or (card.pooling if card else None),
                 max_length=card.max_length if card and max_length is None else max_length,
                 normalize=card is not None and card.normalize,
+                head=parts.head,
                 base=parts.base,
                 base_revision=parts.base_revision,
                 layout=layout,
@@ -297,7 +300,7 @@ class SentenceEncoder:
         return 0 if pad is None else int(pad)
 
     def add_lora(self, settings: LoraSettings) -> None:
-        """Add a new LoRA adapter to the backbone, and freeze all other weights.
+        """Add a new LoRA adapter to the backbone, and freeze all other weights (Dense modules unless `train_dense`).
 
         Raises:
             ValueError: if the encoder already has an adapter, or a target is not the name of a layer.
@@ -306,6 +309,8 @@ class SentenceEncoder:
             raise ValueError(f"this encoder already has an adapter. Start from its base, {self.base}.")
         self.base_fingerprint = weights_fingerprint(self.model.backbone)
         self.model.backbone = lora.add_lora(self.model.backbone, settings)
+        if self.model.head is not None:
+            self.model.head.requires_grad_(settings.train_dense)
 
     @overload
     def encode(
@@ -437,8 +442,9 @@ class SentenceEncoder:
             layers=self.model.cut_to,
             normalize=self.normalize,
             attention=self.attention,
+            dense=0 if self.model.head is None else len(self.model.head),
         )
-        save_parts(folder, self.model.backbone, self.tokenizer, card, check)
+        save_parts(folder, self.model.backbone, self.tokenizer, card, check, self.model.head)
 
 
 TEXTS_PLANNED = 32_768

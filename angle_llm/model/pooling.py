@@ -140,8 +140,13 @@ def checked_pooling(name: str | None, backbone: nn.Module, *, causal: bool) -> s
     return name
 
 
+def pooled_size(backbone: nn.Module, head: nn.Sequential | None) -> int:
+    """Return the number of dimensions of the pooled state of a text, or of the result of the Dense modules `head`."""
+    return state_sizes(backbone)[0] if head is None else int(head[-1].linear.out_features)  # type: ignore[union-attr,arg-type]
+
+
 class EmbeddingModel(nn.Module):
-    """Backbone and pooling: maps a micro-batch of texts to a float32 row per text, its embedding.
+    """Backbone, pooling and perhaps Dense modules: maps a micro-batch of texts to a float32 row per text, its embedding.
 
     The texts of a micro-batch are padded, or in one sequence (see `micro_batches`). A causal backbone gets no mask for
     padded texts. Its tokens do not attend to padding on the right, and attention without a mask can use a faster kernel.
@@ -149,7 +154,8 @@ class EmbeddingModel(nn.Module):
     After `read_layers`, a row contains several embeddings side by side.
 
     Attributes:
-        dimensions: number of first dimensions of the pooled state in an embedding; None: all.
+        head: Dense modules that are applied to the pooled state (see `dense`); None: without.
+        dimensions: number of first dimensions of the pooled state, or of the result of `head`, in an embedding; None: all.
         normalize: whether embeddings are scaled to length 1.
         autocasts: whether the forward pass runs under autocast to bfloat16.
         cut_to: number of layers if the last layers were removed, else None.
@@ -159,10 +165,17 @@ class EmbeddingModel(nn.Module):
     """
 
     def __init__(
-        self, backbone: nn.Module, pooling: str, causal: bool, dimensions: int | None = None, normalize: bool = False
+        self,
+        backbone: nn.Module,
+        pooling: str,
+        causal: bool,
+        dimensions: int | None = None,
+        normalize: bool = False,
+        head: nn.Sequential | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
+        self.head = head
         self.pooling = pooling
         self.causal = causal
         self.dimensions = dimensions
@@ -177,7 +190,7 @@ class EmbeddingModel(nn.Module):
     @property
     def width(self) -> int:
         """Number of dimensions of an embedding, D."""
-        return self.dimensions or state_sizes(self.backbone)[0]
+        return self.dimensions or pooled_size(self.backbone, self.head)
 
     def read_layers(self, layers: Sequence[int]) -> None:
         """Make the forward pass also return embeddings after the first m layers, for every number m in `layers`.
@@ -245,7 +258,7 @@ class EmbeddingModel(nn.Module):
             layers = None
         backbone = self.backbone if layers is None else first_layers(self.backbone, layers)
         dimensions = self.dimensions if dimensions in (None, self.width) else dimensions
-        short = EmbeddingModel(backbone, self.pooling, self.causal, dimensions, self.normalize)
+        short = EmbeddingModel(backbone, self.pooling, self.causal, dimensions, self.normalize, self.head)
         short.cut_to = layers or self.cut_to
         short.attention_kernel = self.attention_kernel
         return short
@@ -263,8 +276,9 @@ class EmbeddingModel(nn.Module):
         with forward_lock(self.backbone):
             with self._half(ids_BT.device):
                 rows = self._rows(ids_BT, mask_BT, sequence)
-            rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
             rows = [part_RD.to(torch.promote_types(part_RD.dtype, torch.float32)) for part_RD in rows]
+            rows = rows if self.head is None else [self.head(part_RD) for part_RD in rows]
+            rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
             rows = [functional.normalize(part_RD, dim=1) for part_RD in rows] if self.normalize else rows
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 

@@ -205,10 +205,11 @@ def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
 
 
 def fingerprint(encoder: SentenceEncoder) -> str:
-    """Return a short hash of an encoder: base weights, adapter weights and scaling, number of layers, tokenizer."""
+    """Return a short hash of an encoder: base weights, adapter and Dense weights, scaling, number of layers, tokenizer."""
     import torch
 
     from angle_llm.model.source.backbone import weights_fingerprint
+    from angle_llm.model.source.dense import dense_fingerprint
 
     backbone = encoder.model.backbone
     digest = hashlib.sha256(weights_fingerprint(backbone).encode())
@@ -226,6 +227,7 @@ def fingerprint(encoder: SentenceEncoder) -> str:
     if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
         state = json.loads(fast.to_str()) | {"truncation": None, "padding": None}  # these depend on the last call
     digest.update(json.dumps(state, sort_keys=True).encode())
+    digest.update(dense_fingerprint(encoder.model.head))
     if encoder.model.cut_to is not None:  # `weights_fingerprint` covers all layers of the base
         digest.update(f"layers {encoder.model.cut_to}".encode())
     return digest.hexdigest()[:16]

@@ -147,6 +147,9 @@ class LoraSettings:
     """Dropout probability of the inputs of the LoRA adapter."""
     targets: list[str] = field(default_factory=lambda: ["all-linear"])
     """Names of the linear layers that get an adapter. all-linear: every linear layer."""
+    train_dense: bool = False
+    """Train the Dense modules of a sentence-transformers model (such as EmbeddingGemma) with the adapter. Without it they
+    are kept as they are. With rank 0 all weights are trained."""
 
     def __post_init__(self) -> None:
         if not self.targets:

@@ -149,6 +149,8 @@ class BestModel:
             return
         path, weights = folder / "adapter_model.safetensors", {}
         for name, parameter in self._strategy.weights.items():
+            if name.startswith("head."):  # Dense modules, in files of their own
+                continue
             saved_name = name.removeprefix("backbone.").replace(".default", "")  # the name in a file of peft
             if saved_name.endswith("lora_magnitude_vector.weight"):
                 saved_name = saved_name.removesuffix(".weight")

@@ -33,6 +33,7 @@ from transformers import (
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.texts import SENTENCES
+from angle_llm.model.source.dense import Dense
 from angle_llm.prompts import SidePrompts
 from angle_llm.settings.train import LoraSettings
 
@@ -85,9 +86,9 @@ _TWO_THETAS = {"sliding_attention": _theta(3_000.0), "full_attention": _theta(40
 _ALTERNATING = ["sliding_attention", "sliding_attention", "full_attention"] * 2
 
 
-def _gemma_3() -> PretrainedConfig:
+def _gemma_3(**values: Any) -> PretrainedConfig:
     sizes = _DECODER | {"num_hidden_layers": 6, "sliding_window": 32}
-    return Gemma3TextConfig(**sizes, layer_types=_ALTERNATING, rope_parameters=_TWO_THETAS)
+    return Gemma3TextConfig(**sizes, layer_types=_ALTERNATING, rope_parameters=_TWO_THETAS, **values)
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ FAMILIES = {
     "gemma-2": Family(lambda: Gemma2Config(**_DECODER, sliding_window=32, rope_parameters=_theta(50_000.0)), "gemma"),
     "gemma-3": Family(_gemma_3, "gemma"),
     "gemma-3-gguf": Family(_gemma_3, "gemma", gguf="gemma3"),
+    "embedding-gemma": Family(lambda: _gemma_3(use_bidirectional_attention=True), "gemma", causal=False),
     "bert": Family(lambda: BertConfig(**_SIZES), "bert", causal=False),
     "mpnet": Family(lambda: MPNetConfig(**_SIZES, pad_token_id=0), "mpnet", causal=False),
     "roberta": Family(lambda: RobertaConfig(**_SIZES, max_position_embeddings=514, pad_token_id=1), "roberta", causal=False),
@@ -142,6 +144,8 @@ class Variant:
     form: str
     """exported: the folder of `export`; model: the model folder of a run."""
     attention: Literal["bidirectional"] | None = None
+    dense: bool = False
+    """Whether the pooled state goes through two Dense modules."""
 
 
 E5 = SidePrompts(load_prompt("query"), load_prompt("passage"))
@@ -156,6 +160,7 @@ VARIANTS = {
     "bidirectional": Variant(
         lambda causal: PromptTemplate("head", "Sentence: {text}"), False, "exported", "bidirectional"
     ),
+    "dense": Variant(lambda causal: E5, True, "exported", dense=True),
 }
 
 
@@ -213,6 +218,10 @@ def _save_and_export(base: str | Path, causal: bool, variant: str, folder: Path)
         max_length=LENGTH,
     )
     encoder.model.normalize = used.normalize
+    if used.dense:
+        torch.manual_seed(1)
+        layers = (torch.nn.Linear(128, 192), "activation.Tanh"), (torch.nn.Linear(192, 64, bias=False), "linear.Identity")
+        encoder.model.head = torch.nn.Sequential(*(Dense(layer, f"torch.nn.modules.{name}") for layer, name in layers))
     if variant in ("one prompt", "bidirectional"):
         encoder.add_lora(LoraSettings(rank=2, alpha=6))
         train_a_little(encoder.model)

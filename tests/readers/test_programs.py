@@ -64,7 +64,7 @@ def _environment(name: str) -> Path:
     return ROOT / ".bench/readers" / name / "bin/python"
 
 
-GEMMA_3 = ("gemma-3", "gemma-3-gguf")
+GEMMA_3 = ("gemma-3", "gemma-3-gguf", "embedding-gemma")
 READERS = {
     "sentence-transformers 3.4": Reader(
         "sentence-transformers 3.4.1 (transformers 4.48.3)",
@@ -90,7 +90,7 @@ READERS = {
         _environment("vllm-0.32"),
         unknown=("mpnet",),
         wrong_bidirectional=("mistral", "gemma-2", *GEMMA_3),
-        variants=("one prompt", "two prompts, normalised", "bidirectional"),
+        variants=("one prompt", "two prompts, normalised", "bidirectional", "dense"),
     ),
 }
 NO_SUPPORT = ("does not recognize this architecture", "are not supported")
@@ -129,7 +129,7 @@ def table() -> Iterator[dict[tuple[str, str], str]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", ["one prompt", "model folder, two prompts", "bidirectional"])
+@pytest.mark.parametrize("variant", ["one prompt", "model folder, two prompts", "bidirectional", "dense"])
 def test_the_installed_versions_give_the_vectors_and_token_ids(family: str, variant: str, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", minversion="6.2")
     if not is_made(family, variant):

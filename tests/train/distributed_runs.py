@@ -13,6 +13,7 @@ elastic [ZeRO]            interrupted by a signal to one process and resumed wit
 mixture CONFIG [NAME …]   a mixture of datasets stored on disk, in 1, 2 and 3 processes, and in 2 with the named ZeRO
 shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
 attention [NAME]          bidirectional attention: data parallel and the named ZeRO, against one process
+dense [NAME]              the same with Dense modules that are trained
 kernels [NAME]            the last rank cannot use texts in one sequence, at load or from the second step on: every rank
                           pads its texts. With ZeRO, the run ends and is resumed with --layout padded
 """
@@ -49,6 +50,7 @@ from angle_llm.model.layout import support
 from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source import artifact
 from angle_llm.model.source.checks import CARD_NAME
+from angle_llm.model.source.dense import Dense
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.prompts import load_prompts
 from angle_llm.run import fine_tune
@@ -81,6 +83,7 @@ WITH_OPTIONS = AngleObjective(
     hardness_strength=2.0,
 )
 CPU = {"device": "cpu"}
+TANH = "torch.nn.modules.activation.Tanh"
 DIVIDED = {"stage": 3, "stage3_param_persistence_threshold": 0}  # small weights are partitioned too
 ZERO: dict[str, dict[str, Any]] = {
     "ZeRO-1": {"stage": 1},
@@ -409,13 +412,29 @@ def shortage(folder: Path, processes: str, megabytes: str) -> None:
 def attention(folder: Path, *names: str) -> None:
     save_tiny_base("llama", folder / "base")
     model = replace(settings(folder, "").model, attention="bidirectional")
+    two_processes(folder, names, {"attention": "bidirectional"}, model=model)
+
+
+def dense(folder: Path, *names: str) -> None:
+    save_tiny_base("llama", folder / "base")
+    encoder = SentenceEncoder.from_pretrained(folder / "base", prompt="plain", device="cpu")
+    torch.manual_seed(0)
+    layers = (Dense(torch.nn.Linear(32, 48, bias=False), TANH), Dense(torch.nn.Linear(48, 20), TANH))
+    encoder.model.head = torch.nn.Sequential(*layers)
+    encoder.save_pretrained(folder / "model")
+    model = replace(settings(folder, "").model, path=str(folder / "model"), prompt="plain")
+    two_processes(folder, names, {"dense": 2}, model=model, lora=LoraSettings(rank=4, alpha=8, train_dense=True))
+
+
+def two_processes(folder: Path, names: tuple[str, ...], in_card: dict[str, Any], **changed: Any) -> None:
+    """Compare data parallel, or the named ZeRO, with one process."""
     if names:
-        compare(folder, list(names), quick=True, model=model)
+        compare(folder, list(names), quick=True, **changed)
         return
     for world in (1, 2):
-        mine = settings(folder, f"world{world}", max_steps=6, model=model)
+        mine = settings(folder, f"world{world}", max_steps=6, **changed)
         forked.run(world, lambda _, m=mine, w=world: train(m, w, ragged(40)), folder / f"log{world}")
-        assert json.loads((mine.run_path / "model" / CARD_NAME).read_text())["attention"] == "bidirectional"
+        assert json.loads((mine.run_path / "model" / CARD_NAME).read_text()).items() >= in_card.items()
         check_close(f"{world} processes", folder / "world1", mine.run_path)
 
 
@@ -471,6 +490,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     commands = {
         one.__name__: one
-        for one in (float64, options, together, deepspeed, bits, elastic, mixture, shortage, attention, kernels)
+        for one in (float64, options, together, deepspeed, bits, elastic, mixture, shortage, attention, dense, kernels)
     }
     commands[sys.argv[2]](Path(sys.argv[1]), *sys.argv[3:])  # type: ignore[operator]

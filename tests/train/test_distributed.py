@@ -53,11 +53,22 @@ def test_every_strategy_gives_the_result_of_one_process(tmp_path: Path, names: l
     assert printed.count("losses differ by") == (2 if names else 2 * (2 + 6)) + 1
 
 
-@pytest.mark.parametrize("names", [[], pytest.param(["ZeRO-3"], marks=pytest.mark.slow)], ids=["data", "ZeRO"])
-def test_bidirectional_attention_does_not_depend_on_the_number_of_processes(tmp_path: Path, names: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("variant", "names"),
+    [
+        ("attention", []),
+        ("dense", []),
+        pytest.param("attention", ["ZeRO-3"], marks=pytest.mark.slow),
+        pytest.param("dense", ["ZeRO-2"], marks=pytest.mark.slow),
+    ],
+)
+def test_variants_of_the_model_do_not_depend_on_the_number_of_processes(
+    tmp_path: Path, variant: str, names: list[str]
+) -> None:
+    """Bidirectional attention; Dense modules that are trained with the adapter."""
     if names:
         pytest.importorskip("deepspeed", reason="the extra `distributed` is not installed")
-    assert program("distributed_runs.py", str(tmp_path), "attention", *names).count("losses differ by") == 2
+    assert program("distributed_runs.py", str(tmp_path), variant, *names).count("losses differ by") == 2
 
 
 def test_a_run_resumes_with_another_number_of_processes(tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ def export_gguf(
             f"{source} keeps the first {card.dimensions} dimensions, which a GGUF file cannot store. Set `dimensions` to null "
             f"in {source / CARD_NAME}, export again, and cut the vectors of the server."
         )
+    if card.dense:
+        raise ArtifactError(f"{source} has Dense modules, which a GGUF file of this package does not support.")
     prompts = card.prompt if side is None else load_prompts(card.prompt.of(side))
     tokenizers = SideTokenizers.of(load_tokenizer(BackboneLocation(str(source))), prompts, card.max_length)
     vocabulary = Vocabulary(tokenizers)

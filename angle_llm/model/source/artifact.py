@@ -2,6 +2,7 @@
 
 adapter_model.safetensors + adapter_config.json     an adapter, for the base that the card names
 model.safetensors + config.json                     or a whole backbone
+2_Dense/ …                                          Dense modules after the pooling
 tokenizer.json …                                    the tokenizer
 angle_llm.json                                      the card: prompt, pooling, maximum length, base, …
 """
@@ -20,7 +21,13 @@ from torch import nn
 
 from angle_llm.io import json_text, write_folder
 from angle_llm.model.layers.lora import LoraAdapter, is_adapted, read_adapter
-from angle_llm.model.source.backbone import BackboneLocation, load_backbone, load_tokenizer, weights_fingerprint
+from angle_llm.model.source.backbone import (
+    BackboneLocation,
+    load_backbone,
+    load_tokenizer,
+    state_sizes,
+    weights_fingerprint,
+)
 from angle_llm.model.source.checks import (
     CARD_NAME,
     ArtifactError,
@@ -29,6 +36,7 @@ from angle_llm.model.source.checks import (
     is_saved_encoder,
     read_json,
 )
+from angle_llm.model.source.dense import dense_folders, read_dense, write_dense
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.peft_adapter import fitted, no_backbone, read_peft_adapter
 from angle_llm.model.source.quantization import QuantizationError, bits_of
@@ -63,6 +71,8 @@ class Parts(NamedTuple):
     """Prompt, pooling and lengths, from `angle_llm.json` or a sentence-transformers folder; None for a bare backbone."""
     adapter: LoraAdapter | None = None
     """An adapter that fits the backbone and is not applied yet; None without an adapter."""
+    head: nn.Sequential | None = None
+    """Dense modules that are applied to the pooled state; None without."""
 
 
 def load_parts(
@@ -92,11 +102,13 @@ def load_parts(
     with as_artifact_error(source.path):
         check_loaded(backbone, tokenizer, source.path)
         card = None if folder is None else card_of(folder, tokenizer, backbone, dtype)
+    head = read_dense(() if folder is None else folder.dense, state_sizes(backbone)[0])
+    parts = Parts(source.path, backbone, tokenizer, source.path, source.revision, card=card, head=head)
     if peft_adapter is None:
-        return Parts(source.path, backbone, tokenizer, source.path, source.revision, card=card)
+        return parts
     with as_artifact_error(other):
         update = fitted(peft_adapter, other, backbone, source.path)
-    return Parts(other, backbone, tokenizer, source.path, source.revision, weights_fingerprint(backbone), card, update)
+    return parts._replace(folder=other, base_fingerprint=weights_fingerprint(backbone), adapter=update)
 
 
 def card_of(
@@ -108,7 +120,8 @@ def card_of(
         ArtifactError: if this package would tokenize texts differently from sentence-transformers.
     """
     length = library.length_for(tokenizer, count_positions(backbone))
-    return EncoderCard(library.prompt, library.pooling, length, dtype, None, normalize=library.normalize)
+    dense = len(library.dense)
+    return EncoderCard(library.prompt, library.pooling, length, dtype, None, normalize=library.normalize, dense=dense)
 
 
 def _load_saved(
@@ -126,9 +139,10 @@ def _load_saved(
     tokenizer = load_tokenizer(source.location)
     with as_artifact_error(folder):
         check_loaded(backbone, tokenizer, folder)
+    head = read_dense(dense_folders(folder, card.dense), state_sizes(backbone)[0])
     if card.base is None:
         base = str(folder) if source.revision is None else source.path  # not its path in the cache
-        return Parts(folder, backbone, tokenizer, base, source.revision, card=card)
+        return Parts(folder, backbone, tokenizer, base, source.revision, card=card, head=head)
     fingerprint = weights_fingerprint(backbone)
     # Rounding to float16 and then to the bfloat16 of the fingerprint is not rounding to bfloat16 directly.
     comparable = dtype == card.dtype or "float16" not in (dtype, card.dtype)
@@ -140,7 +154,7 @@ def _load_saved(
     with as_artifact_error(folder):
         adapter = read_adapter(folder)
         adapter.check_fits(backbone, f"the adapter {folder}", card.base)
-    return Parts(folder, backbone, tokenizer, card.base, card.base_revision, fingerprint, card, adapter)
+    return Parts(folder, backbone, tokenizer, card.base, card.base_revision, fingerprint, card, adapter, head)
 
 
 def save_parts(
@@ -149,8 +163,9 @@ def save_parts(
     tokenizer: Tokenizer,
     card: EncoderCard,
     check: Callable[[Path], None] | None = None,
+    head: nn.Sequential | None = None,
 ) -> None:
-    """Save an encoder in a folder: only the adapter if the backbone has an adapter, else all weights.
+    """Save an encoder in a folder: only the adapter if the backbone has an adapter, else all weights; Dense modules (`head`).
 
     The folder is written completely or not at all. `check` is called with the new folder before the new folder replaces
     `folder`, and can raise an error to prevent this.
@@ -163,6 +178,7 @@ def save_parts(
         backbone.save_pretrained(target, **({"save_embedding_layers": False} if is_adapted(backbone) else {}))
         if not is_adapted(backbone):
             write_earlier_names(target)
+        write_dense(target, head)
         tokenizer.save_pretrained(target)
         (target / "README.md").unlink(missing_ok=True)  # the empty model card of peft
         card.write(target)
@@ -260,9 +276,7 @@ def write_library_form(folder: Path, backbone: nn.Module, tokenizer: Tokenizer, 
             ids = [saved(text, truncation=True)["input_ids"] for text in texts]
             if ids != expected or card.dimensions is not None:
                 raise ArtifactError(f"{folder} would have other token ids or dimensions in sentence-transformers.")
-        write_library_files(
-            folder, backbone, card.pooling, card.max_length, normalize=card.normalize, prompts=prompts, default=default
-        )
+        write_library_files(folder, backbone, card, prompts=prompts, default=default)
     except (ArtifactError, FileNotFoundError, ValueError):  # ValueError: a probe without a token
         if original:
             path.write_bytes(original)

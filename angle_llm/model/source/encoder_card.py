@@ -45,11 +45,13 @@ class EncoderCard:
     """Whether vectors are scaled to length 1."""
     attention: Literal["bidirectional"] | None = None
     """Attention of a decoder-only model in training; None: the attention of the architecture."""
+    dense: Annotated[int, Ge(0)] = 0
+    """Number of Dense modules that are applied to the pooled state, in the folders 2_Dense, 3_Dense, …"""
 
     def write(self, folder: Path) -> None:
         """Write the card as `angle_llm.json` into a folder."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"prompt": self.prompt.to_dict()}
-        for name in ("normalize", "attention"):  # earlier versions refuse these keys
+        for name in ("normalize", "attention", "dense"):  # earlier versions refuse these keys
             if not values[name]:
                 del values[name]
         (folder / CARD_NAME).write_text(json_text({"format_version": FORMAT_VERSION, **values}), encoding="utf-8")

@@ -20,6 +20,7 @@ from angle_llm.model.source.checks import (
     check_links,
     read_json,
 )
+from angle_llm.model.source.dense import DENSE_FILES
 from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME, USAGE_FILES
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -64,12 +65,12 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
         )
     if CARD_NAME in files:
         weights = WHOLE_FILES if read_json(files[CARD_NAME]).get("base") is None else ADAPTER_FILES
-        return _snapshot(repo, files[CARD_NAME], [CARD_NAME, *weights, *TOKENIZER_FILES], bool(offline))
+        return _snapshot(repo, files[CARD_NAME], [CARD_NAME, *weights, *TOKENIZER_FILES, *DENSE_FILES], bool(offline))
     for name, hint in _NOT_A_BACKBONE.items():
         if name in files:
             raise ArtifactError(f"{repo} on the hub contains {name}: {hint}")
     if MODULES_NAME in files:
-        return _snapshot(repo, files[MODULES_NAME], list(USAGE_FILES), bool(offline))
+        return _snapshot(repo, files[MODULES_NAME], [*USAGE_FILES, *DENSE_FILES], bool(offline))
     return HubFiles(None, files["config.json"].parent.name if "config.json" in files else None)
 
 

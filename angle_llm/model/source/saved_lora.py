@@ -35,6 +35,7 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
             alpha=float(config["lora_alpha"]),
             dropout=float(config.get("lora_dropout") or 0.0),
             targets=[targets] if isinstance(targets, str) else sorted(targets),
+            train_dense=given.train_dense,
         )
     for name, value in vars(given).items():
         expected: Any = getattr(own, name)

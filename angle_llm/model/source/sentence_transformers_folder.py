@@ -1,8 +1,9 @@
 """Read and write the configuration files of a sentence-transformers model, as version 6.2 of the library reads them.
 
-    modules.json                         Transformer, Pooling and perhaps Normalize, with old or new class paths
+    modules.json                         Transformer, Pooling and perhaps Dense and Normalize, with old or new class paths
     sentence_bert_config.json            maximum length (or another name in `_TRANSFORMER_FILES`)
     1_Pooling/config.json                pooling
+    2_Dense/ …                           weights and activation of a Dense module (see `dense`)
     config_sentence_transformers.json    prompts, default prompt, similarity
 
 Weights, configuration and tokenizer are files of `transformers`. Settings that this package does not support (another
@@ -15,7 +16,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,8 @@ from torch import nn
 
 from angle_llm.io import write_json
 from angle_llm.model.source.checks import ArtifactError, read_json
+from angle_llm.model.source.dense import check_dense
+from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer
 from angle_llm.prompts import PLACEHOLDER, SIDES, PromptTemplate, SidePrompts, load_prompt
 
@@ -81,6 +84,8 @@ class SentenceTransformersFolder:
     prompt_is_own: bool
     """Whether the prompt comes from the files of the model, not from the caller."""
     pooling: str
+    dense: Sequence[Path]
+    """Folders of the Dense modules that are applied to the pooled state."""
     normalize: bool
     max_length: int | None
     """Maximum number of tokens of a text; None: the limit of the tokenizer."""
@@ -105,7 +110,9 @@ class SentenceTransformersFolder:
     @classmethod
     def _read(cls, folder: Path, prompt: SidePrompts | None) -> SentenceTransformersFolder:
         """Read the configuration files as `read` does, but JSON values of a wrong type raise TypeError or AttributeError."""
-        paths, normalize = _read_modules(folder)
+        pooling_path, dense, normalize = _read_modules(folder)
+        for path in dense:
+            check_dense(path)
         options = _read_options(folder)
         config, place = _read_config(folder, "config_sentence_transformers.json")
         if (kind := config.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
@@ -121,9 +128,9 @@ class SentenceTransformersFolder:
                 stacklevel=3,
             )
         own, prompt = prompt is None, prompt or _read_prompts(config, place)
-        pooling = _read_pooling(folder, paths["Pooling"], prompt)
+        pooling = _read_pooling(folder, pooling_path, prompt)
         length = options.get("max_seq_length")
-        return cls(folder, prompt, own, pooling, normalize, length, bool(options.get("do_lower_case")))
+        return cls(folder, prompt, own, pooling, dense, normalize, length, bool(options.get("do_lower_case")))
 
     def length_for(self, tokenizer: Tokenizer, positions: int | None) -> int:
         """Return the maximum number of tokens per text that sentence-transformers uses, and check the token ids.
@@ -244,17 +251,15 @@ def write_library_refusal(folder: Path) -> None:
 def write_library_files(
     folder: Path,
     backbone: nn.Module,
-    pooling: str,
-    max_length: int,
+    card: EncoderCard,
     *,
-    normalize: bool,
     prompts: Mapping[str, str],
     default: str | None = None,
 ) -> None:
     """Write the configuration files of sentence-transformers into a model folder, in a form that versions 2 to 6 read.
 
     Args:
-        pooling: name of the pooling in this package.
+        card: pooling, maximum length, Dense modules and normalization.
         prompts: name → text that sentence-transformers adds before a text.
         default: name of the prompt that `encode` of sentence-transformers uses; None: no prompt.
 
@@ -263,13 +268,13 @@ def write_library_files(
     """
     # Text Embeddings Inference needs the first two keys.
     flags = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False}
-    flags[f"pooling_mode_{library_pooling(pooling, folder)}"] = True
-    names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    flags[f"pooling_mode_{library_pooling(card.pooling, folder)}"] = True
+    names = ["Transformer", "Pooling", *["Dense"] * card.dense, *(["Normalize"] if card.normalize else [])]
     modules = [
         {"idx": number, "name": str(number), "path": f"{number}_{name}" if number else "", "type": _MODULE.format(name)}
         for number, name in enumerate(names)
     ]
-    transformer: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
+    transformer: dict[str, Any] = {"max_seq_length": card.max_length, "do_lower_case": False}
     if "add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters:
         transformer["model_args"] = {"add_pooling_layer": False}  # BERT's pooler is not stored and would be random
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
@@ -305,11 +310,15 @@ def _read_config(folder: Path, name: str) -> tuple[dict[str, Any], Path]:
     return (read_json(place) if place.is_file() else {}), place
 
 
-def _read_modules(folder: Path) -> tuple[dict[str, str], bool]:
-    """Read and check `modules.json`: return class name → folder of each module, and whether embeddings are normalized."""
+def _read_modules(folder: Path) -> tuple[str, list[Path], bool]:
+    """Read and check `modules.json`.
+
+    Return the folder of Pooling in the model folder, the folders of the Dense modules, and whether embeddings are
+    normalized.
+    """
     place = folder / MODULES_NAME
     modules = read_json(place, list)
-    paths: dict[str, str] = {}
+    paths: list[tuple[str, str]] = []
     for module in modules:
         kind, path = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
         if (
@@ -321,21 +330,27 @@ def _read_modules(folder: Path) -> tuple[dict[str, str], bool]:
         package, _, name = kind.rpartition(".")
         if package.partition(".")[0] != "sentence_transformers":
             _refuse(place, "type", kind, "It is code of the folder, which is never run.")
-        if name not in ("Transformer", "Pooling", "Normalize") or name in paths:
+        if name not in ("Transformer", "Pooling", "Dense", "Normalize"):
             _refuse(place, "type", kind)
         if module.get("kwargs"):
             _refuse(place, "kwargs", module["kwargs"])
-        paths[name] = path
-    if list(paths) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ArtifactError(f"{place}: expected Transformer, Pooling and perhaps Normalize, got {', '.join(paths)}.")
-    if paths["Transformer"]:
-        _refuse(place, "path", paths["Transformer"], "Save the folder again with a new sentence-transformers.")
-    if "Normalize" in paths:
-        config, where = _read_config(folder, f"{paths['Normalize']}/config.json")
+        paths.append((name, path))
+    names = [name for name, _ in paths]
+    dense = [folder / path for name, path in paths if name == "Dense"]
+    usual = ["Transformer", "Pooling", *["Dense"] * len(dense)]
+    if names not in (usual, [*usual, "Normalize"]):
+        raise ArtifactError(
+            f"{place}: expected Transformer, Pooling, and perhaps Dense and Normalize, got {', '.join(names)}."
+        )
+    if paths[0][1]:
+        _refuse(place, "path", paths[0][1], "Save the folder again with a new sentence-transformers.")
+    normalizes = names[-1] == "Normalize"
+    if normalizes:
+        config, where = _read_config(folder, f"{paths[-1][1]}/config.json")
         for key in ("module_input_name", "module_output_name"):
             if config.get(key, "sentence_embedding") not in (None, "sentence_embedding"):
                 _refuse(where, key, config[key])
-    return paths, "Normalize" in paths
+    return paths[1][1], dense, normalizes
 
 
 def _read_options(folder: Path) -> dict[str, Any]:

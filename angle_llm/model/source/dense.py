@@ -1,0 +1,132 @@
+"""Dense modules of sentence-transformers: linear layers that are applied to the pooled state of a text.
+
+A folder of the module has `config.json` (sizes and activation) and `model.safetensors`. Saved encoders and exports use the
+same files, in `2_Dense`, `3_Dense`, …
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from angle_llm.io import write_json
+from angle_llm.model.source.checks import ArtifactError, as_artifact_error, read_json
+
+DENSE_FILES = ("*_Dense/config.json", "*_Dense/model.safetensors")
+"""Patterns of the files of Dense modules in a model folder."""
+_WEIGHTS = "model.safetensors"
+_ACTIVATIONS = {
+    f"torch.nn.modules.{module}.{kind.__name__}": kind
+    for module, kinds in (
+        ("linear", (nn.Identity,)),
+        ("activation", (nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid)),
+    )
+    for kind in kinds
+}
+"""Class path of an activation in `config.json` → class."""
+
+
+class Dense(nn.Module):
+    """activation(W x + b) of the embeddings of texts, in float32; the module Dense of sentence-transformers."""
+
+    def __init__(self, linear: nn.Linear, activation: str) -> None:
+        super().__init__()
+        self.linear = linear
+        self.path = activation
+        """Class path of the activation in `config.json`."""
+        self.activation = _ACTIVATIONS[activation]()
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        x: Tensor = self.activation(self.linear(x_RD))
+        return x
+
+
+def dense_folders(folder: Path, count: int) -> list[Path]:
+    """Return the folders of `count` Dense modules in a saved encoder or an export: 2_Dense, 3_Dense, …"""
+    return [folder / f"{number}_Dense" for number in range(2, 2 + count)]
+
+
+def check_dense(folder: Path) -> dict[str, Any]:
+    """Return the contents of `config.json` of a Dense module, and check that the module is supported.
+
+    Raises:
+        ArtifactError: for a setting that this package does not support, or without weights in safetensors.
+    """
+    place = folder / "config.json"
+    try:
+        config: dict[str, Any] = read_json(place)
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{place} is missing. Fetch or save the folder again.") from error
+    own = {"in_features", "out_features", "bias", "activation_function"}
+    usual = {
+        "module_input_name": "sentence_embedding",
+        "module_output_name": "sentence_embedding",
+        "use_residual": False,
+    }
+    for key, value in config.items():
+        known = value in _ACTIVATIONS if key == "activation_function" else key in own or value == usual.get(key, ...)
+        if not known and value is not None:
+            raise ArtifactError(
+                f"{place}: `{key}` is {value!r:.120}, which this package does not support, so it would give other vectors. "
+                "Open the folder with sentence-transformers."
+            )
+    if missing := own - config.keys():
+        raise ArtifactError(f"{place}: `{min(missing)}` is missing. Save the folder again.")
+    return config
+
+
+def read_dense(folders: Iterable[Path], columns: int) -> nn.Sequential | None:
+    """Read the Dense modules in folders, in the order of their application; return None without a folder.
+
+    Args:
+        folders: folders of the modules.
+        columns: number of dimensions of the pooled state, the input of the first module.
+
+    Raises:
+        ArtifactError: for a damaged or unsupported module, or sizes that do not fit.
+    """
+    modules = []
+    for folder in folders:
+        config = check_dense(folder)
+        if not (folder / _WEIGHTS).is_file():
+            raise ArtifactError(f"{folder} has no {_WEIGHTS}. Save the model again with safe_serialization=True.")
+        with as_artifact_error(folder):
+            linear = nn.Linear(columns, config["out_features"], bias=config["bias"])
+            weights = {name: tensor.float() for name, tensor in load_file(folder / _WEIGHTS).items()}
+            dense = Dense(linear, config["activation_function"])
+            dense.load_state_dict(weights)
+        if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
+            raise ArtifactError(f"{folder / _WEIGHTS} has values that are not finite. Fetch or save it again.")
+        modules.append(dense)
+        columns = linear.out_features
+    return nn.Sequential(*modules) if modules else None
+
+
+def write_dense(folder: Path, head: nn.Sequential | None) -> None:
+    """Write Dense modules into a model folder; nothing for None."""
+    modules: list[Any] = list(head or ())
+    for path, dense in zip(dense_folders(folder, len(modules)), modules, strict=True):
+        path.mkdir()
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in dense.state_dict().items()}
+        save_file(weights, path / _WEIGHTS)
+        linear = dense.linear
+        sizes: dict[str, Any] = {"in_features": linear.in_features, "out_features": linear.out_features}
+        write_json(path / "config.json", {**sizes, "bias": linear.bias is not None, "activation_function": dense.path})
+
+
+def dense_fingerprint(head: nn.Sequential | None) -> bytes:
+    """Return a hash of the activations and weights of Dense modules; empty for None."""
+    digest = hashlib.sha256()
+    modules: list[Any] = list(head or ())
+    for dense in modules:
+        digest.update(dense.path.encode())
+        for name, tensor in dense.state_dict().items():
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.to("cpu", torch.float32).numpy().tobytes())
+    return digest.digest() if head else b""

@@ -20,7 +20,7 @@ from angle_llm.settings.parsing import (
     parse_settings,
     unknown_name,
 )
-from angle_llm.settings.train import TrainSettings
+from angle_llm.settings.train import PretrainSettings, TrainSettings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
@@ -98,6 +98,9 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.tools.search import SearchSettings, search_main
     from angle_llm.tools.split import SplitSettings, split_main
 
+    def pretrain(settings: PretrainSettings) -> None:
+        train(TrainSettings(**vars(settings)))
+
     def with_encoder(main: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
         """Return a function that calls `main` with the settings and `SentenceEncoder.from_pretrained`."""
 
@@ -121,6 +124,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
 
     return {
         "train": (TrainSettings, train, "Fine-tune a language model into a text-embedding model."),
+        "pretrain": (PretrainSettings, pretrain, "Train on texts without labels: MNTP or unsupervised SimCSE."),
         "plan": (PlanSettings, plan_main, "Forecast memory and work of a training run without loading weights."),
         "embed": (EmbedSettings, embed_main, "Embed a corpus."),
         "search": (SearchSettings, search_main, "Find the most similar rows of an embedded corpus."),

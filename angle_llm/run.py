@@ -86,6 +86,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         elif settings.lora.rank:
             encoder.add_lora(settings.lora)
         kernel = "FlexAttention" if run.processes.device.type == "cuda" else "gathered keys"
+        encoder.prepare_pretraining(settings.pretraining, source, settings.seed)
         layouts = encoder.layouts
         attention = "attention of the library" if layouts.layout == "padded" else kernel
         why = f" ({layouts.reason})" if layouts.reason else ""

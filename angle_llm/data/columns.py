@@ -58,6 +58,7 @@ _NEGATIVES = ("negatives", "neg", "negative_passages")
 _OF_LISTS = (*_POSITIVES, *_NEGATIVES)
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
+    "text": ("text", "sentence"),
     "text1": (*_FIRST, *_ANCHOR),
     "text2": (*_SECOND, *_POSITIVE),
     "score": ("score", "label", "similarity_score", "relatedness_score", "is_duplicate", "Quality"),
@@ -106,7 +107,7 @@ def resolve_format(
 
     With `format="auto"`, the format is detected: all its required fields must have a column. If several formats fit,
     the format that reads more columns is chosen (scored_pair before positive_pair). scored_pair is chosen before
-    nli_pairs if both read the same columns. `nli_triples` is never detected.
+    nli_pairs if both read the same columns. `nli_triples` and `text` are never detected.
 
     Args:
         format: Name of a format, or "auto".
@@ -121,11 +122,12 @@ def resolve_format(
         if suggested := next((right for right, names in _SYNONYMS.items() if format.lower() in names), None):
             raise DataError(f"unknown format {format!r}. Did you mean {suggested}? Known: auto, {', '.join(FORMATS)}.")
         raise DataError(unknown_name("format", format, ["auto", *FORMATS]))
+    known = [name for name in USUAL_NAMES if name != "text" or format == "text"]
     for field, column in mapping.items():
-        if field not in USUAL_NAMES and not NUMBERED_NEGATIVE.fullmatch(field):
+        if field not in known and not NUMBERED_NEGATIVE.fullmatch(field):
             order = f"; {field!r} is a column, so write its field before it" if field in columns else ""
             raise DataError(
-                f"{flags}columns: {unknown_name('field', field, USUAL_NAMES)} Expected pairs of FIELD COLUMN, such as "
+                f"{flags}columns: {unknown_name('field', field, known)} Expected pairs of FIELD COLUMN, such as "
                 f"{EXAMPLE}{order}"
             )
         if column not in columns:
@@ -202,6 +204,8 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
     """
     fits: dict[str, set[str]] = {}
     for name, format in FORMATS.items():
+        if name == "text":
+            continue
         fields = fields_of(name, mapping, columns)
         found = {field: _candidates(field, mapping, columns) for field in fields}
         if format.combine is None and all(found[field] for field in format.fields) and set(mapping) <= set(fields):

@@ -220,7 +220,7 @@ def open_examples(source: DataSource) -> ExampleReader:
 
 def _open_rows(source: DataSource) -> RowSource:
     """Open a dataset as rows with several columns, with the path and encoding in its settings (`open_rows`)."""
-    return open_rows(source.path, tables=True, encoding=source.encoding, split="train")
+    return open_rows(source.path, tables=source.format != "text", encoding=source.encoding, split="train")
 
 
 def _check_settings(source: DataSource, format: Format, columns: dict[str, str], rows: RowSource) -> None:

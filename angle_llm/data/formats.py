@@ -225,6 +225,11 @@ def _positive_pair(row: Values, _: ScoreRange | None) -> PositivePair:
     return PositivePair(read_text(row, "text1"), read_text(row, "text2"))
 
 
+def _text(row: Values, _: ScoreRange | None) -> PositivePair:
+    text = read_text(row, "text")
+    return PositivePair(text, text)
+
+
 def _triple(row: Values, _: ScoreRange | None) -> Triple:
     return Triple(read_text(row, "anchor"), read_text(row, "positive"), read_text(row, "negative"))
 
@@ -390,4 +395,5 @@ FORMATS: dict[str, Format] = {
     ),
     "nli_pairs": Format(("premise", "hypothesis", "label"), _nli_pair),
     "nli_triples": Format(("premise", "hypothesis", "label"), _nli_pair, pair_by_premise, rows_per_example=2),
+    "text": Format(("text",), _text),
 }

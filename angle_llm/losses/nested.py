@@ -54,6 +54,11 @@ class NestedObjective:
                 "Use even numbers, or set objective.angle_weight to 0."
             )
 
+    @property
+    def vectors(self) -> int:
+        """Number of embeddings in a row."""
+        return 1 + len(self.layers)
+
     def check_width(self, columns: int) -> None:
         """Raise `ValueError` if a number in `dimensions` is not below `columns`, the embedding size of the model."""
         too_wide = [width for width in self.dimensions if width >= columns]

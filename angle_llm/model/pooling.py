@@ -21,6 +21,7 @@ from angle_llm.model.layers.activation_checkpointing import checkpoint_layers, f
 from angle_llm.model.layers.depth import LayerStack, first_layers
 from angle_llm.model.layout.attention import Kernel, sequence_output
 from angle_llm.model.layout.token_sequence import TokenSequence
+from angle_llm.model.masked_tokens import TokenPrediction
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.settings.parsing import unknown_name
 
@@ -162,6 +163,8 @@ class EmbeddingModel(nn.Module):
         attention_kernel: attention kernel for texts in one sequence, `gathered` or `flex` (see `attention`); None: the
             default of the device.
         inner_layers: numbers of the layers, from 1, after which a row also contains an embedding.
+        two_views: whether a row has two embeddings of the text, with two dropout masks (in training mode only).
+        prediction: predicts masked tokens in training mode; a row then has the losses of the tokens (see `masked_tokens`).
     """
 
     def __init__(
@@ -185,6 +188,8 @@ class EmbeddingModel(nn.Module):
         self.attention_kernel: Kernel = None
         self.inner_layers: tuple[int, ...] = ()
         self._stack: LayerStack | None = None
+        self.two_views = False
+        self.prediction: TokenPrediction | None = None
         self.train(backbone.training)
 
     @property
@@ -275,12 +280,30 @@ class EmbeddingModel(nn.Module):
         """
         with forward_lock(self.backbone):
             with self._half(ids_BT.device):
+                if self.prediction is not None and self.training:
+                    return self._token_losses(self.prediction, ids_BT, mask_BT, sequence)
                 rows = self._rows(ids_BT, mask_BT, sequence)
+                if self.two_views and self.training:
+                    rows += self._rows(ids_BT, mask_BT, sequence)
             rows = [part_RD.to(torch.promote_types(part_RD.dtype, torch.float32)) for part_RD in rows]
             rows = rows if self.head is None else [self.head(part_RD) for part_RD in rows]
             rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
             rows = [functional.normalize(part_RD, dim=1) for part_RD in rows] if self.normalize else rows
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
+    def _token_losses(
+        self, prediction: TokenPrediction, code_BT: Tensor, mask_BT: Tensor | None, sequence: TokenSequence | None
+    ) -> Tensor:
+        """Return the row of `TokenPrediction.sums` for each text, (R, 3), from the codes of its tokens."""
+        ids_BT, label_BT = prediction.decode(code_BT)
+        if sequence is None:
+            states_BTD = self._output(ids_BT, attention_mask=mask_BT).last_hidden_state
+            text_BT = torch.arange(len(ids_BT), device=ids_BT.device)[:, None].expand_as(ids_BT)
+            return prediction.sums(states_BTD, label_BT, text_BT, len(ids_BT))
+        states_BTD = self._sequence_output(ids_BT, sequence).last_hidden_state
+        lengths_R = torch.from_numpy(sequence.lengths_R).to(ids_BT.device)
+        text_T = torch.arange(len(lengths_R), device=ids_BT.device).repeat_interleave(lengths_R)
+        return prediction.sums(states_BTD, label_BT, text_T[None], len(lengths_R))
 
     def _half(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return a context with autocast to bfloat16 if `autocasts` is set, else an empty context."""

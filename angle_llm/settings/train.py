@@ -45,7 +45,7 @@ class DataSource:
     directory, then in ANGLE_LLM_DATA. Several datasets with weights: stsb@train:2.0,my.jsonl, or `sets` in a YAML
     file."""
     format: str = "auto"
-    """Format of the rows: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples.
+    """Format of the rows: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples; text for pretraining.
     auto: detected from the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this."""
@@ -204,6 +204,19 @@ class EvaluationSettings:
 
 
 @settings_class
+class PretrainingSettings:
+    """Training on texts without labels. Rows of the format `text` have one text; of other formats, all texts are used."""
+
+    task: Literal["mntp", "simcse"] | None = None
+    """mntp: predict masked tokens from the token before them (LLM2Vec); needs bidirectional attention. simcse: the two
+    embeddings of a text with two dropout masks are a positive pair (unsupervised SimCSE); needs dropout, such as
+    --lora.dropout 0.1. None: training on labelled pairs."""
+    mask_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
+    """Probability that a token is masked, with task mntp. 80 % of the masked tokens become the mask token (or "_"), 10 % a
+    random token, and 10 % stay."""
+
+
+@settings_class
 class CheckpointSettings:
     """Checkpoints from which a run resumes. They do not change the result."""
 
@@ -216,6 +229,10 @@ class CheckpointSettings:
 
 BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointing", "layout")
 """Settings of memory use and of the layout of texts. A run can resume with different values."""
+
+
+_LATER = (("model", "attention", None), ("lora", "train_dense", False), ("objective", "teacher_similarity_weight", 0.0))
+"""Settings that early versions did not have: group, name, and the value that changes nothing."""
 
 
 @settings_class
@@ -276,6 +293,7 @@ class TrainSettings:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     nested: NestedSettings = field(default_factory=NestedSettings)
+    pretraining: PretrainingSettings = field(default_factory=PretrainingSettings)
 
     def __post_init__(self) -> None:
         if self.lora.rank == 0 and self.model.bits is not None:
@@ -288,6 +306,8 @@ class TrainSettings:
                 "lora.rank 0 trains all weights, and float16 loses small gradients. Set model.dtype to bfloat16 or float32, or "
                 "lora.rank above 0."
             )
+        if self.pretraining.task is not None and self.nested != NestedSettings():
+            raise SettingsError("pretraining.task and nested exclude each other.")
         if not self.resume:
             raise SettingsError("resume is empty. Expected auto, never, or a checkpoint.")
 
@@ -324,6 +344,17 @@ class TrainSettings:
         """Return a hash of `identity`, which is stored with checkpoints."""
         unused = (*BUDGET_SETTINGS, "report_to", "allow_cpu")
         values = {name: value for name, value in settings_to_dict(self.identity).items() if name not in unused}
-        if self.model.attention is None:  # checkpoints of versions without the setting stay valid
-            del values["model"]["attention"]
+        for group, name, default in _LATER:  # checkpoints of versions without the setting stay valid
+            if values[group][name] == default:
+                del values[group][name]
+        if self.pretraining.task is None:
+            del values["pretraining"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@settings_class
+class PretrainSettings(TrainSettings):
+    """All settings of `angle-llm pretrain`: those of a training run, with other defaults."""
+
+    data: DataSettings = field(default_factory=lambda: DataSettings(path="texts.txt", format="text"))
+    pretraining: PretrainingSettings = field(default_factory=lambda: PretrainingSettings(task="mntp"))

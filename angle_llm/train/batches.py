@@ -123,6 +123,7 @@ class PlannedBatch(NamedTuple):
     The keys are fields of `Relation`: `guide` for the encoder that filters false negatives, `teacher_vectors` for the
     encoder that the model learns from.
     """
+    epoch: int = 0
 
 
 class PlannedGroup(NamedTuple):
@@ -160,6 +161,7 @@ class BatchPlanner:
             vectors: vectors of the training texts from a guide or teacher encoder, by field of `Relation`.
         """
         self._vectors = vectors or {}
+        self.masker = encoder.masker
         self.encoder, self.data, self.losses, self.world_size, self.budget = encoder, data, losses, world_size, budget
         self._tokenizers: list[Callable[[Sequence[str]], list[list[int]]]] = []
         self.prompts: list[tuple[int, int]] = []
@@ -198,7 +200,7 @@ class BatchPlanner:
         that are encoded together.
         """
         for epoch, batches in steps:
-            yield epoch, self.grouped([self._batch(indices) for indices in batches])
+            yield epoch, self.grouped([self._batch(indices)._replace(epoch=epoch) for indices in batches])
 
     def batch(self, indices: Sequence[int]) -> TextBatch:
         """Return a batch with the unique texts and scored pairs of the examples at `indices`."""
@@ -223,6 +225,8 @@ class BatchPlanner:
         """
         budget = self.budget  # another thread may lower it
         ids = [self.tokenize(each.batch.texts, each.batch.prompts) for each in batches]
+        if self.masker is not None:
+            ids = [self.masker.codes(texts, each.epoch) for texts, each in zip(ids, batches, strict=True)]
         tokens = [sum(map(len, texts)) for texts in ids]
         groups: list[PlannedGroup] = []
         share = 0.0  # tokens of the rank with the most tokens / tokens of all texts, in the last plan

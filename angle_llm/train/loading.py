@@ -69,6 +69,8 @@ def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes
     library = source.read_library(None)
     if partitioned and (source.card.dense if source.card is not None else library is not None and library.dense):
         raise SettingsError(f"ZeRO-3 cannot train the Dense modules of {settings.path}. Use ZeRO-2.")
+    if partitioned and train.pretraining.task is not None:
+        raise SettingsError(f"ZeRO-3 cannot train with --pretraining.task {train.pretraining.task}. Use ZeRO-2.")
     if partitioned and not processes.is_main:
         encoder, config = meta_model.tiny_encoder_copy(source, settings)
         backbone = meta_model.meta_backbone(config, meta_model.stored_dtype(config, settings.dtype))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from angle_llm.data.formats import Group
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, FalseNegatives, NestedObjective, Objective
+from angle_llm.losses.pretraining import MaskedTokenLoss, TwoViews
 from angle_llm.settings.parsing import SettingsError, merged_settings, settings_from_dict, settings_to_dict
 from angle_llm.settings.train import ObjectiveSettings, TrainSettings
 
@@ -41,6 +42,9 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
             )
         all_own.append(own)
         loss = _plain_loss(own)
+        if settings.pretraining.task is not None:
+            losses.append(TwoViews(loss) if settings.pretraining.task == "simcse" else MaskedTokenLoss())
+            continue
         is_nested = nested.layers or nested.dimensions
         losses.append(NestedObjective(loss, **settings_to_dict(nested)) if is_nested else loss)
         learns_vectors |= loss.learns_vectors

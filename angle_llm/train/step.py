@@ -20,7 +20,7 @@ from torch.nn import functional
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import POSITIVE_ABOVE
 from angle_llm.data.positives import components
-from angle_llm.losses import MixedObjective, NestedObjective, Objective, Relation
+from angle_llm.losses import MixedObjective, Objective, Relation
 from angle_llm.losses.relation import is_gpu, on_device
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import MicroBatch, Plan
@@ -263,8 +263,8 @@ def loss_and_gradient(
     zero_rows, finite = (largest_B == 0).sum(), largest_B.isfinite().all()
     # All parts of a mixed objective have equal layers.
     nested = objective.parts[0].objective if isinstance(objective, MixedObjective) else objective
-    vectors = 1 + len(nested.layers) if isinstance(nested, NestedObjective) else 1
-    cosines = mean_cosines(rows_BD[:, : rows_BD.shape[1] // vectors], relation)
+    vectors: int = getattr(nested, "vectors", 1)
+    cosines = mean_cosines(rows_BD[:, : rows_BD.shape[1] // vectors], relation) if vectors else {}
     return _LossValue(value.loss.detach(), zero_rows, finite, value.parts, cosines, len(rows_BD)), gradient_BD
 
 

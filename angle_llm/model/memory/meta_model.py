@@ -164,6 +164,7 @@ def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
     meta._modules = {}  # copy.copy shares the dictionary
     meta.backbone = backbone
     meta.head = None  # its memory is negligible
+    meta.prediction = None
     meta.autocasts = False  # autocast does not support the meta device
     meta.read_layers(())
     return meta.train()

@@ -1,0 +1,50 @@
+"""Losses of texts without labels: masked next-token prediction (MNTP), and two views of each text (unsupervised SimCSE).
+
+Shapes: N rows (unique texts), D columns of an embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from angle_llm.losses.angle import AngleObjective, ObjectiveValue
+from angle_llm.losses.relation import Relation
+
+
+@dataclass(frozen=True)
+class TwoViews:
+    """A loss on two embeddings of each text that differ by dropout: unsupervised SimCSE (arXiv 2104.08821, eq. 4).
+
+    A row (N, 2D) has both embeddings of a text side by side. They are a positive pair with score 1 for `plain`, and the
+    embeddings of other texts are negatives. Other pairs of the batch are not used.
+    """
+
+    vectors: ClassVar[int] = 2
+    plain: AngleObjective
+
+    def __call__(self, x_N2D: Tensor, relation: Relation) -> ObjectiveValue:
+        """Compute the loss; `relation` gives the numbers of the texts only."""
+        first_N = torch.arange(len(x_N2D), device=relation.left.device)
+        text_N = first_N if relation.text is None else relation.text
+        views = Relation(first_N, first_N + len(first_N), torch.ones(len(first_N)), text=torch.cat((text_N, text_N)))
+        return self.plain(torch.cat(x_N2D.chunk(2, dim=1)), views)
+
+
+@dataclass(frozen=True)
+class MaskedTokenLoss:
+    """Mean cross-entropy of the masked tokens of a batch.
+
+    A row (N, 3) is made by `model.masked_tokens`: sum of the cross-entropies of the masked tokens of a text, number of
+    these tokens, and 1.
+    """
+
+    vectors: ClassVar[int] = 0
+
+    def __call__(self, sums_N3: Tensor, relation: Relation) -> ObjectiveValue:
+        """Compute the loss; `relation` is not used. Without a masked token, loss and gradient are 0."""
+        loss = sums_N3[:, 0].sum() / sums_N3[:, 1].detach().sum().clamp(min=1)
+        return ObjectiveValue(loss, {"mntp": loss.detach()})

@@ -39,7 +39,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.model.layers.lora import count_parameters, is_adapted
     from angle_llm.model.source.saved_lora import lora_of_run, make_trainable
     from angle_llm.train.budget import choose_budget
-    from angle_llm.train.loading import check_cpu, load_encoder
+    from angle_llm.train.loading import check_cpu, load_encoder, prepare_pretraining
     from angle_llm.train.metrics import check_trackers
     from angle_llm.train.objectives import check_teacher_scores, make_losses
     from angle_llm.train.precomputed_vectors import precompute_vectors
@@ -86,7 +86,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         elif settings.lora.rank:
             encoder.add_lora(settings.lora)
         kernel = "FlexAttention" if run.processes.device.type == "cuda" else "gathered keys"
-        encoder.prepare_pretraining(settings.pretraining, source, settings.seed)
+        prepare_pretraining(encoder, source, settings)
         layouts = encoder.layouts
         attention = "attention of the library" if layouts.layout == "padded" else kernel
         why = f" ({layouts.reason})" if layouts.reason else ""

@@ -31,16 +31,15 @@ from tokenizers import Tokenizer as RawTokenizer
 from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
 from angle_llm.export.exported_folder import ExportFacts
-from angle_llm.export.merge import check_target, merge
+from angle_llm.export.formats.paths import check_paths
+from angle_llm.export.merge import merge
 from angle_llm.export.tokenizer import PromptTokenizer, changed_names, check_same_ids, prompt_tokenizer
 from angle_llm.export.verify import finish_folder
 from angle_llm.io import write_json
 from angle_llm.model.source.artifact import write_directory, write_earlier_names
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError, read_json
 from angle_llm.model.source.dense import dense_folders
-from angle_llm.model.source.encoder_card import EncoderCard
-from angle_llm.model.source.resolve import locate
 from angle_llm.model.source.sentence_transformers_folder import library_pooling, library_prompts, write_library_files
 from angle_llm.model.source.weights import open_base
 from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers, load_tokenizer_file
@@ -79,10 +78,7 @@ def export_sentence_transformers(
         MissingLibraryError: if sentence-transformers is not installed and `check` is True.
         VerificationError: if the folder differs from the encoder; nothing is written.
     """
-    source, target = Path(run).expanduser(), Path(out).expanduser()
-    if not is_saved_encoder(source):
-        raise FileNotFoundError(f"{source} is not a saved encoder. Give the model folder of a run, or a merged model.")
-    card = EncoderCard.read(source)
+    source, target, card = check_paths(run, out)
     library_pooling(card.pooling, source)
     if card.dimensions is not None:
         raise ArtifactError(
@@ -97,9 +93,6 @@ def export_sentence_transformers(
         )
     if check:
         need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")
-    if target.is_dir() and any(target.iterdir()):
-        raise ArtifactError(f"OUT {target} has files. Name a new folder.")
-    check_target(source, locate(card.base or str(source)), target)
     if side is not None:
         card = replace(card, prompt=load_prompts(card.prompt.of(side)))
     tokenizer = load_tokenizer(BackboneLocation(str(source)))

@@ -25,7 +25,7 @@ from angle_llm.model.layers.quantized_layers import patch_bitsandbytes
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import EncodeStats, LayoutSupport, Plan, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
-from angle_llm.model.masked_tokens import TokenMasker, token_prediction
+from angle_llm.model.masked_tokens import TokenMasker
 from angle_llm.model.memory.allocator import bound_kernel_caches, keep_freed_memory
 from angle_llm.model.memory.out_of_memory import encode_planned
 from angle_llm.model.pooling import EmbeddingModel, checked_pooling
@@ -45,8 +45,7 @@ from angle_llm.model.source.quantization import bits_of, without_outliers
 from angle_llm.model.source.resolve import ModelSource, resolve_model
 from angle_llm.model.tokenizer import SideTokenizers, Tokenizer, check_texts, checked_length
 from angle_llm.prompts import PromptChoice, PromptTemplate, Side, SidePrompts, load_prompts
-from angle_llm.settings.parsing import SettingsError
-from angle_llm.settings.train import LoraSettings, PretrainingSettings
+from angle_llm.settings.train import LoraSettings
 
 
 class SentenceEncoder:
@@ -315,31 +314,6 @@ class SentenceEncoder:
         self.model.backbone = lora.add_lora(self.model.backbone, settings)
         if self.model.head is not None:
             self.model.head.requires_grad_(settings.train_dense)
-
-    def prepare_pretraining(self, settings: PretrainingSettings, source: ModelSource, seed: int) -> None:
-        """Make the model compute the rows of a pretraining task in training mode.
-
-        `source` is the model that the encoder was loaded from; `seed` chooses the masked tokens.
-
-        Raises:
-            SettingsError: for MNTP with causal attention, or a model whose output layer is not supported; for SimCSE without
-                dropout.
-        """
-        model = self.model
-        if settings.task == "mntp":
-            if model.causal:
-                raise SettingsError(
-                    "pretraining.task mntp: set --model.attention bidirectional; tokens see earlier tokens only."
-                )
-            model.prediction = token_prediction(source, lora.without_adapter(model.backbone))
-            self.masker = TokenMasker.of(self.tokenizer, model.prediction.vocabulary, settings.mask_fraction, seed)
-        elif settings.task == "simcse":
-            rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-            if not any(rates):
-                raise SettingsError(
-                    "pretraining.task simcse: without dropout, both embeddings of a text are equal. Set --lora.dropout 0.1."
-                )
-            model.two_views = True
 
     @overload
     def encode(

@@ -9,8 +9,11 @@ from __future__ import annotations
 import hashlib
 
 import torch
+from torch import nn
 
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.lora import without_adapter
+from angle_llm.model.masked_tokens import TokenMasker, token_prediction
 from angle_llm.model.memory import meta_model
 from angle_llm.model.source.backbone import empty_backbone, load_config, weights_fingerprint
 from angle_llm.model.source.quantization import ORIGINAL
@@ -112,3 +115,30 @@ def _layers(encoder: SentenceEncoder) -> str:
     found = (encoder.pooling, model.causal, encoder.layouts, encoder.max_length)
     described = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
     return hashlib.sha256(repr((found, described)).encode()).hexdigest()[:16]
+
+
+def prepare_pretraining(encoder: SentenceEncoder, source: ModelSource, train: TrainSettings) -> None:
+    """Make the model of an encoder compute the rows of a pretraining task in training mode; nothing without a task.
+
+    `source` is the model that the encoder was loaded from.
+
+    Raises:
+        SettingsError: for MNTP with causal attention, or a model whose output layer is not supported; for SimCSE without
+            dropout.
+    """
+    model, settings = encoder.model, train.pretraining
+    if settings.task == "mntp":
+        if model.causal:
+            raise SettingsError(
+                "pretraining.task mntp: expected bidirectional attention, got causal attention. Set --model.attention "
+                "bidirectional."
+            )
+        model.prediction = token_prediction(source, without_adapter(model.backbone))
+        vocabulary = model.prediction.vocabulary
+        encoder.masker = TokenMasker.of(encoder.tokenizer, vocabulary, settings.mask_fraction, train.seed)
+    elif settings.task == "simcse":
+        if not any(module.p for module in model.modules() if isinstance(module, nn.Dropout)):
+            raise SettingsError(
+                "pretraining.task simcse: without dropout, both embeddings of a text are equal. Set --lora.dropout 0.1."
+            )
+        model.two_views = True

@@ -34,6 +34,7 @@ from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError, load_settings
 from angle_llm.settings.train import LoraSettings, PretrainingSettings, TrainSettings
 from angle_llm.train.batches import PlannedBatch
+from angle_llm.train.loading import prepare_pretraining
 from angle_llm.train.step import group_step
 
 TEXTS = [f"A man number {n} eats {'very ' * (n % 4)}slowly, and a dog runs." for n in range(24)]
@@ -53,11 +54,13 @@ def save_language_model(folder: Path, kind: str = "llama", **changed: Any) -> Pa
     return folder
 
 
-def encoder_of(folder: Path, task: str = "mntp", **options: Any) -> SentenceEncoder:
+def encoder_of(folder: Path, **options: Any) -> SentenceEncoder:
     encoder = SentenceEncoder.from_pretrained(
         folder, device="cpu", dtype="float32", attention="bidirectional", **options
     )
-    encoder.prepare_pretraining(PretrainingSettings(task=task), resolve_model(str(folder)), seed=3)  # type: ignore[arg-type]
+    prepare_pretraining(
+        encoder, resolve_model(str(folder)), TrainSettings(pretraining=PretrainingSettings(task="mntp"))
+    )
     return encoder
 
 
@@ -188,7 +191,8 @@ def test_views_differ_by_dropout_in_training_only(tmp_path: Path) -> None:
         for name, weight in encoder.model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(weight)
-        encoder.prepare_pretraining(PretrainingSettings(task="simcse"), resolve_model(str(folder)), seed=3)
+        run_settings = TrainSettings(pretraining=PretrainingSettings(task="simcse"))
+        prepare_pretraining(encoder, resolve_model(str(folder)), run_settings)
         assert encoder.encode(TEXTS).shape == (24, 32)
         batch = TextBatch.from_examples([PositivePair(text, text) for text in TEXTS])
         plan = encoder.plan(batch.texts, 300)
@@ -276,7 +280,7 @@ def test_masked_tokens_do_not_depend_on_the_number_of_processes(strategies: list
 @pytest.mark.parametrize(
     ("kind", "changed", "message"),
     [
-        ("llama", {"model": {"attention": None}}, "set --model.attention bidirectional"),
+        ("llama", {"model": {"attention": None}}, "Set --model.attention bidirectional"),
         ("gemma2", {}, "changes the logits of its output layer"),
         ("llama", {"nested": {"dimensions": [8]}}, "pretraining.task and nested exclude"),
         ("llama", {"pretraining": {"task": "simcse"}}, "Set --lora.dropout 0.1"),

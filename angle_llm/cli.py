@@ -99,7 +99,9 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.tools.split import SplitSettings, split_main
 
     def pretrain(settings: PretrainSettings) -> None:
-        train(TrainSettings(**vars(settings)))
+        train(
+            TrainSettings(**vars(settings))
+        )  # a run compares its settings, with their class, with the stored settings
 
     def with_encoder(main: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
         """Return a function that calls `main` with the settings and `SentenceEncoder.from_pretrained`."""
@@ -198,7 +200,8 @@ def run(arguments: Sequence[str]) -> None:
     rest = list(arguments)
     defaults: dict[str, Any] = {}
     if name:
-        default, rest = config_defaults(commands[name][0], rest)
+        # Keys that the file does not set have the defaults of the command, also inside a group.
+        default, rest = config_defaults(commands[name][0], rest, PretrainSettings() if name == "pretrain" else None)
         if default is not None:
             defaults[name] = default
     about = "Turn large language models into text-embedding models."

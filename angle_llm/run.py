@@ -80,8 +80,7 @@ def fine_tune(settings: TrainSettings) -> Path:
             encoder.model.read_layers(settings.nested.layers)
         if is_adapted(encoder.model.backbone):
             make_trainable(encoder.model.backbone)
-            if encoder.model.head is not None:
-                encoder.model.head.requires_grad_(settings.lora.train_dense)
+            encoder.model.dense.requires_grad_(settings.lora.train_dense)
             run.log(f"training continues from the adapter in {settings.model.path} (rank {settings.lora.rank})")
         elif settings.lora.rank:
             encoder.add_lora(settings.lora)

@@ -82,7 +82,7 @@ The format `group` also has the fields `negative_1`, `negative_2` and so on, wit
 _NO_PAIRS = {
     "captions": "These are several texts of one item; write one row for each pair of these texts: text1, text2",
     "text": "These are single texts, as of a classification task. Training needs pairs of texts that belong together, such as a "
-    "title with its body or a question with its answer",
+    "title with its body or a question with its answer. For single texts, use `angle-llm pretrain`",
 }
 """Column names (separated by spaces) of datasets that contain no pairs → advice for the error message."""
 
@@ -217,7 +217,7 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
         return "scored_pair"  # a label next to texts that are not named premise and hypothesis is a score
     if len(best) == 1:
         return best[0]
-    needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items())
+    needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items() if name != "text")
     if best:
         choose = (
             "" if flags.startswith("--evaluation") else f"Choose a format, as in `{flags}format {best[0]}`, or name"

@@ -219,7 +219,7 @@ def open_examples(source: DataSource) -> ExampleReader:
 
 
 def _open_rows(source: DataSource) -> RowSource:
-    """Open a dataset as rows with several columns, with the path and encoding in its settings (`open_rows`)."""
+    """Open a dataset as rows (`open_rows`); in format `text`, a .txt file has one text per line, else it is a table."""
     return open_rows(source.path, tables=source.format != "text", encoding=source.encoding, split="train")
 
 

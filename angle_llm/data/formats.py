@@ -227,7 +227,7 @@ def _positive_pair(row: Values, _: ScoreRange | None) -> PositivePair:
 
 def _text(row: Values, _: ScoreRange | None) -> PositivePair:
     text = read_text(row, "text")
-    return PositivePair(text, text)
+    return PositivePair(text, text)  # a pair: pretraining uses the texts of pairs
 
 
 def _triple(row: Values, _: ScoreRange | None) -> Triple:

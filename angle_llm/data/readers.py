@@ -176,7 +176,8 @@ class _Opener(NamedTuple):
             return made(TsvFile)  # SICK, MRPC
         raise DataError(
             f"{path}: expected pairs: a table with a header line and tabs between columns, or STS.input.NAME.txt beside "
-            "STS.gs.NAME.txt; the first line has no tab. A file of single texts can be embedded, but has no pairs to train on"
+            "STS.gs.NAME.txt; the first line has no tab. A file of single texts can be embedded, but has no pairs to train on. "
+            "For single texts, use `angle-llm pretrain`."
         )
 
     def _folder(self, folder: Path) -> RowSource:

@@ -208,15 +208,13 @@ def _open_parts(
         adapter = None if source.adapter is None else read_adapter(folder)
         if adapter is not None:
             adapter.check_fits(weights.skeleton)
-        library = source.read_library(card.prompt)
-        dense = dense_folders(folder, card.dense) if library is None else library.dense
         tokenizer, config = load_tokenizer(source.location, source.revision), cast(Any, weights.skeleton.config)
         base = "fingerprint of the base" + " in float16" * (card.dtype == "float16")  # float16 rounds to another one
         facts = {
             **({base: card.base_fingerprint} if card.base_fingerprint else {}),
             "prompt": [(one.template, one.edits, one.tokenization, one.append) for one in vars(card.prompt).values()],
             **{name: getattr(card, name) for name in ("pooling", "max_length", "dimensions", "normalize", "attention")},
-            "Dense modules": dense_fingerprint(read_dense(dense, state_sizes(weights.skeleton)[0])).hex(),
+            "Dense modules": dense_fingerprint(read_dense(source.dense, state_sizes(weights.skeleton)[0])).hex(),
             "shapes of the weights": {name: one.shape for name, one in weights.skeleton.state_dict().items()},
             "tokenizer": (tokenizer.get_vocab(), tokenizer(list(SENTENCES), verbose=False)["input_ids"]),
             **{f"{key} in config.json": value for key, value in config.to_dict().items() if key not in _NOT_COMPARED},

@@ -77,7 +77,7 @@ class AngleObjective(ObjectiveFields):
 
     @property
     def learns_vectors(self) -> bool:
-        """Whether a term learns from teacher vectors; it needs no pairs."""
+        """Whether a term learns from teacher vectors. Such a term needs no pairs."""
         return self.teacher_vector_weight + self.teacher_similarity_weight > 0
 
     @overload

@@ -20,14 +20,15 @@ class TwoViews:
     """A loss on two embeddings of each text that differ by dropout: unsupervised SimCSE (arXiv 2104.08821, eq. 4).
 
     A row (N, 2D) has both embeddings of a text side by side. They are a positive pair with score 1 for `plain`, and the
-    embeddings of other texts are negatives. Other pairs of the batch are not used.
+    embeddings of other texts are negatives. The pairs of the dataset are not used.
     """
 
     vectors: ClassVar[int] = 2
+    """Number of embeddings in a row."""
     plain: AngleObjective
 
     def __call__(self, x_N2D: Tensor, relation: Relation) -> ObjectiveValue:
-        """Compute the loss; `relation` gives the numbers of the texts only."""
+        """Compute the loss. Only `relation.text` is used."""
         first_N = torch.arange(len(x_N2D), device=relation.left.device)
         text_N = first_N if relation.text is None else relation.text
         views = Relation(first_N, first_N + len(first_N), torch.ones(len(first_N)), text=torch.cat((text_N, text_N)))
@@ -38,11 +39,12 @@ class TwoViews:
 class MaskedTokenLoss:
     """Mean cross-entropy of the masked tokens of a batch.
 
-    A row (N, 3) is made by `model.masked_tokens`: sum of the cross-entropies of the masked tokens of a text, number of
-    these tokens, and 1.
+    The input (N, 3) is made by `TokenPrediction.sums`: sum of the cross-entropies of a text, number of its predicted
+    tokens, and 1, which is not used here.
     """
 
     vectors: ClassVar[int] = 0
+    """Number of embeddings in a row: none, so no cosines are logged."""
 
     def __call__(self, sums_N3: Tensor, relation: Relation) -> ObjectiveValue:
         """Compute the loss; `relation` is not used. Without a masked token, loss and gradient are 0."""

@@ -114,9 +114,9 @@ class TeacherDistance:
 
 @dataclass(frozen=True)
 class _TeacherExpectation:
-    """Mean of log p_ij - cosine(x_i, x_j) / temperature over the other texts j of a text i, shape (N,); a `RowVector`.
+    """Σ_j p_ij · (log p_ij - cosine(x_i, x_j) / temperature) for each row i, shape (N,); a `RowVector`.
 
-    The weights p_ij of the mean are probabilities from the teacher.
+    p_ij is the softmax of the teacher's cosines. The sum is over the rows j with another text than row i.
     """
 
     temperature: float
@@ -142,7 +142,7 @@ class _TeacherExpectation:
                 into_ND[block] += gradient
 
     def _blocks(self, x_ND: Tensor) -> Iterator[tuple[slice, slice, Callable[[Tensor, Tensor], Tensor]]]:
-        """Yield two slices of rows, and the function of their embeddings that computes their part of the means."""
+        """Yield row slices a and c, and a function of x[a] and x[c] that returns their part of the sums, (a,)."""
         side = square_side(max(x_ND.shape[1], self.teacher_NT.shape[1]))
         for a in slices(len(x_ND), side):
             for c in slices(len(x_ND), side):
@@ -158,12 +158,12 @@ class _TeacherExpectation:
 
 @dataclass(frozen=True)
 class TeacherSimilarity:
-    """KL divergence between the cosines of teacher vectors and of embeddings, for each text to all others of the batch.
+    """Mean KL divergence between teacher and model of the softmax over the cosines of a text to all other texts.
 
         loss = mean over texts i of KL(softmax_j(cos(t_i, t_j) / teacher_temperature) ‖ softmax_j(cos(x_i, x_j) / temperature))
 
-    The softmax is over the rows j with another text than row i. Only the cosines of the teacher matter, so its width can
-    differ. The divergence is the sum of two vectors that are computed in blocks, so no matrix (N, N) is stored. With fewer
+    The softmax is over the rows j with another text than row i. Teacher vectors can have any number of
+    dimensions. The divergence is the sum of two vectors that are computed in blocks, so no matrix (N, N) is stored. With fewer
     than two texts, loss and gradient are 0.
 
     Source: RankCSE (arXiv 2305.16726), ListNet, with the entropy of the teacher subtracted (its gradient is 0), and

@@ -65,7 +65,7 @@ class SentenceEncoder:
         pooling: str | None = None,
         max_length: int | None = None,
         normalize: bool = False,
-        head: nn.Sequential | None = None,
+        dense: nn.Sequential | None = None,
         base: str | None = None,
         base_revision: str | None = None,
         layout: Literal["auto", "padded"] = "auto",
@@ -78,7 +78,7 @@ class SentenceEncoder:
             max_length: maximum number of tokens of a text, with prompt; None: 512, or fewer if the backbone has fewer
                 positions.
             normalize: scale embeddings to length 1.
-            head: Dense modules that are applied to the pooled state (`read_dense`).
+            dense: Dense modules that are applied to the pooled state (`read_dense`); None: no Dense modules.
             base: path or hub id of the backbone, which is saved with an adapter.
             base_revision: revision of `base` on the hub.
 
@@ -95,7 +95,7 @@ class SentenceEncoder:
         pooling = checked_pooling(pooling, backbone, causal=causal)
         max_length = checked_length(max_length, backbone)
         with without_outliers(backbone):  # for the probes
-            self.model = EmbeddingModel(backbone, pooling, causal, normalize=normalize, head=head)
+            self.model = EmbeddingModel(backbone, pooling, causal, normalize=normalize, dense=dense)
             if layout == "padded":
                 self.layouts = LayoutSupport("padded", "as requested")
             else:
@@ -171,7 +171,7 @@ class SentenceEncoder:
                 pooling=pooling or (card.pooling if card else None),
                 max_length=card.max_length if card and max_length is None else max_length,
                 normalize=card is not None and card.normalize,
-                head=parts.head,
+                dense=parts.dense,
                 base=parts.base,
                 base_revision=parts.base_revision,
                 layout=layout,
@@ -303,7 +303,7 @@ class SentenceEncoder:
         return 0 if pad is None else int(pad)
 
     def add_lora(self, settings: LoraSettings) -> None:
-        """Add a new LoRA adapter to the backbone, and freeze all other weights (Dense modules unless `train_dense`).
+        """Add a new LoRA adapter and freeze all other weights; `settings.train_dense` keeps Dense modules trainable.
 
         Raises:
             ValueError: if the encoder already has an adapter, or a target is not the name of a layer.
@@ -312,8 +312,7 @@ class SentenceEncoder:
             raise ValueError(f"this encoder already has an adapter. Start from its base, {self.base}.")
         self.base_fingerprint = weights_fingerprint(self.model.backbone)
         self.model.backbone = lora.add_lora(self.model.backbone, settings)
-        if self.model.head is not None:
-            self.model.head.requires_grad_(settings.train_dense)
+        self.model.dense.requires_grad_(settings.train_dense)
 
     @overload
     def encode(
@@ -445,9 +444,9 @@ class SentenceEncoder:
             layers=self.model.cut_to,
             normalize=self.normalize,
             attention=self.attention,
-            dense=0 if self.model.head is None else len(self.model.head),
+            dense=len(self.model.dense),
         )
-        save_parts(folder, self.model.backbone, self.tokenizer, card, check, self.model.head)
+        save_parts(folder, self.model.backbone, self.tokenizer, card, check, self.model.dense)
 
 
 TEXTS_PLANNED = 32_768

@@ -1,10 +1,11 @@
 """Masked next-token prediction (MNTP): mask tokens of a text, and predict each from the state of the token before it.
 
-A masked token is written as a single number that has the id in the input and the id to predict,
+Each token of a training text is stored as one integer, its code:
 
-    code = id + vocabulary · (label + 1),   label = -1 for a token that is not predicted,
+    code = input id + vocabulary · (label + 1)
 
-so that batches, their order and their split over processes are the same as for token ids.
+The label is the id to predict, or -1 if the token is not predicted. Planning and splitting of batches then handle codes
+like token ids.
 
 Source: LLM2Vec (arXiv 2404.05961, section 2.1); masks as `DataCollatorForLanguageModeling` of transformers, which
 llm2vec uses.
@@ -53,7 +54,10 @@ class TokenMasker:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocabulary: int, fraction: float, seed: int) -> TokenMasker:
-        """Create the masker of a tokenizer. The mask token is the one of the tokenizer, or `_`, as in llm2vec."""
+        """Create the masker of a tokenizer.
+
+        It uses the mask token of the tokenizer; without one, the token `_`, as llm2vec does.
+        """
         mask_id = tokenizer.mask_token_id
         if mask_id is None:  # without a token `_`, the last token of the text `_` is used
             mask_id = tokenizer.get_vocab().get("_", tokenizer("_", add_special_tokens=False)["input_ids"][-1])
@@ -68,12 +72,14 @@ class TokenMasker:
         return [self._codes(np.asarray(text, dtype=np.int64), epoch) for text in ids]
 
     def _codes(self, ids_T: Any, epoch: int) -> list[int]:
+        """Return the codes of a text; `ids_T` has its token ids."""
         digest = hashlib.sha256(ids_T.tobytes()).digest()[:16]
         generator = np.random.default_rng([self.seed, epoch, *np.frombuffer(digest, dtype=np.uint32).tolist()])
         chance_2T, random_T = generator.random((2, len(ids_T))), generator.integers(self.random_below, size=len(ids_T))
         masked_T = (chance_2T[0] < self.fraction) & ~np.isin(ids_T, list(self.special))
-        input_T = np.where(chance_2T[1] < _REPLACED, self.mask_id, ids_T)
-        input_T = np.where((chance_2T[1] >= _REPLACED) & (chance_2T[1] < _REPLACED + _RANDOM), random_T, input_T)
+        input_T = np.select(
+            [chance_2T[1] < _REPLACED, chance_2T[1] < _REPLACED + _RANDOM], [self.mask_id, random_T], ids_T
+        )
         label_T = np.where(masked_T, ids_T, -1)
         label_T[:1] = -1  # no token is before the first token
         codes: list[int] = (np.where(masked_T, input_T, ids_T) + self.vocabulary * (label_T + 1)).tolist()
@@ -81,9 +87,9 @@ class TokenMasker:
 
 
 class TokenPrediction(nn.Module):
-    """Predicts tokens from the states before them, with the output layer of the language model, which is not trained.
+    """Output layer of the language model: predicts a token from the state of the token before it.
 
-    If input and output embeddings are one matrix, it is trained with the backbone.
+    The layer is frozen, unless it shares its weight with the input embeddings and all weights are trained.
     """
 
     def __init__(self, output: nn.Module, vocabulary: int) -> None:
@@ -107,15 +113,15 @@ class TokenPrediction(nn.Module):
         """
         label, text = label_BT.flatten(), text_BT.flatten()
         place_M = (label >= 0).nonzero().squeeze(1)
+        # The first token of a text is never predicted, so the state before is of the same text.
         logits_MV = self.output(states_BTD.flatten(0, 1)[place_M - 1])
         loss_M = functional.cross_entropy(
             logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32)), label[place_M], reduction="none"
         )
         # A product: scatter operations add in an order that changes on a GPU.
         of_text_RM = (text[place_M] == torch.arange(texts, device=text.device)[:, None]).to(loss_M.dtype)
-        return torch.stack(
-            [of_text_RM @ loss_M, of_text_RM.sum(dim=1), torch.ones_like(of_text_RM[:, :1]).sum(dim=1)], 1
-        )
+        # 1: the row of a text without a predicted token must not look like a zero embedding (`checked_losses`).
+        return torch.stack([of_text_RM @ loss_M, of_text_RM.sum(dim=1), of_text_RM.new_ones(texts)], dim=1)
 
 
 def token_prediction(source: ModelSource, backbone: Any) -> TokenPrediction:
@@ -124,27 +130,23 @@ def token_prediction(source: ModelSource, backbone: Any) -> TokenPrediction:
     `backbone` is the loaded backbone of `source`.
 
     Raises:
-        SettingsError: for a model without an output layer, or one that scales or caps its logits.
-        ArtifactError: if the model cannot be opened.
+        SettingsError: for a model that scales or caps its logits.
+        ArtifactError: for a model that cannot be opened or has no output layer.
     """
-    embeddings = backbone.get_input_embeddings()
-    model = open_pretrained(
-        "AutoModelForCausalLM", source.backbone, dtype="float32", revision=source.backbone_revision
-    ).eval()
+    weight = backbone.get_input_embeddings().weight
+    model = open_pretrained("AutoModelForCausalLM", source.backbone, dtype="float32", revision=source.backbone_revision)
     output = model.get_output_embeddings()
-    with evaluating(model), torch.no_grad():
-        ids_BT = torch.arange(5)[None] + 3
-        states = model.base_model(input_ids=ids_BT).last_hidden_state
-        plain, found = output(states), model(input_ids=ids_BT).logits
-    if relative_difference(plain, found) > _LOGIT_TOLERANCE:
+    with evaluating(model):
+        ids_BT = torch.arange(3, 8)[None]  # any ids
+        plain = output(model.base_model(input_ids=ids_BT).last_hidden_state)
+        logits = model(input_ids=ids_BT).logits
+    if relative_difference(plain, logits) > _LOGIT_TOLERANCE:
         raise SettingsError(
-            f"pretraining.task mntp: {model.config.model_type} changes the logits of its output layer (scaling or a soft cap), "
-            "which is not supported."
+            f"--pretraining.task mntp: expected logits that are the output of the last layer; {model.config.model_type} scales "
+            "or caps them. Use another model, or --pretraining.task simcse."
         )
-    if output.weight is model.get_input_embeddings().weight:
-        tokens, dimensions = embeddings.weight.shape
-        tied = nn.Linear(dimensions, tokens, bias=False, device="meta")
-        tied.weight = embeddings.weight
-        return TokenPrediction(tied, len(embeddings.weight))
-    output.to(embeddings.weight).requires_grad_(False)
-    return TokenPrediction(output, len(embeddings.weight))
+    tied = output.weight is model.get_input_embeddings().weight
+    output.to(weight).requires_grad_(False)
+    if tied:
+        output.weight = weight  # trained with the backbone if --lora.rank is 0
+    return TokenPrediction(output, len(weight))

@@ -141,13 +141,13 @@ def checked_pooling(name: str | None, backbone: nn.Module, *, causal: bool) -> s
     return name
 
 
-def pooled_size(backbone: nn.Module, head: nn.Sequential | None) -> int:
-    """Return the number of dimensions of the pooled state of a text, or of the result of the Dense modules `head`."""
-    return state_sizes(backbone)[0] if head is None else int(head[-1].linear.out_features)  # type: ignore[union-attr,arg-type]
+def embedding_size(backbone: nn.Module, dense: nn.Sequential) -> int:
+    """Return the output size of the last Dense module, or of the pooled state without Dense modules."""
+    return int(dense[-1].linear.out_features) if len(dense) else state_sizes(backbone)[0]  # type: ignore[union-attr,arg-type]
 
 
 class EmbeddingModel(nn.Module):
-    """Backbone, pooling and perhaps Dense modules: maps a micro-batch of texts to a float32 row per text, its embedding.
+    """Backbone, pooling and optional Dense modules; returns a float32 embedding per text of a micro-batch.
 
     The texts of a micro-batch are padded, or in one sequence (see `micro_batches`). A causal backbone gets no mask for
     padded texts. Its tokens do not attend to padding on the right, and attention without a mask can use a faster kernel.
@@ -155,8 +155,8 @@ class EmbeddingModel(nn.Module):
     After `read_layers`, a row contains several embeddings side by side.
 
     Attributes:
-        head: Dense modules that are applied to the pooled state (see `dense`); None: without.
-        dimensions: number of first dimensions of the pooled state, or of the result of `head`, in an embedding; None: all.
+        dense: Dense modules that are applied to the pooled state; can be empty.
+        dimensions: number of first dimensions that an embedding keeps; None: all.
         normalize: whether embeddings are scaled to length 1.
         autocasts: whether the forward pass runs under autocast to bfloat16.
         cut_to: number of layers if the last layers were removed, else None.
@@ -164,7 +164,7 @@ class EmbeddingModel(nn.Module):
             default of the device.
         inner_layers: numbers of the layers, from 1, after which a row also contains an embedding.
         two_views: whether a row has two embeddings of the text, with two dropout masks (in training mode only).
-        prediction: predicts masked tokens in training mode; a row then has the losses of the tokens (see `masked_tokens`).
+        prediction: output layer for MNTP; in training mode, a row is then `TokenPrediction.sums`, not an embedding.
     """
 
     def __init__(
@@ -174,11 +174,11 @@ class EmbeddingModel(nn.Module):
         causal: bool,
         dimensions: int | None = None,
         normalize: bool = False,
-        head: nn.Sequential | None = None,
+        dense: nn.Sequential | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = head
+        self.dense = nn.Sequential() if dense is None else dense
         self.pooling = pooling
         self.causal = causal
         self.dimensions = dimensions
@@ -195,7 +195,7 @@ class EmbeddingModel(nn.Module):
     @property
     def width(self) -> int:
         """Number of dimensions of an embedding, D."""
-        return self.dimensions or pooled_size(self.backbone, self.head)
+        return self.dimensions or embedding_size(self.backbone, self.dense)
 
     def read_layers(self, layers: Sequence[int]) -> None:
         """Make the forward pass also return embeddings after the first m layers, for every number m in `layers`.
@@ -263,7 +263,7 @@ class EmbeddingModel(nn.Module):
             layers = None
         backbone = self.backbone if layers is None else first_layers(self.backbone, layers)
         dimensions = self.dimensions if dimensions in (None, self.width) else dimensions
-        short = EmbeddingModel(backbone, self.pooling, self.causal, dimensions, self.normalize, self.head)
+        short = EmbeddingModel(backbone, self.pooling, self.causal, dimensions, self.normalize, self.dense)
         short.cut_to = layers or self.cut_to
         short.attention_kernel = self.attention_kernel
         return short
@@ -286,7 +286,7 @@ class EmbeddingModel(nn.Module):
                 if self.two_views and self.training:
                     rows += self._rows(ids_BT, mask_BT, sequence)
             rows = [part_RD.to(torch.promote_types(part_RD.dtype, torch.float32)) for part_RD in rows]
-            rows = rows if self.head is None else [self.head(part_RD) for part_RD in rows]
+            rows = [self.dense(part_RD) for part_RD in rows]
             rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
             rows = [functional.normalize(part_RD, dim=1) for part_RD in rows] if self.normalize else rows
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)

@@ -227,7 +227,7 @@ def fingerprint(encoder: SentenceEncoder) -> str:
     if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
         state = json.loads(fast.to_str()) | {"truncation": None, "padding": None}  # these depend on the last call
     digest.update(json.dumps(state, sort_keys=True).encode())
-    digest.update(dense_fingerprint(encoder.model.head))
+    digest.update(dense_fingerprint(encoder.model.dense))
     if encoder.model.cut_to is not None:  # `weights_fingerprint` covers all layers of the base
         digest.update(f"layers {encoder.model.cut_to}".encode())
     return digest.hexdigest()[:16]

@@ -128,7 +128,7 @@ def _row(
     ids_BT = torch.tensor([ids(tokenizer([edit(text)])[0])], device=encoder.device)
     model, backbone = encoder.model, encoder.model.backbone
     if pooling is not None:
-        model = EmbeddingModel(backbone, pooling, model.causal, model.dimensions, model.normalize, model.head)
+        model = EmbeddingModel(backbone, pooling, model.causal, model.dimensions, model.normalize, model.dense)
     weights: Any = backbone.disable_adapter() if base else nullcontext()  # type: ignore[operator]
     with evaluating(model), attention_kernels(encoder.device), torch.no_grad(), weights:
         row_1D: Rows = model(ids_BT, torch.ones_like(ids_BT)).double().cpu().numpy()

@@ -58,7 +58,10 @@ class ObjectiveSettings(ObjectiveFields):
         super().__post_init__()
         for name in ("teacher_vector_weight", "teacher_similarity_weight"):
             if getattr(self, name) and self.teacher is None:
-                raise SettingsError(f"objective.{name}: expected objective.teacher too, got none.")
+                flag = name.replace("_", "-")
+                raise SettingsError(
+                    f"--objective.{flag}: expected --objective.teacher too, got none. Set it to a model."
+                )
 
 
 @settings_class

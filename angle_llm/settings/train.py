@@ -148,8 +148,8 @@ class LoraSettings:
     targets: list[str] = field(default_factory=lambda: ["all-linear"])
     """Names of the linear layers that get an adapter. all-linear: every linear layer."""
     train_dense: bool = False
-    """Train the Dense modules of a sentence-transformers model (such as EmbeddingGemma) with the adapter. Without it they
-    are kept as they are. With rank 0 all weights are trained."""
+    """Train the Dense modules of a sentence-transformers model (such as EmbeddingGemma) with the adapter. False: they are
+    frozen. With lora.rank 0 they are always trained."""
 
     def __post_init__(self) -> None:
         if not self.targets:
@@ -205,7 +205,7 @@ class EvaluationSettings:
 
 @settings_class
 class PretrainingSettings:
-    """Training on texts without labels. Rows of the format `text` have one text; of other formats, all texts are used."""
+    """Pretraining on texts without labels. With a format other than `text`, all texts of a row are used."""
 
     task: Literal["mntp", "simcse"] | None = None
     """mntp: predict masked tokens from the token before them (LLM2Vec); needs bidirectional attention. simcse: the two
@@ -232,7 +232,7 @@ BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointi
 
 
 _LATER = (("model", "attention", None), ("lora", "train_dense", False), ("objective", "teacher_similarity_weight", 0.0))
-"""Settings that early versions did not have: group, name, and the value that changes nothing."""
+"""Settings of later versions and their defaults. The hash omits a default, so that older checkpoints stay valid."""
 
 
 @settings_class
@@ -306,8 +306,14 @@ class TrainSettings:
                 "lora.rank 0 trains all weights, and float16 loses small gradients. Set model.dtype to bfloat16 or float32, or "
                 "lora.rank above 0."
             )
-        if self.pretraining.task is not None and self.nested != NestedSettings():
-            raise SettingsError("pretraining.task and nested exclude each other.")
+        conflicts = {
+            "nested": self.nested != NestedSettings(),
+            "objective.teacher": self.objective.teacher is not None,
+            "objective.kl-weight": self.objective.kl_weight > 0,
+            "objective.false-negatives.guide": self.objective.false_negatives.guide is not None,
+        }
+        if self.pretraining.task is not None and (given := [name for name, is_set in conflicts.items() if is_set]):
+            raise SettingsError(f"--pretraining.task and --{given[0]} exclude each other. Omit one of them.")
         if not self.resume:
             raise SettingsError("resume is empty. Expected auto, never, or a checkpoint.")
 
@@ -344,7 +350,7 @@ class TrainSettings:
         """Return a hash of `identity`, which is stored with checkpoints."""
         unused = (*BUDGET_SETTINGS, "report_to", "allow_cpu")
         values = {name: value for name, value in settings_to_dict(self.identity).items() if name not in unused}
-        for group, name, default in _LATER:  # checkpoints of versions without the setting stay valid
+        for group, name, default in _LATER:
             if values[group][name] == default:
                 del values[group][name]
         if self.pretraining.task is None:
@@ -354,7 +360,7 @@ class TrainSettings:
 
 @settings_class
 class PretrainSettings(TrainSettings):
-    """All settings of `angle-llm pretrain`: those of a training run, with other defaults."""
+    """Settings of `angle-llm pretrain`: `TrainSettings` with the defaults format `text` and task `mntp`."""
 
     data: DataSettings = field(default_factory=lambda: DataSettings(path="texts.txt", format="text"))
     pretraining: PretrainingSettings = field(default_factory=lambda: PretrainingSettings(task="mntp"))

@@ -124,6 +124,7 @@ class PlannedBatch(NamedTuple):
     encoder that the model learns from.
     """
     epoch: int = 0
+    """Epoch of the batch, from 0; it changes the masks of MNTP."""
 
 
 class PlannedGroup(NamedTuple):
@@ -161,7 +162,6 @@ class BatchPlanner:
             vectors: vectors of the training texts from a guide or teacher encoder, by field of `Relation`.
         """
         self._vectors = vectors or {}
-        self.masker = encoder.masker
         self.encoder, self.data, self.losses, self.world_size, self.budget = encoder, data, losses, world_size, budget
         self._tokenizers: list[Callable[[Sequence[str]], list[list[int]]]] = []
         self.prompts: list[tuple[int, int]] = []
@@ -200,7 +200,7 @@ class BatchPlanner:
         that are encoded together.
         """
         for epoch, batches in steps:
-            yield epoch, self.grouped([self._batch(indices)._replace(epoch=epoch) for indices in batches])
+            yield epoch, self.grouped([self._batch(indices, epoch) for indices in batches])
 
     def batch(self, indices: Sequence[int]) -> TextBatch:
         """Return a batch with the unique texts and scored pairs of the examples at `indices`."""
@@ -225,8 +225,8 @@ class BatchPlanner:
         """
         budget = self.budget  # another thread may lower it
         ids = [self.tokenize(each.batch.texts, each.batch.prompts) for each in batches]
-        if self.masker is not None:
-            ids = [self.masker.codes(texts, each.epoch) for texts, each in zip(ids, batches, strict=True)]
+        if (masker := self.encoder.masker) is not None:
+            ids = [masker.codes(texts, each.epoch) for texts, each in zip(ids, batches, strict=True)]
         tokens = [sum(map(len, texts)) for texts in ids]
         groups: list[PlannedGroup] = []
         share = 0.0  # tokens of the rank with the most tokens / tokens of all texts, in the last plan
@@ -256,14 +256,14 @@ class BatchPlanner:
         values = (encoder.layouts, encoder.pooling, encoder.pad_id, self.tokenize(some.texts, some.prompts))
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
-    def _batch(self, indices: list[int]) -> PlannedBatch:
+    def _batch(self, indices: list[int], epoch: int) -> PlannedBatch:
         """Return the batch of the examples at `indices`, with its loss, dataset counts and precomputed vectors."""
         batch = self.batch(indices)
         sets = [self.data.set_of(index) for index in indices]
         names = [each.name for each in self.data.sets]
         counts = {name: sets.count(number) for number, name in enumerate(names)} if len(names) > 1 else {}
         vectors = {name: each.rows(batch) for name, each in self._vectors.items()}
-        return PlannedBatch(batch, self._loss(batch, sets), counts, vectors)
+        return PlannedBatch(batch, self._loss(batch, sets), counts, vectors, epoch)
 
     def _loss(self, batch: TextBatch, sets: list[int]) -> Objective:
         """Return the loss of a batch; `sets` has the dataset number of each example in the batch.

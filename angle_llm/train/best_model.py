@@ -149,7 +149,7 @@ class BestModel:
             return
         path, weights = folder / "adapter_model.safetensors", {}
         for name, parameter in self._strategy.weights.items():
-            if name.startswith("head."):  # Dense modules, in files of their own
+            if name.startswith("dense."):  # Dense modules are not in the adapter file
                 continue
             saved_name = name.removeprefix("backbone.").replace(".default", "")  # the name in a file of peft
             if saved_name.endswith("lora_magnitude_vector.weight"):

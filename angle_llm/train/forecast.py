@@ -31,7 +31,7 @@ from angle_llm.model.memory.meta_model import held_bytes, meta_backbone, put_in
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
 from angle_llm.model.memory.step_memory import MemoryLedger, PassCosts, StepMemory, measured_step, model_step
 from angle_llm.model.memory.token_budget import TokenBudget
-from angle_llm.model.pooling import EmbeddingModel, pooled_size
+from angle_llm.model.pooling import EmbeddingModel, embedding_size
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
@@ -401,8 +401,8 @@ class StepForecast:
             self._model = put_in(encoder.model, meta)
         self._costs: dict[bool, PassCosts] = {}
         """Costs of the passes, without and with activation checkpointing."""
-        dimensions, width = pooled_size(bare, encoder.model.head), state_sizes(bare)[1]
-        columns = dimensions * (1 + len(settings.nested.layers))
+        dimensions, width = embedding_size(bare, encoder.model.dense), state_sizes(bare)[1]
+        columns = dimensions * max(1, getattr(objective, "vectors", 1))
         loss = loss_memory(objective, sample.examples, columns)
         self.device = Device.of(
             backbone,

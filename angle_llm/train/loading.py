@@ -48,7 +48,7 @@ def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes
 
     Raises:
         SettingsError: with ZeRO-3, for a saved adapter, a quantized base, or a model with fewer layers or dimensions than
-            its base model.
+            its base model, a model with Dense modules, or a pretraining task.
         RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and the other
             ranks report a lost process (`ProcessWatch`).
         ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see
@@ -69,9 +69,8 @@ def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes
         raise SettingsError(
             f"ZeRO-3 cannot train {settings.path}, which uses only some layers or dimensions of its base model. Use ZeRO-2."
         )
-    library = source.read_library(None)
-    if partitioned and (source.card.dense if source.card is not None else library is not None and library.dense):
-        raise SettingsError(f"ZeRO-3 cannot train the Dense modules of {settings.path}. Use ZeRO-2.")
+    if partitioned and source.dense:
+        raise SettingsError(f"ZeRO-3 cannot train {settings.path}, which has Dense modules. Use ZeRO-2.")
     if partitioned and train.pretraining.task is not None:
         raise SettingsError(f"ZeRO-3 cannot train with --pretraining.task {train.pretraining.task}. Use ZeRO-2.")
     if partitioned and not processes.is_main:
@@ -118,7 +117,7 @@ def _layers(encoder: SentenceEncoder) -> str:
 
 
 def prepare_pretraining(encoder: SentenceEncoder, source: ModelSource, train: TrainSettings) -> None:
-    """Make the model of an encoder compute the rows of a pretraining task in training mode; nothing without a task.
+    """Set up the model and the token masker for `train.pretraining.task`; do nothing if it is None.
 
     `source` is the model that the encoder was loaded from.
 
@@ -130,7 +129,7 @@ def prepare_pretraining(encoder: SentenceEncoder, source: ModelSource, train: Tr
     if settings.task == "mntp":
         if model.causal:
             raise SettingsError(
-                "pretraining.task mntp: expected bidirectional attention, got causal attention. Set --model.attention "
+                "--pretraining.task mntp: expected bidirectional attention, got causal attention. Set --model.attention "
                 "bidirectional."
             )
         model.prediction = token_prediction(source, without_adapter(model.backbone))
@@ -139,6 +138,7 @@ def prepare_pretraining(encoder: SentenceEncoder, source: ModelSource, train: Tr
     elif settings.task == "simcse":
         if not any(module.p for module in model.modules() if isinstance(module, nn.Dropout)):
             raise SettingsError(
-                "pretraining.task simcse: without dropout, both embeddings of a text are equal. Set --lora.dropout 0.1."
+                "--pretraining.task simcse: expected dropout above 0, got 0: both embeddings of a text would be equal. Set "
+                "--lora.dropout 0.1 with --lora.rank above 0."
             )
         model.two_views = True

@@ -15,7 +15,8 @@ from angle_llm.settings.train import ObjectiveSettings, TrainSettings
 def make_losses(settings: TrainSettings) -> list[Objective]:
     """Return one loss per training dataset: `settings.objective` with the fields that the dataset overrides.
 
-    With `settings.nested`, a loss also covers truncated vectors and fewer layers (`NestedObjective`).
+    With `settings.nested`, a loss also covers truncated vectors and fewer layers (`NestedObjective`). With
+    `settings.pretraining.task`, the loss is `MaskedTokenLoss` or `TwoViews`.
 
     Raises:
         SettingsError: if a dataset sets its own teacher or another guide, no dataset uses the teacher of the run, or a
@@ -42,16 +43,19 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
             )
         all_own.append(own)
         loss = _plain_loss(own)
-        if settings.pretraining.task is not None:
-            losses.append(TwoViews(loss) if settings.pretraining.task == "simcse" else MaskedTokenLoss())
-            continue
-        is_nested = nested.layers or nested.dimensions
-        losses.append(NestedObjective(loss, **settings_to_dict(nested)) if is_nested else loss)
+        if settings.pretraining.task == "mntp":
+            losses.append(MaskedTokenLoss())
+        elif settings.pretraining.task == "simcse":
+            losses.append(TwoViews(loss))
+        elif nested.layers or nested.dimensions:
+            losses.append(NestedObjective(loss, **settings_to_dict(nested)))
+        else:
+            losses.append(loss)
         learns_vectors |= loss.learns_vectors
     if settings.objective.teacher is not None and not learns_vectors:
         raise SettingsError(
-            "objective.teacher: expected objective.teacher_vector_weight or objective.teacher_similarity_weight above 0 "
-            "too, such as 1; got 0."
+            "--objective.teacher: expected --objective.teacher-vector-weight or --objective.teacher-similarity-weight above 0, "
+            "got 0 for both. Set one of them, such as to 1."
         )
     _check_used(all_own)
     return losses

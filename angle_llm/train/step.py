@@ -261,9 +261,9 @@ def loss_and_gradient(
     (gradient_BD,) = torch.autograd.grad(value.loss * weight, leaf_BD)
     largest_B = torch.linalg.vector_norm(rows_BD, math.inf, dim=1)
     zero_rows, finite = (largest_B == 0).sum(), largest_B.isfinite().all()
-    # All parts of a mixed objective have equal layers.
-    nested = objective.parts[0].objective if isinstance(objective, MixedObjective) else objective
-    vectors: int = getattr(nested, "vectors", 1)
+    # All parts of a mixed objective have rows with the same number of embeddings.
+    first = objective.parts[0].objective if isinstance(objective, MixedObjective) else objective
+    vectors: int = getattr(first, "vectors", 1)
     cosines = mean_cosines(rows_BD[:, : rows_BD.shape[1] // vectors], relation) if vectors else {}
     return _LossValue(value.loss.detach(), zero_rows, finite, value.parts, cosines, len(rows_BD)), gradient_BD
 

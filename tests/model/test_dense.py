@@ -144,18 +144,18 @@ def test_training_keeps_or_trains_the_dense_modules(
     )
     folder = fine_tune(run)
     encoder = load(folder)
-    assert encoder.model.head is not None
-    assert before.model.head is not None
+    assert encoder.model.dense is not None
+    assert before.model.dense is not None
     changed = [
         not torch.equal(new, old)
-        for new, old in zip(encoder.model.head.parameters(), before.model.head.parameters(), strict=True)
+        for new, old in zip(encoder.model.dense.parameters(), before.model.dense.parameters(), strict=True)
     ]
     assert changed == [train_dense or rank == 0] * 2
     assert fingerprint(encoder) != fingerprint(before)
     again = fine_tune(replace(run, model=ModelSettings(path=str(folder)), run_dir=str(tmp_path / "again")))
-    continued = load(again).model.head
+    continued = load(again).model.dense
     assert continued is not None
-    trained = not torch.equal(continued[0].linear.weight, encoder.model.head[0].linear.weight)  # type: ignore[union-attr,arg-type]
+    trained = not torch.equal(continued[0].linear.weight, encoder.model.dense[0].linear.weight)  # type: ignore[union-attr,arg-type]
     assert trained == (train_dense or rank == 0)
 
     whole = folder
@@ -189,8 +189,8 @@ def test_onnx_graph_contains_the_dense_modules(gemma: Path, tmp_path: Path) -> N
 def test_the_dense_modules_are_part_of_the_hash(gemma: Path) -> None:
     encoder = load(gemma)
     before = fingerprint(encoder)
-    assert encoder.model.head is not None
-    encoder.model.head[0].linear.weight.data[0, 0] += 1  # type: ignore[union-attr,index,operator]
+    assert encoder.model.dense is not None
+    encoder.model.dense[0].linear.weight.data[0, 0] += 1  # type: ignore[union-attr,index,operator]
     assert fingerprint(encoder) != before
 
 

@@ -208,7 +208,7 @@ def module(folder: Path, number: int, **values: object) -> None:
 
 CONFIG, POOLING = "config_sentence_transformers.json", "1_Pooling/config.json"
 REFUSED: list[tuple[str, Callable[[Path], object]]] = [
-    ("models.Dense", lambda f: module(f, 2, type="sentence_transformers.models.Dense")),
+    ("models.Router", lambda f: module(f, 2, type="sentence_transformers.models.Router")),
     ("my_code.Custom", lambda f: module(f, 0, type="my_code.Custom")),
     ("modules.json", lambda f: write(f, "modules.json", [])),
     ("modules.json", lambda f: write(f, "modules.json", {})),

@@ -224,7 +224,7 @@ def _save_and_export(base: str | Path, causal: bool, variant: str, folder: Path)
             (torch.nn.Linear(128, 192), "activation.Tanh"),
             (torch.nn.Linear(192, 64, bias=False), "linear.Identity"),
         )
-        encoder.model.head = torch.nn.Sequential(*(Dense(layer, f"torch.nn.modules.{name}") for layer, name in layers))
+        encoder.model.dense = torch.nn.Sequential(*(Dense(layer, f"torch.nn.modules.{name}") for layer, name in layers))
     if variant in ("one prompt", "bidirectional"):
         encoder.add_lora(LoraSettings(rank=2, alpha=6))
         train_a_little(encoder.model)

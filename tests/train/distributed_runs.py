@@ -420,7 +420,7 @@ def dense(folder: Path, *names: str) -> None:
     encoder = SentenceEncoder.from_pretrained(folder / "base", prompt="plain", device="cpu")
     torch.manual_seed(0)
     layers = (Dense(torch.nn.Linear(32, 48, bias=False), TANH), Dense(torch.nn.Linear(48, 20), TANH))
-    encoder.model.head = torch.nn.Sequential(*layers)
+    encoder.model.dense = torch.nn.Sequential(*layers)
     encoder.save_pretrained(folder / "model")
     model = replace(settings(folder, "").model, path=str(folder / "model"), prompt="plain")
     two_processes(folder, names, {"dense": 2}, model=model, lora=LoraSettings(rank=4, alpha=8, train_dense=True))

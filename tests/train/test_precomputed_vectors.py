@@ -200,9 +200,12 @@ def test_a_run_with_a_guide_and_a_teacher_resumes(guide: Path, tmp_path: Path) -
     ("objective", "message"),
     [
         ({"false_negatives": {"guide": "g"}}, "margin or a ratio"),
-        ({"teacher_vector_weight": 1.0}, r"objective\.teacher "),
-        ({"teacher_similarity_weight": 1.0}, r"objective\.teacher_similarity_weight: expected objective\.teacher "),
-        ({"teacher": "t"}, r"objective\.teacher_vector_weight"),
+        ({"teacher_vector_weight": 1.0}, r"--objective\.teacher-vector-weight: expected --objective\.teacher too"),
+        (
+            {"teacher_similarity_weight": 1.0},
+            r"--objective\.teacher-similarity-weight: expected --objective\.teacher too",
+        ),
+        ({"teacher": "t"}, r"--objective\.teacher-vector-weight or --objective\.teacher-similarity-weight"),
     ],
 )
 def test_half_of_a_setting_is_refused(objective: dict[str, Any], message: str) -> None:

@@ -155,6 +155,16 @@ def test_masks_are_those_of_llm2vec() -> None:
     assert masker.codes(ids[:5].tolist(), 1) != code[:5].tolist()
 
 
+def test_a_text_without_a_masked_token_is_no_zero_row(tmp_path: Path) -> None:
+    """Its row has a 1, as a zero row stops the run; a batch without a masked token has loss 0."""
+    encoder = encoder_of(save_language_model(tmp_path / "base"))
+    plan = encoder.plan(TEXTS, 200)  # ids, whose label is -1
+    batch = TextBatch.from_examples([PositivePair(text, text) for text in TEXTS])
+    encoder.model.train()
+    result = group_step(encoder.model, plan, [PlannedBatch(batch, MaskedTokenLoss(), {})], graph_tokens=0)
+    assert result.losses[0].loss == 0
+
+
 def test_two_views_equal_the_slow_formula_and_the_library() -> None:
     """Two columns of `MultipleNegativesRankingLoss`; a text with two prompts is no negative of itself."""
     x_N2D = torch.randn(6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -263,6 +273,11 @@ def test_the_command_trains_on_lines_of_text(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "24 of 24 rows used as text" in done.stdout
     assert (tmp_path / "run/model/adapter_model.safetensors").is_file()
+    (tmp_path / "part.yaml").write_text("pretraining: {mask_fraction: 0.3}\ndata: {path: texts.txt}\n")
+    done = run("angle-llm", "pretrain", "--config", "part.yaml", *words, "--run-dir", "other", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings = load_settings(TrainSettings, tmp_path / "other/settings.yaml")
+    assert (settings.pretraining, settings.data.format) == (PretrainingSettings("mntp", 0.3), "text")
 
 
 @pytest.mark.parametrize("strategies", [[], pytest.param(["ZeRO-2"], marks=pytest.mark.slow)])
@@ -281,8 +296,9 @@ def test_masked_tokens_do_not_depend_on_the_number_of_processes(strategies: list
     ("kind", "changed", "message"),
     [
         ("llama", {"model": {"attention": None}}, "Set --model.attention bidirectional"),
-        ("gemma2", {}, "changes the logits of its output layer"),
-        ("llama", {"nested": {"dimensions": [8]}}, "pretraining.task and nested exclude"),
+        ("gemma2", {}, "gemma2 scales or caps them"),
+        ("llama", {"nested": {"dimensions": [8]}}, "--pretraining.task and --nested exclude"),
+        ("llama", {"objective": {"kl_weight": 1}}, "--pretraining.task and --objective.kl-weight exclude"),
         ("llama", {"pretraining": {"task": "simcse"}}, "Set --lora.dropout 0.1"),
     ],
 )

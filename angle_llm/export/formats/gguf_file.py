@@ -91,7 +91,10 @@ def export_gguf(
             f"in {source / CARD_NAME}, export again, and cut the vectors of the server."
         )
     if card.dense:
-        raise ArtifactError(f"{source} has Dense modules, which a GGUF file of this package does not support.")
+        raise ArtifactError(
+            f"--to gguf: {source} has Dense modules, which this export does not write. Use --to sentence-transformers or --to "
+            "onnx."
+        )
     prompts = card.prompt if side is None else load_prompts(card.prompt.of(side))
     tokenizers = SideTokenizers.of(load_tokenizer(BackboneLocation(str(source))), prompts, card.max_length)
     vocabulary = Vocabulary(tokenizers)

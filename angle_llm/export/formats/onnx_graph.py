@@ -98,7 +98,7 @@ def _write_graph(folder: Path) -> None:
     facts = ExportFacts.read(folder)
     assert facts is not None  # just written
     backbone: Any = load_backbone(BackboneLocation(str(folder)), dtype="float32")
-    head = read_dense(SentenceTransformersFolder.read(folder).dense, state_sizes(backbone)[0])
+    dense = read_dense(SentenceTransformersFolder.read(folder).dense, state_sizes(backbone)[0])
     ids_BT = torch.ones((2, min(7, facts.max_length)), dtype=torch.int64)
     mask_BT = torch.ones_like(ids_BT)
     mask_BT[1, -1] = 0
@@ -106,7 +106,7 @@ def _write_graph(folder: Path) -> None:
     try:
         with torch.no_grad(), _quiet():
             program = torch.export.export(
-                _Graph(backbone, facts, head).eval(), (ids_BT, mask_BT), dynamic_shapes=(axes, axes)
+                _Graph(backbone, facts, dense).eval(), (ids_BT, mask_BT), dynamic_shapes=(axes, axes)
             )
             graph: Any = torch.onnx.export(
                 program,
@@ -133,11 +133,11 @@ def _write_graph(folder: Path) -> None:
 class _Graph(nn.Module):
     """A module from `input_ids` and `attention_mask` (B, T) to embeddings (B, D) and states (B, T, D)."""
 
-    def __init__(self, backbone: Any, facts: ExportFacts, head: nn.Sequential | None) -> None:
+    def __init__(self, backbone: Any, facts: ExportFacts, dense: nn.Sequential) -> None:
         super().__init__()
         # Other implementations add operators against NaN in rows that attend to nothing.
         backbone.set_attn_implementation("eager")
-        self.head = nn.Sequential() if head is None else head
+        self.dense = dense
         self.backbone, self.pool, self.normalize = backbone, pooling_named(facts.pooling).function, facts.normalize
         parameters = inspect.signature(backbone.forward).parameters
         self.options = {"use_cache": False} if "use_cache" in parameters else {}
@@ -153,7 +153,7 @@ class _Graph(nn.Module):
         if self.positions:
             options["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
         states_BTD = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **options).last_hidden_state
-        rows_BD = self.head(self.pool(states_BTD, attention_mask))
+        rows_BD = self.dense(self.pool(states_BTD, attention_mask))
         return nn.functional.normalize(rows_BD, dim=1) if self.normalize else rows_BD, states_BTD
 
 

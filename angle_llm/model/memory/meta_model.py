@@ -163,8 +163,8 @@ def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
     meta = copy.copy(model)
     meta._modules = {}  # copy.copy shares the dictionary
     meta.backbone = backbone
-    meta.head = None  # its memory is negligible
-    meta.prediction = None
+    meta.dense = nn.Sequential()  # Dense modules need little memory
+    meta.prediction = None  # the forecast does not count the logits
     meta.autocasts = False  # autocast does not support the meta device
     meta.read_layers(())
     return meta.train()

@@ -36,7 +36,7 @@ from angle_llm.model.source.checks import (
     is_saved_encoder,
     read_json,
 )
-from angle_llm.model.source.dense import dense_folders, read_dense, write_dense
+from angle_llm.model.source.dense import read_dense, write_dense
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.peft_adapter import fitted, no_backbone, read_peft_adapter
 from angle_llm.model.source.quantization import QuantizationError, bits_of
@@ -71,8 +71,8 @@ class Parts(NamedTuple):
     """Prompt, pooling and lengths, from `angle_llm.json` or a sentence-transformers folder; None for a bare backbone."""
     adapter: LoraAdapter | None = None
     """An adapter that fits the backbone and is not applied yet; None without an adapter."""
-    head: nn.Sequential | None = None
-    """Dense modules that are applied to the pooled state; None without."""
+    dense: nn.Sequential | None = None
+    """Dense modules that are applied to the pooled state."""
 
 
 def load_parts(
@@ -102,8 +102,8 @@ def load_parts(
     with as_artifact_error(source.path):
         check_loaded(backbone, tokenizer, source.path)
         card = None if folder is None else card_of(folder, tokenizer, backbone, dtype)
-    head = read_dense(() if folder is None else folder.dense, state_sizes(backbone)[0])
-    parts = Parts(source.path, backbone, tokenizer, source.path, source.revision, card=card, head=head)
+    dense = read_dense(source.dense, state_sizes(backbone)[0])
+    parts = Parts(source.path, backbone, tokenizer, source.path, source.revision, card=card, dense=dense)
     if peft_adapter is None:
         return parts
     with as_artifact_error(other):
@@ -139,10 +139,10 @@ def _load_saved(
     tokenizer = load_tokenizer(source.location)
     with as_artifact_error(folder):
         check_loaded(backbone, tokenizer, folder)
-    head = read_dense(dense_folders(folder, card.dense), state_sizes(backbone)[0])
+    dense = read_dense(source.dense, state_sizes(backbone)[0])
     if card.base is None:
         base = str(folder) if source.revision is None else source.path  # not its path in the cache
-        return Parts(folder, backbone, tokenizer, base, source.revision, card=card, head=head)
+        return Parts(folder, backbone, tokenizer, base, source.revision, card=card, dense=dense)
     fingerprint = weights_fingerprint(backbone)
     # Rounding to float16 and then to the bfloat16 of the fingerprint is not rounding to bfloat16 directly.
     comparable = dtype == card.dtype or "float16" not in (dtype, card.dtype)
@@ -154,7 +154,7 @@ def _load_saved(
     with as_artifact_error(folder):
         adapter = read_adapter(folder)
         adapter.check_fits(backbone, f"the adapter {folder}", card.base)
-    return Parts(folder, backbone, tokenizer, card.base, card.base_revision, fingerprint, card, adapter, head)
+    return Parts(folder, backbone, tokenizer, card.base, card.base_revision, fingerprint, card, adapter, dense)
 
 
 def save_parts(
@@ -163,9 +163,9 @@ def save_parts(
     tokenizer: Tokenizer,
     card: EncoderCard,
     check: Callable[[Path], None] | None = None,
-    head: nn.Sequential | None = None,
+    dense: nn.Sequential | None = None,
 ) -> None:
-    """Save an encoder in a folder: only the adapter if the backbone has an adapter, else all weights; Dense modules (`head`).
+    """Save an encoder in a folder: its adapter or all weights, and its Dense modules.
 
     The folder is written completely or not at all. `check` is called with the new folder before the new folder replaces
     `folder`, and can raise an error to prevent this.
@@ -178,7 +178,7 @@ def save_parts(
         backbone.save_pretrained(target, **({"save_embedding_layers": False} if is_adapted(backbone) else {}))
         if not is_adapted(backbone):
             write_earlier_names(target)
-        write_dense(target, head)
+        write_dense(target, dense)
         tokenizer.save_pretrained(target)
         (target / "README.md").unlink(missing_ok=True)  # the empty model card of peft
         card.write(target)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -65,6 +65,17 @@ def read_json(path: Path, kind: type[dict[Any, Any] | list[Any]] = dict) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is not valid JSON ({error}). Fetch or save it again.") from error
     return values
+
+
+def refuse_setting(place: Path, key: str, value: object, hint: str = "") -> NoReturn:
+    """Raise `ArtifactError` for a setting of a sentence-transformers file that this package does not support.
+
+    `hint` states what to do; "": open the folder with sentence-transformers.
+    """
+    raise ArtifactError(
+        f"{place}: `{key}` is {value!r:.120}, which this package does not support, so it would give other vectors. "
+        + (hint or "Open the folder with sentence-transformers.")
+    )
 
 
 def check_links(folder: Path) -> None:

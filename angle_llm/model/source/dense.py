@@ -16,18 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from angle_llm.io import write_json
-from angle_llm.model.source.checks import ArtifactError, as_artifact_error, read_json
+from angle_llm.model.source.checks import ArtifactError, as_artifact_error, read_json, refuse_setting
 
 DENSE_FILES = ("*_Dense/config.json", "*_Dense/model.safetensors")
 """Patterns of the files of Dense modules in a model folder."""
 _WEIGHTS = "model.safetensors"
-_ACTIVATIONS = {
-    f"torch.nn.modules.{module}.{kind.__name__}": kind
-    for module, kinds in (
-        ("linear", (nn.Identity,)),
-        ("activation", (nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid)),
-    )
-    for kind in kinds
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    f"{kind.__module__}.{kind.__name__}": kind for kind in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid)
 }
 """Class path of an activation in `config.json` → class."""
 
@@ -63,26 +58,25 @@ def check_dense(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = read_json(place)
     except FileNotFoundError as error:
         raise ArtifactError(f"{place} is missing. Fetch or save the folder again.") from error
-    own = {"in_features", "out_features", "bias", "activation_function"}
-    usual = {
+    required = {"in_features", "out_features", "bias", "activation_function"}
+    fixed = {
         "module_input_name": "sentence_embedding",
         "module_output_name": "sentence_embedding",
         "use_residual": False,
     }
     for key, value in config.items():
-        known = value in _ACTIVATIONS if key == "activation_function" else key in own or value == usual.get(key, ...)
-        if not known and value is not None:
-            raise ArtifactError(
-                f"{place}: `{key}` is {value!r:.120}, which this package does not support, so it would give other vectors. "
-                "Open the folder with sentence-transformers."
-            )
-    if missing := own - config.keys():
+        supported = (
+            value in _ACTIVATIONS if key == "activation_function" else key in required or value == fixed.get(key)
+        )
+        if not supported and value is not None:
+            refuse_setting(place, key, value)
+    if missing := required - config.keys():
         raise ArtifactError(f"{place}: `{min(missing)}` is missing. Save the folder again.")
     return config
 
 
-def read_dense(folders: Iterable[Path], columns: int) -> nn.Sequential | None:
-    """Read the Dense modules in folders, in the order of their application; return None without a folder.
+def read_dense(folders: Iterable[Path], columns: int) -> nn.Sequential:
+    """Read the Dense modules in folders, in the order of their application.
 
     Args:
         folders: folders of the modules.
@@ -105,28 +99,28 @@ def read_dense(folders: Iterable[Path], columns: int) -> nn.Sequential | None:
             raise ArtifactError(f"{folder / _WEIGHTS} has values that are not finite. Fetch or save it again.")
         modules.append(dense)
         columns = linear.out_features
-    return nn.Sequential(*modules) if modules else None
+    return nn.Sequential(*modules)
 
 
-def write_dense(folder: Path, head: nn.Sequential | None) -> None:
+def write_dense(folder: Path, dense: nn.Sequential | None) -> None:
     """Write Dense modules into a model folder; nothing for None."""
-    modules: list[Any] = list(head or ())
-    for path, dense in zip(dense_folders(folder, len(modules)), modules, strict=True):
+    modules: list[Any] = list(dense or ())
+    for path, module in zip(dense_folders(folder, len(modules)), modules, strict=True):
         path.mkdir()
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in dense.state_dict().items()}
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
         save_file(weights, path / _WEIGHTS)
-        linear = dense.linear
+        linear = module.linear
         sizes: dict[str, Any] = {"in_features": linear.in_features, "out_features": linear.out_features}
-        write_json(path / "config.json", {**sizes, "bias": linear.bias is not None, "activation_function": dense.path})
+        write_json(path / "config.json", {**sizes, "bias": linear.bias is not None, "activation_function": module.path})
 
 
-def dense_fingerprint(head: nn.Sequential | None) -> bytes:
-    """Return a hash of the activations and weights of Dense modules; empty for None."""
+def dense_fingerprint(dense: nn.Sequential) -> bytes:
+    """Return a hash of the activations and weights of Dense modules; empty without modules."""
     digest = hashlib.sha256()
-    modules: list[Any] = list(head or ())
-    for dense in modules:
-        digest.update(dense.path.encode())
-        for name, tensor in dense.state_dict().items():
+    modules: list[Any] = list(dense)
+    for module in modules:
+        digest.update(module.path.encode())
+        for name, tensor in module.state_dict().items():
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
             digest.update(tensor.to("cpu", torch.float32).numpy().tobytes())
-    return digest.digest() if head else b""
+    return digest.digest() if modules else b""

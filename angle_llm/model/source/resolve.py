@@ -10,11 +10,13 @@ from typing import Literal
 
 from angle_llm.model.source.backbone import BackboneLocation
 from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError, check_links, is_saved_encoder
+from angle_llm.model.source.dense import dense_folders
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.hub import fetch_files
 from angle_llm.model.source.sentence_transformers_folder import (
     SentenceTransformersFolder,
     find_sentence_transformers,
+    read_modules,
 )
 from angle_llm.prompts import SidePrompts
 
@@ -61,6 +63,13 @@ class ModelSource:
     def backbone_revision(self) -> str | None:
         """Revision (commit, branch or tag) of the backbone on the hub; None for a local or unspecified revision."""
         return self.revision if self.card is None else self.card.base_revision
+
+    @property
+    def dense(self) -> list[Path]:
+        """Folders of the Dense modules, in the order of their application."""
+        if self.card is not None:
+            return dense_folders(Path(self.location.name), self.card.dense)
+        return [] if self.library is None else read_modules(self.library)[1]
 
     def read_library(self, prompt: SidePrompts | None) -> SentenceTransformersFolder | None:
         """Read prompts, pooling and lengths of a sentence-transformers model; return None for other models.

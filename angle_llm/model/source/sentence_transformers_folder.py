@@ -19,12 +19,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import nn
 
 from angle_llm.io import write_json
-from angle_llm.model.source.checks import ArtifactError, read_json
+from angle_llm.model.source.checks import ArtifactError, read_json, refuse_setting
 from angle_llm.model.source.dense import check_dense
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer
@@ -110,15 +110,17 @@ class SentenceTransformersFolder:
     @classmethod
     def _read(cls, folder: Path, prompt: SidePrompts | None) -> SentenceTransformersFolder:
         """Read the configuration files as `read` does, but JSON values of a wrong type raise TypeError or AttributeError."""
-        pooling_path, dense, normalize = _read_modules(folder)
+        pooling_path, dense, normalize = read_modules(folder)
         for path in dense:
             check_dense(path)
         options = _read_options(folder)
         config, place = _read_config(folder, "config_sentence_transformers.json")
         if (kind := config.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
-            _refuse(place, "model_type", kind)
+            refuse_setting(place, "model_type", kind)
         if config.get("truncate_dim") is not None:
-            _refuse(place, "truncate_dim", config["truncate_dim"], "Set it to null, and pass dimensions=… instead.")
+            refuse_setting(
+                place, "truncate_dim", config["truncate_dim"], "Set it to null, and pass dimensions=… instead."
+            )
         similarity = config.get("similarity_fn_name")
         if similarity not in (None, "cosine") and not (normalize and similarity in ("dot", "euclidean")):
             warnings.warn(
@@ -144,11 +146,11 @@ class SentenceTransformersFolder:
         if self.lower_case and any(
             tokenizer(text)["input_ids"] != tokenizer(text.lower())["input_ids"] for text in _PROBES
         ):
-            _refuse(self.folder, "do_lower_case", True, "Save it with a tokenizer that lower-cases, as BERT's.")
+            refuse_setting(self.folder, "do_lower_case", True, "Save it with a tokenizer that lower-cases, as BERT's.")
         length = self.max_length or tokenizer.model_max_length
         length = int(min(length, positions or _NO_LIMIT, _NO_LIMIT))
         if tokenizer.truncation_side != "right":
-            _refuse(self.folder / "tokenizer_config.json", "truncation_side", tokenizer.truncation_side)
+            refuse_setting(self.folder / "tokenizer_config.json", "truncation_side", tokenizer.truncation_side)
         if not self.prompt_is_own:
             return length
         for prompt in {self.prompt.query, self.prompt.document}:
@@ -293,24 +295,13 @@ def write_library_files(
     )
 
 
-def _refuse(place: Path, key: str, value: object, hint: str = "") -> NoReturn:
-    """Raise `ArtifactError` for a setting of a sentence-transformers file that this package does not support.
-
-    `hint` states what to do; "": open the folder with sentence-transformers.
-    """
-    raise ArtifactError(
-        f"{place}: `{key}` is {value!r:.120}, which this package does not support, so it would give other vectors. "
-        + (hint or "Open the folder with sentence-transformers.")
-    )
-
-
 def _read_config(folder: Path, name: str) -> tuple[dict[str, Any], Path]:
     """Return the contents of a JSON file, or {} if it does not exist; and the path of the file."""
     place = folder / name
     return (read_json(place) if place.is_file() else {}), place
 
 
-def _read_modules(folder: Path) -> tuple[str, list[Path], bool]:
+def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
     """Read and check `modules.json`.
 
     Return the folder of Pooling in the model folder, the folders of the Dense modules, and whether embeddings are
@@ -329,11 +320,11 @@ def _read_modules(folder: Path) -> tuple[str, list[Path], bool]:
             raise ArtifactError(f"{place}: expected modules with `type` and `path`, got {module!r:.120}.")
         package, _, name = kind.rpartition(".")
         if package.partition(".")[0] != "sentence_transformers":
-            _refuse(place, "type", kind, "It is code of the folder, which is never run.")
+            refuse_setting(place, "type", kind, "It is code of the folder, which is never run.")
         if name not in ("Transformer", "Pooling", "Dense", "Normalize"):
-            _refuse(place, "type", kind)
+            refuse_setting(place, "type", kind)
         if module.get("kwargs"):
-            _refuse(place, "kwargs", module["kwargs"])
+            refuse_setting(place, "kwargs", module["kwargs"])
         paths.append((name, path))
     names = [name for name, _ in paths]
     dense = [folder / path for name, path in paths if name == "Dense"]
@@ -343,13 +334,13 @@ def _read_modules(folder: Path) -> tuple[str, list[Path], bool]:
             f"{place}: expected Transformer, Pooling, and perhaps Dense and Normalize, got {', '.join(names)}."
         )
     if paths[0][1]:
-        _refuse(place, "path", paths[0][1], "Save the folder again with a new sentence-transformers.")
+        refuse_setting(place, "path", paths[0][1], "Save the folder again with a new sentence-transformers.")
     normalizes = names[-1] == "Normalize"
     if normalizes:
         config, where = _read_config(folder, f"{paths[-1][1]}/config.json")
         for key in ("module_input_name", "module_output_name"):
             if config.get(key, "sentence_embedding") not in (None, "sentence_embedding"):
-                _refuse(where, key, config[key])
+                refuse_setting(where, key, config[key])
     return paths[1][1], dense, normalizes
 
 
@@ -358,22 +349,22 @@ def _read_options(folder: Path) -> dict[str, Any]:
     name = next((name for name in _TRANSFORMER_FILES if (folder / name).is_file()), _TRANSFORMER_FILES[0])
     options, place = _read_config(folder, name)
     if (task := options.get("transformer_task", "feature-extraction")) != "feature-extraction":
-        _refuse(place, "transformer_task", task)
+        refuse_setting(place, "transformer_task", task)
     modalities = options.get("modality_config") or {"text": {}}
     if "message" in modalities:
-        _refuse(
+        refuse_setting(
             place, "modality_config", "message", "The library applies the chat template of the tokenizer to each text."
         )
     text = modalities.get("text", {}) if list(modalities) == ["text"] else None
     if text is None or text.get("method", "forward") != "forward":
-        _refuse(place, "modality_config", modalities)
+        refuse_setting(place, "modality_config", modalities)
     if text.get("method_output_name", "last_hidden_state") not in ("last_hidden_state", ["last_hidden_state"]):
-        _refuse(place, "method_output_name", text["method_output_name"])
+        refuse_setting(place, "method_output_name", text["method_output_name"])
     if options.get("module_output_name", "token_embeddings") not in (None, "token_embeddings"):
-        _refuse(place, "module_output_name", options["module_output_name"])
+        refuse_setting(place, "module_output_name", options["module_output_name"])
     for key in options.keys() - _WITHOUT_EFFECT:
         if options[key]:
-            _refuse(place, key, options[key])
+            refuse_setting(place, key, options[key])
     tokenizer = options.get("tokenizer_args") or options.get("processor_kwargs") or {}
     model = options.get("model_args") or options.get("model_kwargs") or {}
     for name, values, known in (
@@ -381,10 +372,10 @@ def _read_options(folder: Path) -> dict[str, Any]:
         ("model_args", model, {"add_pooling_layer", "attn_implementation", "use_safetensors", "trust_remote_code"}),
     ):
         if other := set(values) - known:
-            _refuse(place, name, {key: values[key] for key in other})
+            refuse_setting(place, name, {key: values[key] for key in other})
     length = tokenizer.get("model_max_length", options.get("max_seq_length"))
     if length is not None and not (isinstance(length, int) and length > 0):
-        _refuse(place, "max_seq_length", length)
+        refuse_setting(place, "max_seq_length", length)
     return options | {"max_seq_length": length}
 
 
@@ -402,9 +393,9 @@ def _read_pooling(folder: Path, path: str, prompt: SidePrompts) -> str:
         suffix: ours for name, ours in LIBRARY_POOLINGS.items() for suffix in (name, re.sub("_tokens?$", "", name))
     }
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in known:
-        _refuse(place, flag, modes)
+        refuse_setting(place, flag, modes)
     if not config.get("include_prompt", True) and any(prompt.of(side).template != PLACEHOLDER for side in SIDES):
-        _refuse(place, "include_prompt", False, "Its prompt is part of the state of each token, but not pooled.")
+        refuse_setting(place, "include_prompt", False, "Its prompt is part of the state of each token, but not pooled.")
     return known[modes[0]]
 
 

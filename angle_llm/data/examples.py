@@ -25,7 +25,7 @@ from angle_llm.data.columns import listed, resolve_format
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
-from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
+from angle_llm.data.readers import STANDARD_INPUT, BadRow, Row, RowSource, open_rows
 from angle_llm.io import log
 from angle_llm.settings.train import DataSource
 
@@ -220,7 +220,12 @@ def open_examples(source: DataSource) -> ExampleReader:
 
 def _open_rows(source: DataSource) -> RowSource:
     """Open a dataset as rows (`open_rows`); in format `text`, a .txt file has one text per line, else it is a table."""
-    return open_rows(source.path, tables=source.format != "text", encoding=source.encoding, split="train")
+    return open_rows(
+        source.path,
+        tables=source.format != "text" or source.path == STANDARD_INPUT,
+        encoding=source.encoding,
+        split="train",
+    )
 
 
 def _check_settings(source: DataSource, format: Format, columns: dict[str, str], rows: RowSource) -> None:

@@ -177,7 +177,7 @@ class _Opener(NamedTuple):
         raise DataError(
             f"{path}: expected pairs: a table with a header line and tabs between columns, or STS.input.NAME.txt beside "
             "STS.gs.NAME.txt; the first line has no tab. A file of single texts can be embedded, but has no pairs to train on. "
-            "For single texts, use `angle-llm pretrain`."
+            "For single texts, use `angle-llm pretrain` with the format text."
         )
 
     def _folder(self, folder: Path) -> RowSource:

@@ -173,7 +173,7 @@ def _is_simple(facts: CardFacts) -> bool:
 
     If so, the model card has the code.
     """
-    if facts.usage.prompt.differ:
+    if facts.usage.prompt.differ or facts.usage.dense:
         return False
     if isinstance(facts.usage, ExportFacts):
         return True

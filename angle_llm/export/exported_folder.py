@@ -46,6 +46,8 @@ class ExportFacts:
     it."""
     as_llama: bool = False
     """Whether a Qwen2 model is stored as a LLaMA model."""
+    dense: int = 0
+    """Number of Dense modules that are applied to the pooled state."""
 
     def write(self, folder: Path) -> None:
         """Write the facts of the exported folder to the JSON file `EXPORT_NAME` in `folder`."""
@@ -67,8 +69,8 @@ class ExportFacts:
             prompt = SidePrompts.from_dict(values["prompt"], where=str(path))
             plain_names = [str(name) for name in values["plain_names"]]
             length, normalize = int(values["max_length"]), bool(values.get("normalize"))
-            head, as_llama = values.get("head"), bool(values.get("as_llama"))
-            return cls(prompt, str(values["pooling"]), length, plain_names, normalize, head, as_llama)
+            head, as_llama, dense = values.get("head"), bool(values.get("as_llama")), int(values.get("dense", 0))
+            return cls(prompt, str(values["pooling"]), length, plain_names, normalize, head, as_llama, dense)
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{path} is damaged ({error}). Export the encoder again.") from error
 

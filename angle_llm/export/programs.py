@@ -59,6 +59,8 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
     notes.insert(
         0, known if programs else f"Vectors of model type {model_type} were not checked in other versions and programs."
     )
+    if facts.dense:
+        notes.append("Other programs must apply the Dense modules (2_Dense, 3_Dense, …) after the pooling.")
     if facts.prompt.differ:
         query, document = (facts.prompt.of(side).head for side in SIDES)
         notes.append(

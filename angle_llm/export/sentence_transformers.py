@@ -127,7 +127,7 @@ def export_sentence_transformers(
         backbone = open_base(BackboneLocation(str(folder)), dtype=card.dtype).skeleton
         write_library_files(folder, backbone, card, prompts=prompts, default=default)
         facts = ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize)
-        replace(facts, head=prompts.get(default or ""), as_llama=as_llama).write(folder)
+        replace(facts, head=prompts.get(default or ""), as_llama=as_llama, dense=card.dense).write(folder)
         found.append(finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=device))
 
     write_directory(target, fill)

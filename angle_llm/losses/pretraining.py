@@ -29,10 +29,14 @@ class TwoViews:
 
     def __call__(self, x_N2D: Tensor, relation: Relation) -> ObjectiveValue:
         """Compute the loss. Only `relation.text` is used."""
+        return self.plain(*self.views(x_N2D, relation))
+
+    def views(self, x_N2D: Tensor, relation: Relation) -> tuple[Tensor, Relation]:
+        """Return the embeddings (2N, D), first views first, and their positive pairs."""
         first_N = torch.arange(len(x_N2D), device=relation.left.device)
         text_N = first_N if relation.text is None else relation.text
         views = Relation(first_N, first_N + len(first_N), torch.ones(len(first_N)), text=torch.cat((text_N, text_N)))
-        return self.plain(torch.cat(x_N2D.chunk(2, dim=1)), views)
+        return torch.cat(x_N2D.chunk(2, dim=1)), views
 
 
 @dataclass(frozen=True)

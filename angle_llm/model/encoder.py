@@ -186,6 +186,7 @@ class SentenceEncoder:
             with as_artifact_error(parts.folder):
                 encoder.model.backbone = lora.apply_lora(encoder.model.backbone, parts.adapter)
                 check_states(encoder.model.backbone)
+            encoder.model.dense.requires_grad_(False)  # as the adapter
         if dimensions is not None or layers is not None:
             encoder = encoder.truncated(dimensions=dimensions, layers=layers)
         encoder.model.to(device)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from angle_llm.model.source.backbone import open_pretrained
-from angle_llm.model.source.checks import evaluating, relative_difference
+from angle_llm.model.source.checks import ArtifactError, evaluating, relative_difference
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.model.tokenizer import Tokenizer
 from angle_llm.settings.parsing import SettingsError
@@ -118,10 +118,10 @@ class TokenPrediction(nn.Module):
         loss_M = functional.cross_entropy(
             logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32)), label[place_M], reduction="none"
         )
-        # A product: scatter operations add in an order that changes on a GPU.
+        # No scatter operation, which adds in an order that changes on a GPU; no matrix product, which autocast rounds.
         of_text_RM = (text[place_M] == torch.arange(texts, device=text.device)[:, None]).to(loss_M.dtype)
         # 1: the row of a text without a predicted token must not look like a zero embedding (`checked_losses`).
-        return torch.stack([of_text_RM @ loss_M, of_text_RM.sum(dim=1), of_text_RM.new_ones(texts)], dim=1)
+        return torch.stack([(of_text_RM * loss_M).sum(dim=1), of_text_RM.sum(dim=1), of_text_RM.new_ones(texts)], dim=1)
 
 
 def token_prediction(source: ModelSource, backbone: Any) -> TokenPrediction:
@@ -134,7 +134,15 @@ def token_prediction(source: ModelSource, backbone: Any) -> TokenPrediction:
         ArtifactError: for a model that cannot be opened or has no output layer.
     """
     weight = backbone.get_input_embeddings().weight
-    model = open_pretrained("AutoModelForCausalLM", source.backbone, dtype="float32", revision=source.backbone_revision)
+    try:
+        model = open_pretrained(
+            "AutoModelForCausalLM", source.backbone, dtype="float32", revision=source.backbone_revision
+        )
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"--pretraining.task mntp: expected a language model with its output layer. A whole model that this package saved "
+            f"has none: start from the original model, or from an adapter. {error}"
+        ) from error
     output = model.get_output_embeddings()
     with evaluating(model):
         ids_BT = torch.arange(3, 8)[None]  # any ids
@@ -142,8 +150,8 @@ def token_prediction(source: ModelSource, backbone: Any) -> TokenPrediction:
         logits = model(input_ids=ids_BT).logits
     if relative_difference(plain, logits) > _LOGIT_TOLERANCE:
         raise SettingsError(
-            f"--pretraining.task mntp: expected logits that are the output of the last layer; {model.config.model_type} scales "
-            "or caps them. Use another model, or --pretraining.task simcse."
+            f"--pretraining.task mntp: expected logits that are the output of the last layer; {model.config.model_type} changes "
+            "them (scaling, a cap, or another layer). Use another model, or --pretraining.task simcse."
         )
     tied = output.weight is model.get_input_embeddings().weight
     output.to(weight).requires_grad_(False)

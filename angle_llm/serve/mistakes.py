@@ -120,6 +120,7 @@ def _row(
     length: int | None = None,
     ids: Callable[[list[int]], list[int]] = list,
     pooling: str | None = None,
+    dense: bool = True,
     base: bool = False,
 ) -> Rows:
     """Return the vector (1, D) of a text by an encoder with an edited text, prompt, maximum length, ids or pooling."""
@@ -127,8 +128,11 @@ def _row(
     tokenizer = SentenceTokenizer(encoder.tokenizer, prompt(own) if prompt else own, length or encoder.max_length)
     ids_BT = torch.tensor([ids(tokenizer([edit(text)])[0])], device=encoder.device)
     model, backbone = encoder.model, encoder.model.backbone
-    if pooling is not None:
-        model = EmbeddingModel(backbone, pooling, model.causal, model.dimensions, model.normalize, model.dense)
+    if pooling is not None or not dense:
+        layers = model.dense if dense else None
+        model = EmbeddingModel(
+            backbone, pooling or model.pooling, model.causal, model.dimensions, model.normalize, layers
+        )
     weights: Any = backbone.disable_adapter() if base else nullcontext()  # type: ignore[operator]
     with evaluating(model), attention_kernels(encoder.device), torch.no_grad(), weights:
         row_1D: Rows = model(ids_BT, torch.ones_like(ids_BT)).double().cpu().numpy()
@@ -158,6 +162,8 @@ def _ways(encoder: SentenceEncoder) -> list[Way]:
         added = [tokenizer.convert_tokens_to_ids(token)]
         ways.append((f"a special token {token} is added before the text", {"ids": partial(list.__add__, added)}))
         ways.append((f"a special token {token} is added after the text", {"ids": lambda ids, added=added: ids + added}))
+    if len(encoder.model.dense):
+        ways.append(("the Dense modules are dropped", {"dense": False}))
     if lora.is_adapted(encoder.model.backbone):
         ways.append(("the bare base is served", {"base": True}))
     return ways

@@ -98,12 +98,13 @@ def forecast(settings: PlanSettings) -> Forecast:
     settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
     data = load_mixture(settings.data, cache_folder())
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)
+    encoder.model.two_views = settings.pretraining.task == "simcse"
     encoder.probe_layouts(torch.device(settings.device_kind))
     if settings.layout == "padded":
         encoder.layouts = LayoutSupport("padded", "as requested")
     dtype, lora = stored_dtype(config, settings.loaded_model.dtype), settings.lora if settings.lora.rank else None
     backbone = meta_backbone(config, dtype, lora, bits=settings.model.bits, divided=settings.zero == 3)
-    if isinstance(losses[0], NestedObjective):
+    if isinstance(losses[0], NestedObjective) and not source.dense:
         losses[0].check_width(state_sizes(without_adapter(backbone))[0])
     if settings.activation_checkpointing == "always":
         check_checkpointing(encoder)

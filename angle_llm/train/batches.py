@@ -271,7 +271,10 @@ class BatchPlanner:
         If the losses or prompts of the datasets differ, a loss applies only to pairs of datasets with the same loss and
         prompts. With another prompt, the same text is another row and would be its own negative.
         """
-        kinds = [(self.losses[number], self.prompts[number]) for number in sets]
+        # MNTP has no negatives, so prompts do not matter.
+        kinds = [
+            (loss, self.prompts[n] if getattr(loss, "vectors", 1) else None) for n in sets for loss in [self.losses[n]]
+        ]
         different = [kind for place, kind in enumerate(kinds) if kind not in kinds[:place]]
         if len(different) == 1:
             return different[0][0]

@@ -341,6 +341,8 @@ class StepSample:
             ids += planner.tokenize([text for _, text in part], [prompt for prompt, _ in part])
             if sum(map(len, ids)) > 2 * COUNTED_TOKENS:
                 break
+        if (masker := planner.encoder.masker) is not None:
+            ids = masker.codes(ids, 0)
         indices, largest = max(batches, key=lambda pair: len(pair[1]))
         longest = max([*map(len, ids), _longest_text(planner)])
         plan = planner.encoder.plan_ids(

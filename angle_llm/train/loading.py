@@ -132,6 +132,7 @@ def prepare_pretraining(encoder: SentenceEncoder, source: ModelSource, train: Tr
                 "--pretraining.task mntp: expected bidirectional attention, got causal attention. Set --model.attention "
                 "bidirectional."
             )
+        model.dense.requires_grad_(False)  # not used
         model.prediction = token_prediction(source, without_adapter(model.backbone))
         vocabulary = model.prediction.vocabulary
         encoder.masker = TokenMasker.of(encoder.tokenizer, vocabulary, settings.mask_fraction, train.seed)

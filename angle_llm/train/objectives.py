@@ -43,6 +43,8 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
             )
         all_own.append(own)
         loss = _plain_loss(own)
+        if settings.pretraining.task is not None and each.objective:
+            raise SettingsError(f"objective of {each.path}: expected none with --pretraining.task. Omit it.")
         if settings.pretraining.task == "mntp":
             losses.append(MaskedTokenLoss())
         elif settings.pretraining.task == "simcse":

@@ -21,6 +21,7 @@ from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import POSITIVE_ABOVE
 from angle_llm.data.positives import components
 from angle_llm.losses import MixedObjective, Objective, Relation
+from angle_llm.losses.pretraining import TwoViews
 from angle_llm.losses.relation import is_gpu, on_device
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import MicroBatch, Plan
@@ -264,23 +265,26 @@ def loss_and_gradient(
     # All parts of a mixed objective have rows with the same number of embeddings.
     first = objective.parts[0].objective if isinstance(objective, MixedObjective) else objective
     vectors: int = getattr(first, "vectors", 1)
-    cosines = mean_cosines(rows_BD[:, : rows_BD.shape[1] // vectors], relation) if vectors else {}
+    if isinstance(first, TwoViews):
+        cosines = mean_cosines(*first.views(rows_BD, relation))
+    else:
+        cosines = mean_cosines(rows_BD[:, : rows_BD.shape[1] // vectors], relation) if vectors else {}
     return _LossValue(value.loss.detach(), zero_rows, finite, value.parts, cosines, len(rows_BD)), gradient_BD
 
 
 def mean_cosines(rows_BD: Tensor, relation: Relation) -> dict[str, Tensor]:
     """Return mean cosines of pairs of texts, as scalars on the device; a kind without a pair is missing.
 
-    positives: scored pairs with a score above 0.5; negatives: other scored pairs; in_batch: all pairs of two rows without a
-    score (a text with two prompts has two rows); margin: positives - in_batch.
+    positives: scored pairs of two rows with a score above 0.5; negatives: other scored pairs; in_batch: all pairs of two
+    rows without a score (a text with two prompts has two rows); margin: positives - in_batch.
     """
     unit_BD = functional.normalize(rows_BD.detach(), dim=1)
     left_P, right_P, rows = relation.left, relation.right, len(rows_BD)
     pair_P = torch.minimum(left_P, right_P) * rows + torch.maximum(left_P, right_P)
     different_P = torch.zeros(len(pair_P), dtype=torch.bool)
     different_P[np.unique(pair_P.numpy(), return_index=True)[1]] = True  # the first of equal pairs
-    positive_P = relation.score > POSITIVE_ABOVE
-    chosen_3P = torch.stack([positive_P, ~positive_P, different_P & (left_P != right_P)])
+    positive_P, two_P = relation.score > POSITIVE_ABOVE, left_P != right_P
+    chosen_3P = torch.stack([positive_P & two_P, ~positive_P & two_P, different_P & two_P])
     index_2P = on_device(torch.stack([left_P, right_P]), unit_BD.device)
     cosine_P = (unit_BD[index_2P[0]] * unit_BD[index_2P[1]]).sum(dim=1)
     sums_3 = on_device(chosen_3P.to(unit_BD.dtype), unit_BD.device) @ cosine_P

@@ -150,7 +150,7 @@ class Trainer:
             raise TrainingError(
                 f"{name}: expected pairs of two different texts, got rows that all pair a text with itself: nothing can be "
                 "learned from them. Use texts that belong together, such as a title with its body or a question with its "
-                "answer. For single texts, use `angle-llm pretrain`."
+                "answer. For single texts, use `angle-llm pretrain` with the format text."
             )
         same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
         same |= {name: getattr(settings, name) for name in BUDGET_SETTINGS}

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import Gemma3TextConfig, Gemma3TextModel
 
 from angle_llm import SentenceEncoder
+from angle_llm.export.card import CardFacts, model_card
 from angle_llm.export.formats.gguf_file import export_gguf
 from angle_llm.export.formats.onnx_graph import export_onnx
 from angle_llm.export.merge import merge
@@ -30,6 +31,7 @@ from angle_llm.export.verify import verify
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.vectors import fingerprint
 from angle_llm.run import fine_tune
+from angle_llm.serve import mistakes
 from angle_llm.settings.train import DataSettings, LoraSettings, ModelSettings, TrainSettings
 
 library = pytest.importorskip("sentence_transformers")
@@ -170,6 +172,10 @@ def test_training_keeps_or_trains_the_dense_modules(
     assert_equal(encoder, whole)
     with pytest.raises(ArtifactError, match="Dense"):
         export_gguf(whole, tmp_path / "gguf")
+    for folder_of_card in (whole, tmp_path / f"{whole.name}-library"):
+        card = model_card(CardFacts.read(folder_of_card), "user/model")
+        assert "then 2 Dense modules" in card
+        assert "AutoModel" not in card
     hub = open_hub(tmp_path / "cache", monkeypatch)
     files = {str(path.relative_to(whole)): path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     hub.put("user/model", files)
@@ -184,6 +190,29 @@ def test_onnx_graph_contains_the_dense_modules(gemma: Path, tmp_path: Path) -> N
     export_onnx(tmp_path / "saved", tmp_path / "onnx", side="document")
     report = verify([str(tmp_path / "saved"), str(tmp_path / "onnx")], side="document")
     assert report.holds, report.text()
+
+
+def test_any_name_of_a_dense_folder_opens_from_the_hub(
+    gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter of the model is loaded with frozen Dense modules; `verify` names a server without them."""
+    folder = tmp_path / "model"
+    shutil.copytree(gemma, folder)
+    (folder / "3_Dense").rename(folder / "3_Dense_32")
+    described = (folder / "modules.json").read_text()
+    (folder / "modules.json").write_text(described.replace("3_Dense", "3_Dense_32"))
+    hub = open_hub(tmp_path / "cache", monkeypatch)
+    hub.put("user/model", {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")})
+    encoder = SentenceEncoder.from_pretrained("user/model", device="cpu")
+    assert_equal(encoder, folder)
+    encoder.add_lora(LoraSettings(rank=2))
+    encoder.save_pretrained(tmp_path / "adapter")
+    assert not any(weight.requires_grad for weight in load(tmp_path / "adapter").model.dense.parameters())
+    names = dict(mistakes._ways(encoder))
+    row = mistakes._row(encoder, TEXTS[0], "query", **names["the Dense modules are dropped"])
+    assert np.abs(row - encoder.encode_query(TEXTS[:1])).max() > 0.01
+    row = mistakes._row(encoder, TEXTS[0], "query")
+    assert np.abs(row - encoder.encode_query(TEXTS[:1])).max() < 1e-5
 
 
 def test_the_dense_modules_are_part_of_the_hash(gemma: Path) -> None:
@@ -221,6 +250,8 @@ def dense_config(folder: Path, **values: object) -> None:
         ("2_Dense has no model.safetensors", lambda f: (f / "2_Dense/model.safetensors").unlink()),
         ("2_Dense cannot be opened", lambda f: (f / "2_Dense/model.safetensors").write_bytes(b"damaged")),
         ("2_Dense cannot be opened", lambda f: dense_config(f, out_features=7)),
+        ("`in_features` is 7", lambda f: dense_config(f, in_features=7)),
+        ("activation_function", lambda f: dense_config(f, activation_function=["x"])),
     ],
 )
 def test_refused_by_name(named: str, damage: Callable[[Path], object], gemma: Path, tmp_path: Path) -> None:

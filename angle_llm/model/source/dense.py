@@ -66,7 +66,7 @@ def check_dense(folder: Path) -> dict[str, Any]:
     }
     for key, value in config.items():
         supported = (
-            value in _ACTIVATIONS if key == "activation_function" else key in required or value == fixed.get(key)
+            str(value) in _ACTIVATIONS if key == "activation_function" else key in required or value == fixed.get(key)
         )
         if not supported and value is not None:
             refuse_setting(place, key, value)
@@ -90,6 +90,10 @@ def read_dense(folders: Iterable[Path], columns: int) -> nn.Sequential:
         config = check_dense(folder)
         if not (folder / _WEIGHTS).is_file():
             raise ArtifactError(f"{folder} has no {_WEIGHTS}. Save the model again with safe_serialization=True.")
+        if config["in_features"] != columns:
+            refuse_setting(
+                folder / "config.json", "in_features", config["in_features"], f"Its input has {columns} columns."
+            )
         with as_artifact_error(folder):
             linear = nn.Linear(columns, config["out_features"], bias=config["bias"])
             weights = {name: tensor.float() for name, tensor in load_file(folder / _WEIGHTS).items()}

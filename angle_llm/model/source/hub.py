@@ -70,7 +70,7 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
         if name in files:
             raise ArtifactError(f"{repo} on the hub contains {name}: {hint}")
     if MODULES_NAME in files:
-        return _snapshot(repo, files[MODULES_NAME], [*USAGE_FILES, *DENSE_FILES], bool(offline))
+        return _snapshot(repo, files[MODULES_NAME], list(USAGE_FILES), bool(offline))
     return HubFiles(None, files["config.json"].parent.name if "config.json" in files else None)
 
 

@@ -32,8 +32,14 @@ from angle_llm.prompts import PLACEHOLDER, SIDES, PromptTemplate, SidePrompts, l
 
 MODULES_NAME = "modules.json"
 """Name of a file that every sentence-transformers folder contains."""
-USAGE_FILES = (MODULES_NAME, "config_sentence_transformers.json", "sentence_*_config.json", "*/config.json")
-"""Patterns of the files that give prompts, pooling and lengths of a sentence-transformers model."""
+USAGE_FILES = (
+    MODULES_NAME,
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "*/config.json",
+    "*/model.safetensors",
+)
+"""Patterns of the files of a sentence-transformers model that are not files of the backbone."""
 
 _TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json"

@@ -166,7 +166,7 @@ class FileReport:
             quantiles = ", ".join(f"{name} {count:,}" for name, count in self.tokens.items())
             yield "tokens", f"{quantiles}; {self.truncated:,} texts are longer than max_length {self.max_length}"
         if self.train:
-            yield "to train", f"angle-llm train {self.train}"
+            yield "to train", f"angle-llm {'pretrain' if self.format == 'text' else 'train'} {self.train}"
         for finding in sorted(self.findings, key=lambda finding: not finding.trouble):
             more = ", …" if finding.count > len(finding.places) else ""
             listed = ", ".join(finding.places) + more
@@ -297,7 +297,7 @@ class _RowSurvey:
 
         `one_prompt` is whether queries and documents have the same prompt, so that equal texts get equal embeddings.
         """
-        if self._single and one_prompt:
+        if self._single and one_prompt and report.format != "text":  # which `angle-llm pretrain` reads
             text = "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title"
             report.add(
                 "no pairs", report.rows_used, f"{text} with its body or a question with its answer", trouble=True

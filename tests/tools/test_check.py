@@ -487,3 +487,14 @@ def test_numbered_labels_keep_their_meaning(tmp_path: Path) -> None:
     assert data(str(tmp_path / "nli"), "--model", "none", "--fix", str(tmp_path / "out")) == 0
     examples = load_examples(DataSource(path=str(tmp_path / "out" / "nli.jsonl"))).examples
     assert examples == [ScoredPair("a man eats", "he starves", 0.0), ScoredPair("a dog runs", "it moves", 1.0)]
+
+
+def test_single_texts_are_for_pretraining(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row of the format text pairs a text with itself, which is no trouble."""
+    base = save_tiny_base("llama", tmp_path / "base")
+    (tmp_path / "texts.txt").write_text("A man eats.\nA dog runs fast.\n")
+    with pytest.raises(SystemExit, match="0"):
+        cli.run(["data", "check", str(tmp_path / "texts.txt"), "--format", "text", "--model", str(base)])
+    printed = capsys.readouterr().out
+    assert "angle-llm pretrain" in printed
+    assert "no trouble" in printed

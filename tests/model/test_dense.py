@@ -119,7 +119,8 @@ def test_the_folder_opens_with_the_vectors_of_the_library(name: str, request: py
         32,
         True,
     )
-    assert encoder.layouts.layout == {"gemma": "packed", "qwen": "trie"}[name]
+    # transformers 5.6 gives Gemma-3 another mask, so its texts are padded there
+    assert encoder.layouts.layout in {"gemma": ("packed", "padded"), "qwen": ("trie",)}[name]
 
 
 def test_every_activation_and_size(tmp_path: Path) -> None:

@@ -269,17 +269,16 @@ def test_a_run_resumes_and_its_adapter_is_trained_further(task: str, tmp_path: P
 
 
 def test_the_command_trains_on_lines_of_text(tmp_path: Path) -> None:
+    """A settings file with one value of a group keeps the other defaults of the command."""
     base = save_language_model(tmp_path / "base")
     run_file(tmp_path, "mntp", base)
-    words = ["--model.path", str(base), "--model.attention", "bidirectional", "--run-dir", "run", "--batch-size", "8"]
-    done = run("angle-llm", "pretrain", *words, cwd=tmp_path)
+    (tmp_path / "part.yaml").write_text("pretraining: {mask_fraction: 0.3}\ndata: {path: texts.txt}\nbatch_size: 8\n")
+    words = ["--model.path", str(base), "--model.attention", "bidirectional", "--run-dir", "run"]
+    done = run("angle-llm", "pretrain", "--config", "part.yaml", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "24 of 24 rows used as text" in done.stdout
     assert (tmp_path / "run/model/adapter_model.safetensors").is_file()
-    (tmp_path / "part.yaml").write_text("pretraining: {mask_fraction: 0.3}\ndata: {path: texts.txt}\n")
-    done = run("angle-llm", "pretrain", "--config", "part.yaml", *words, "--run-dir", "other", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    settings = load_settings(TrainSettings, tmp_path / "other/settings.yaml")
+    settings = load_settings(TrainSettings, tmp_path / "run/settings.yaml")
     assert (settings.pretraining, settings.data.format) == (PretrainingSettings("mntp", 0.3), "text")
 
 

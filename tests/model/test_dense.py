@@ -136,7 +136,9 @@ def test_every_activation_and_size(tmp_path: Path) -> None:
     assert encoder.encode_layers(TEXTS, [1, 2]).shape == (4, 2, 38)
 
 
-@pytest.mark.parametrize(("train_dense", "rank"), [(False, 2), (True, 2), (False, 0)])
+@pytest.mark.parametrize(
+    ("train_dense", "rank"), [pytest.param(False, 2, marks=pytest.mark.slow), (True, 2), (False, 0)]
+)
 def test_training_keeps_or_trains_the_dense_modules(
     train_dense: bool, rank: int, gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,15 @@ def table() -> Iterator[dict[tuple[str, str], str]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", ["one prompt", "model folder, two prompts", "bidirectional", "dense"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "one prompt",
+        "model folder, two prompts",
+        "bidirectional",
+        pytest.param("dense", marks=pytest.mark.slow),  # tests/model/test_dense.py has one family
+    ],
+)
 def test_the_installed_versions_give_the_vectors_and_token_ids(family: str, variant: str, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", minversion="6.2")
     if not is_made(family, variant):

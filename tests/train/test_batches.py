@@ -43,8 +43,9 @@ def test_plans_are_those_of_the_texts_and_follow_the_budget() -> None:
     assert [epoch for epoch, _ in steps] == [0, 1]
     texts = [TextBatch.from_examples(examples).texts for examples in (TRIPLES[1:], TRIPLES[:1], TRIPLES)]
     assert [each.batch.texts for _, groups in steps for group in groups for each in group.batches] == texts
-    for _, groups in steps:
-        for ((batch, given, counts, _),), plan, budget in groups:
+    for epoch, groups in steps:
+        for ((batch, given, counts, _, of_epoch),), plan, budget in groups:
+            assert of_epoch == epoch
             expected = encoder.plan(batch.texts, 60)
             assert (plan.layout, plan.row_of) == (expected.layout, expected.row_of)
             assert plan.computed_tokens == expected.computed_tokens

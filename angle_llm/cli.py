@@ -99,9 +99,8 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.tools.split import SplitSettings, split_main
 
     def pretrain(settings: PretrainSettings) -> None:
-        train(
-            TrainSettings(**vars(settings))
-        )  # a run compares its settings, with their class, with the stored settings
+        # A run compares its settings, with their class, with the stored settings.
+        train(TrainSettings(**vars(settings)))
 
     def with_encoder(main: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
         """Return a function that calls `main` with the settings and `SentenceEncoder.from_pretrained`."""

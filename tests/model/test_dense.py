@@ -186,6 +186,16 @@ def test_training_keeps_or_trains_the_dense_modules(
     assert np.array_equal(fetched.encode_query(TEXTS), load(whole).encode_query(TEXTS))
 
 
+def test_a_folder_like_qwen3_embedding_is_trained_and_exported(qwen: Path, tmp_path: Path) -> None:
+    """Last token, EOS, and a prompt of queries alone."""
+    lora = LoraSettings(rank=2)
+    folder = fine_tune(settings_of(qwen, tmp_path / "run", lora=lora, data=DataSettings(limit=16)))
+    report = export_sentence_transformers(folder, tmp_path / "library")
+    assert report is not None
+    assert report.holds
+    assert_equal(load(folder), tmp_path / "library")
+
+
 def test_onnx_graph_contains_the_dense_modules(gemma: Path, tmp_path: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name)

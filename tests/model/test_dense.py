@@ -175,15 +175,25 @@ def test_training_keeps_or_trains_the_dense_modules(
     assert_equal(encoder, whole)
     with pytest.raises(ArtifactError, match="Dense"):
         export_gguf(whole, tmp_path / "gguf")
-    for folder_of_card in (whole, tmp_path / f"{whole.name}-library"):
-        card = model_card(CardFacts.read(folder_of_card), "user/model")
-        assert "then 2 Dense modules" in card
-        assert "AutoModel" not in card
     hub = open_hub(tmp_path / "cache", monkeypatch)
     files = {str(path.relative_to(whole)): path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     hub.put("user/model", files)
     fetched = SentenceEncoder.from_pretrained("user/model", device="cpu")
     assert np.array_equal(fetched.encode_query(TEXTS), load(whole).encode_query(TEXTS))
+
+
+def test_model_cards_have_no_code_without_the_dense_modules(gemma: Path, tmp_path: Path) -> None:
+    """With one plain prompt, the card of a model without Dense modules has code for `transformers` alone."""
+    encoder = load(gemma, prompt="plain")
+    encoder.save_pretrained(tmp_path / "whole")
+    export_sentence_transformers(tmp_path / "whole", tmp_path / "library", check=False)
+    for folder in (tmp_path / "whole", tmp_path / "library"):
+        card = model_card(CardFacts.read(folder), "user/model")
+        assert "then 2 Dense modules" in card
+        assert "AutoModel" not in card
+    encoder.model.dense = nn.Sequential()
+    encoder.save_pretrained(tmp_path / "without")
+    assert "AutoModel" in model_card(CardFacts.read(tmp_path / "without"), "user/model")
 
 
 def test_a_folder_like_qwen3_embedding_is_trained_and_exported(qwen: Path, tmp_path: Path) -> None:

@@ -44,7 +44,12 @@ TERMS = [
         "stsb-dev",
         "angle-phase cosine-angle cosine-in-batch all in-batch regression angle-reference",
     ),
-    ("saturated", "the same, no prompt, all weights", "stsb-dev", "angle-phase cosine-angle angle-reference"),
+    (
+        "saturated",
+        "the same, no prompt, all weights",
+        "stsb-dev",
+        "angle-phase cosine-angle angle-reference cosine-angle-reference",
+    ),
     ("saturated", "and temperature 1", "stsb-dev", "angle-phase-1 angle-reference-1"),
     ("long", "256 pairs of bug reports", "issues", "in-batch-cosine in-batch-angle cosine-angle cosine angle-phase"),
 ]

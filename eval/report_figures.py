@@ -130,7 +130,7 @@ def shorter(data: pd.DataFrame, task: str) -> str:
 @figure("Which loss terms help", "terms")
 def terms(data: pd.DataFrame) -> Drawn:
     """Draw a forest plot of the differences between rows and their reference, by kind of data."""
-    parts = [(*part[:3], pick(data, part[0], part[3], part[2], kind="difference")) for part in TERMS]
+    parts = [(*part, pick(data, part[0], rows, part[2], kind="difference")) for *part, rows in TERMS]
     fig, ax = axes(0.235 * sum(len(found) + 1.4 for *_, found in parts) + 0.4, width=6.6)
     y, headings = 0.0, []
     for (grid, heading, task, found), colour in zip(parts, cycle(COLOURS), strict=False):
@@ -153,8 +153,8 @@ def terms(data: pd.DataFrame) -> Drawn:
     return fig, (
         "On binary data no term was seen to add to the in-batch term: at 8,000 triples the published weights differ by "
         f"{most.value:+.2f} ({most.low:+.2f} to {most.high:+.2f}); on graded scores cosine and angle are ahead of it. Without "
-        f"prompt, the angle added to the cosine gains {added:.2f} (one seed). Alone it is ahead only at temperature 1, by "
-        f"{alone:.1f}; temperature 0.05 gives the cosine {-cosine:.1f}."
+        f"prompt, the angle added to the cosine gains {added:.2f} (one seed). Alone it is ahead there only at temperature 1, "
+        f"by {alone:.1f}; temperature 0.05 gives the cosine {-cosine:.1f}."
     )
 
 

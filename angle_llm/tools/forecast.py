@@ -30,6 +30,7 @@ from angle_llm.train.budget import (
     default_budget,
 )
 from angle_llm.train.forecast import GIB, Memory, Sharding, StepForecast, StepSample, first_steps
+from angle_llm.train.loading import check_bidirectional
 from angle_llm.train.objectives import make_losses
 
 PLANNED_EXAMPLES = 2048
@@ -99,6 +100,8 @@ def forecast(settings: PlanSettings) -> Forecast:
     data = load_mixture(settings.data, cache_folder())
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)
     encoder.model.two_views = settings.pretraining.task == "simcse"
+    if settings.pretraining.task == "mntp":
+        check_bidirectional(encoder)
     encoder.probe_layouts(torch.device(settings.device_kind))
     if settings.layout == "padded":
         encoder.layouts = LayoutSupport("padded", "as requested")

@@ -393,7 +393,7 @@ class StepForecast:
         """
         self.sample, self._encoder, self._on_gpu, self._measure = sample, encoder, kind == "cuda", measure
         self.bits = encoder.bits or settings.model.bits  # a folder may be stored in bits; a plan has no weights
-        bare = without_adapter(backbone)
+        bare: Any = without_adapter(backbone)
         self._model = encoder.model
         if not measure:
             meta = backbone
@@ -417,6 +417,9 @@ class StepForecast:
         )
         self._copies = 2 * product_weights(backbone) if settings.autocasts else 0
         """Bytes of the bfloat16 copies of weights that the graph of a micro-batch keeps under autocast."""
+        masked = settings.pretraining.mask_fraction if settings.pretraining.task == "mntp" else 0.0
+        self._logits = masked * len(bare.get_input_embeddings().weight)
+        """Number of logits of MNTP per token."""
 
     def supports_checkpointing(self) -> bool:
         """Return whether activation checkpointing is possible for the layers of the model."""
@@ -484,7 +487,11 @@ class StepForecast:
         return replace(step, kept=step.kept + copies, peak=step.peak + copies)
 
     def _count(self, micro_batches: Sequence[MicroBatch], *, gradients_before: bool) -> StepMemory:
-        return model_step(self._model, micro_batches, on_gpu=self._on_gpu, gradients_before=gradients_before)
+        step = model_step(self._model, micro_batches, on_gpu=self._on_gpu, gradients_before=gradients_before)
+        # The meta model predicts no tokens. Cross-entropy keeps a logarithm per logit, and its backward pass two gradients.
+        kept = round(4 * self._logits * step.tokens)
+        temporary = round(8 * self._logits * max(micro.computed_tokens for micro in micro_batches))
+        return replace(step, kept=step.kept + kept, peak=step.peak + kept + temporary)
 
     def kept(self, budget: TokenBudget) -> Memory:
         """Return the memory of a step that keeps the activations of `graph_tokens` tokens."""

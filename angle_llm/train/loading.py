@@ -116,6 +116,19 @@ def _layers(encoder: SentenceEncoder) -> str:
     return hashlib.sha256(repr((found, described)).encode()).hexdigest()[:16]
 
 
+def check_bidirectional(encoder: SentenceEncoder) -> None:
+    """Check that the encoder can be trained with MNTP.
+
+    Raises:
+        SettingsError: for causal attention.
+    """
+    if encoder.model.causal:
+        raise SettingsError(
+            "--pretraining.task mntp: expected bidirectional attention, got causal attention. Set --model.attention "
+            "bidirectional."
+        )
+
+
 def prepare_pretraining(encoder: SentenceEncoder, source: ModelSource, train: TrainSettings) -> None:
     """Set up the model and the token masker for `train.pretraining.task`; do nothing if it is None.
 
@@ -127,11 +140,7 @@ def prepare_pretraining(encoder: SentenceEncoder, source: ModelSource, train: Tr
     """
     model, settings = encoder.model, train.pretraining
     if settings.task == "mntp":
-        if model.causal:
-            raise SettingsError(
-                "--pretraining.task mntp: expected bidirectional attention, got causal attention. Set --model.attention "
-                "bidirectional."
-            )
+        check_bidirectional(encoder)
         model.dense.requires_grad_(False)  # not used
         model.prediction = token_prediction(source, without_adapter(model.backbone))
         vocabulary = model.prediction.vocabulary

@@ -16,6 +16,7 @@ from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.data.order import Draws
 from angle_llm.model.layout.micro_batches import Plan
+from angle_llm.model.masked_tokens import TokenPrediction
 from angle_llm.model.memory import meta_model as meta_model
 from angle_llm.model.memory.step_memory import META, FusedKernels, MemoryLedger, StepMemory, model_step
 from angle_llm.model.memory.token_budget import TokenBudget
@@ -23,7 +24,7 @@ from angle_llm.model.source import quantization
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.model.source.saved_lora import lora_of_run
 from angle_llm.model.source.weights import FlopsPerToken
-from angle_llm.settings.parsing import settings_from_dict
+from angle_llm.settings.parsing import SettingsError, settings_from_dict
 from angle_llm.settings.plan import PlanSettings
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
 from angle_llm.tools.forecast import forecast
@@ -302,6 +303,23 @@ def test_the_forecast_is_of_the_largest_step_and_of_a_full_budget(folder: Path) 
     assert full.expected.optimizer >= 8 * full.trainable
     quarter = forecast(settings(folder, processes=4))
     assert quarter.step.tokens < kept.step.tokens / 2
+
+
+def test_mntp_adds_the_memory_of_its_logits(folder: Path) -> None:
+    half: dict[str, Any] = {"task": "mntp", "mask_fraction": 0.5}
+    model = {**vars(settings(folder).model), "attention": "bidirectional"}
+    plain = forecast(settings(folder, device="cpu", model=model)).step
+    found = forecast(settings(folder, device="cpu", model=model, pretraining=half)).step
+    vocabulary, tokens = KINDS["llama"].config().vocab_size, found.tokens
+    prediction = TokenPrediction(torch.nn.Linear(1, vocabulary, bias=False).requires_grad_(False), vocabulary)
+    state_BTD = torch.zeros(1, tokens, 1, requires_grad=True)
+    label_BT = torch.arange(tokens)[None] % 2 - 1
+    with MemoryLedger([*prediction.parameters(), state_BTD]) as ledger:
+        prediction.sums(state_BTD, label_BT, torch.zeros_like(label_BT), 1).sum().backward()
+    # 15 %: the real step also has tensors with a number per token.
+    assert found.peak - plain.peak == pytest.approx(ledger.peak, rel=0.15)
+    with pytest.raises(SettingsError, match="expected bidirectional attention, got causal"):
+        forecast(settings(folder, pretraining=half))
 
 
 def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:

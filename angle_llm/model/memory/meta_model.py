@@ -164,7 +164,7 @@ def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
     meta._modules = {}  # copy.copy shares the dictionary
     meta.backbone = backbone
     meta.dense = nn.Sequential()  # Dense modules need little memory
-    meta.prediction = None  # the forecast does not count the logits
+    meta.prediction = None  # `StepForecast` adds the logits
     meta.autocasts = False  # autocast does not support the meta device
     meta.read_layers(())
     return meta.train()

@@ -71,7 +71,7 @@ def train(settings: TrainSettings) -> None:
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
         print(_USAGE.format(model=model, command=eval_command(settings.evaluation, model), **how))
         result = read_object(model.with_name(RESULT))
-        if result is not None and result["better"] is False:
+        if result is not None and result["higher"] is False:
             name, best = next(iter(result["metrics"]["best"].items()))
             rate = settings.optimizer.learning_rate
             print(_NOT_BETTER.format(name=name, after=best, before=result["metrics"]["start"][name], rate=rate))

@@ -55,7 +55,7 @@ class TrainResult:
     """Whether the encoder is better than before training, with the 95 % interval; None if it is not known."""
 
     @property
-    def better(self) -> bool | None:
+    def higher(self) -> bool | None:
         """Whether the first metric of the best encoder is higher than before training; None without evaluation."""
         if self.best is None or self.start is None:
             return None
@@ -160,7 +160,7 @@ class Run:
             scores = {name: deciding_metric(values) for name, values in metrics.items()}
             content = {
                 "steps": result.steps,
-                "better": result.better,
+                "higher": result.higher,
                 "verdict": result.verdict,
                 **scores,
                 "metrics": metrics,

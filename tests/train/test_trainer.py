@@ -97,7 +97,7 @@ def test_a_run_learns_and_writes_the_documented_files(settings: TrainSettings) -
     files = {"settings.yaml", "metrics.jsonl", "tensorboard", "model", "result.json"}
     assert {path.name for path in settings.run_path.iterdir()} == files
     stored = json.loads((settings.run_path / "result.json").read_text())
-    assert (stored["steps"], stored["better"]) == (24, None), "without an evaluation"
+    assert (stored["steps"], stored["higher"]) == (24, None), "without an evaluation"
     trained = SentenceEncoder.from_pretrained(model_dir)
     untrained = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
     assert np.abs(trained.encode(SENTENCES) - untrained.encode(SENTENCES)).max() > 1e-2
@@ -123,7 +123,7 @@ def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: S
     )
     stored = json.loads((settings.run_path / "result.json").read_text())
     assert (stored["start"], stored["best"], stored["metrics"]["best"]) == (1.0, 9.0, result.best)
-    assert stored["better"] is True
+    assert stored["higher"] is True
     assert stored["encoder"] == {"prompt": "summarize_one_word", "pooling": "last", "max_length": 100}
     np.testing.assert_array_equal(SentenceEncoder.from_pretrained(result.model_dir).encode(SENTENCES), seen[2])
     logged = [row["evaluation"] for row in read_metrics(settings.run_path) if "evaluation" in row]

@@ -6,7 +6,8 @@
 The pairs of the development set of STS-B were collected from the tests of SemEval: 1,028 of its 1,500 pairs are in STS12,
 STS14 and STS15. Settings that are chosen on them are chosen on the test. A pair is removed if one of its sentences occurs
 in a file of --against, without case, spacing and punctuation, or if the pair is repeated. All files must have one scale
-of scores. The column `subtask` names the file of a pair.
+of scores. The column `subtask` names the file of a pair and its subtask or genre there. Choose settings by the
+column `mean` of `angle-llm eval sts`: a correlation over all pairs also depends on how the sources differ.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def main(settings: CleanDevSettings) -> None:
             key = tuple(sorted(map(normalized, texts)))
             if not used.intersection(key) and key not in seen:
                 seen.add(key)
-                lines.append("\t".join([task.name, *(" ".join(text.split()) for text in texts), f"{pair.score:g}"]))
+                subtask = f"{task.name} {pair.subtask}".strip()
+                lines.append("\t".join([subtask, *(" ".join(text.split()) for text in texts), f"{pair.score:g}"]))
         print(f"{path}: {len(lines) - before:,} of {len(task.pairs):,} pairs")
     write_text(settings.out, "\n".join(lines) + "\n", writer="")
     print(f"{len(lines) - 1:,} pairs written to {settings.out}")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from ablation_grid import Measures, below
-from ablation_results import DIFFERED, QUERIES, Measurement, measurement, save_queries, save_scores
+from ablation_results import DIFFERED, FILES, QUERIES, Measurement, measurement, save_queries, save_scores
 from ablation_saturation import saturation
 from before_after import pairs_task
 
@@ -86,6 +86,9 @@ def _sts(encode: Any, measures: Measures, data_dir: Path, scores: Path) -> Itera
     if len(results.averaged) > 1:
         average = results.average, results.average_interval
         yield measurement("sts", "average", "spearman", *average, n=len(results.averaged))
+    if len(measures.pairs) > 1:
+        values = [results.tasks[name].spearman for name in measures.pairs]
+        yield measurement("sts", FILES, "spearman", float(np.mean(values)), n=len(values))
 
 
 def _by_score(task: str, scores: PairScores) -> Iterator[Measurement]:

@@ -34,6 +34,8 @@ RUNS = (*KEY, "label", "date", "commit", "machine", "versions", "command", "sett
 SCORES, QUERIES = "scores.npz", "queries.npz"
 DIFFERED = "nDCG@10"
 """Retrieval metric for which differences are recorded."""
+FILES = "average of files"
+"""Task of the mean over files of scored pairs, if a grid has several."""
 MEAN = "mean"
 """Value of the column `seed` in lines that hold a mean over the seeds."""
 SAME = 1e-2
@@ -162,9 +164,9 @@ def differences(
 ) -> list[Measurement]:
     """Return the differences in Spearman and nDCG@10 between each row and its reference with the same seed, by task.
 
-    Further differences are in the average of Spearman over the published tasks, and in the mean of nDCG@10 over several
-    seeds, with an interval over queries. A row without a seed is compared with every seed of its reference, and a row
-    with seeds with a reference without a seed.
+    Further differences are in the average of Spearman over the published tasks and over files of scored pairs, and in
+    the mean of nDCG@10 over several seeds, with an interval over queries. A row without a seed is compared with every
+    seed of its reference, and a row with seeds with a reference without a seed.
 
     `measured` are the lines of the results file of the grid, including known differences. `cached` maps the key of a run
     to its cached scores.
@@ -175,7 +177,11 @@ def differences(
         kind, task, metric = line["kind"], line["task"], line["metric"]
         if kind == "difference":
             known[line["row"], line["reference"], line["seed"], task, metric] = line
-        elif (kind, metric) in (("sts", "spearman"), ("retrieval", DIFFERED)) and line["value"] and task != "average":
+        elif (
+            (kind, metric) in (("sts", "spearman"), ("retrieval", DIFFERED))
+            and line["value"]
+            and task not in ("average", FILES)
+        ):
             values.setdefault((line["row"], line["seed"]), {})[task, metric] = line
     found: list[Measurement] = []
     pairs: dict[tuple[str, str], list[tuple[dict[tuple[str, str], float], Cached, Cached]]] = {}
@@ -189,11 +195,15 @@ def differences(
             for key in one
             if key in two and all(one[key][same] == two[key][same] for same in ("text", "n"))
         }
-        averaged = [by_task[task, "spearman"] for task in PUBLISHED_TASKS if (task, "spearman") in by_task]
-        if len(averaged) > 1:
-            by_task["average", "spearman"] = float(np.mean(averaged))
         couple = cached[ours.key], cached[theirs.key]
-        found += _with_intervals((row, other, seed or other_seed), by_task, len(averaged), *couple, known)
+        averages = {
+            "average": [task for task in PUBLISHED_TASKS if (task, "spearman") in by_task],
+            FILES: [task for task, metric in by_task if one[task, metric]["text"] == "file"],
+        }
+        averages = {name: tasks for name, tasks in averages.items() if len(tasks) > 1}
+        for name, tasks in averages.items():
+            by_task[name, "spearman"] = float(np.mean([by_task[task, "spearman"] for task in tasks]))
+        found += _with_intervals((row, other, seed or other_seed), by_task, averages, *couple, known)
         if seed:
             pairs.setdefault((row, other), []).append((by_task, *couple))
     for (row, other), seeds in pairs.items():
@@ -202,14 +212,14 @@ def differences(
         if common and len(seeds) > 1:
             means = {key: float(np.mean([one[key] for one in of_seeds])) for key in common}
             both = _mean_queries(ours_of), _mean_queries(theirs_of)
-            found += _with_intervals((row, other, MEAN), means, 0, *both, known)
+            found += _with_intervals((row, other, MEAN), means, {}, *both, known)
     return found
 
 
 def _with_intervals(
     key: tuple[str, str, str],
     by_task: Mapping[tuple[str, str], float],
-    averaged: int,
+    averages: Mapping[str, Sequence[str]],
     ours: Cached,
     theirs: Cached,
     known: Mapping[Any, Line],
@@ -217,12 +227,12 @@ def _with_intervals(
     """Return the differences of a row from its reference as measurements, with intervals where they are known.
 
     The intervals are computed from the cached scores of both rows, or read from lines of the results file (`known`).
-    `key` is row, reference and seed. `by_task` are the differences by task and metric. `averaged` is the number of tasks
-    in the average.
+    `key` is row, reference and seed. `by_task` are the differences by task and metric, `averages` the tasks of each
+    average.
     """
-    found, paired = [], _paired(ours, theirs)
+    found, paired = [], _paired(ours, theirs, averages)
     for (task, metric), value in by_task.items():
-        plain = measurement("difference", task, metric, value, n=averaged if task == "average" else None)
+        plain = measurement("difference", task, metric, value, n=len(averages.get(task, ())) or None)
         # Cached scores and known lines of a model that was trained again have another value, and are not used.
         candidates = (paired.get((task, metric)), known.get((*key, task, metric)), plain)
         best = next(c for c in candidates if c and math.isclose(float(c["value"]), value, rel_tol=0, abs_tol=SAME))
@@ -237,16 +247,20 @@ def _mean_queries(seeds: Sequence[Cached]) -> Cached:
     return Cached({}, {task: np.mean(of, axis=0) for task, of in same.items()})
 
 
-def _paired(ours: Cached, theirs: Cached) -> dict[tuple[str, str], Measurement]:
+def _paired(ours: Cached, theirs: Cached, averages: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Measurement]:
     """Return (task, metric) → paired difference of two runs with interval, for tasks with the same pairs or queries."""
-    try:
-        compared = compare(ours.pairs, theirs.pairs) if ours.pairs.keys() & theirs.pairs.keys() else None
-    except ValueError as error:
-        print(f"no paired intervals: {error}")
-        compared = None
+    common = [task for task in ours.pairs if task in theirs.pairs]
+    alone = [task for task in common if not any(task in tasks for tasks in averages.values())]
     found: dict[str, Any] = {}
-    if compared is not None:
-        found = compared.tasks | ({"average": compared.average} if compared.average else {})
+    for name, tasks in {**averages, "": alone}.items():
+        pairs = [{task: of.pairs[task] for task in tasks if task in common} for of in (ours, theirs)]
+        try:
+            compared = compare(*pairs, averaged=tasks) if pairs[0] else None
+        except ValueError as error:
+            print(f"no paired intervals: {error}")
+            compared = None
+        if compared is not None:
+            found |= compared.tasks | ({name: compared.average} if name else {})
     queries = {
         task: mean_difference(ours.queries[task], theirs.queries[task], stream=task)
         for task in ours.queries

@@ -1,12 +1,12 @@
 """Build a development set of scored pairs that shares no sentence with test sets or training data.
 
-    python recipes/clean_dev.py stsb/dev.tsv sts/sts12.train.tsv --against sts/sts12.test.tsv sts/sts14.test.tsv \\
+    python recipes/clean_dev.py sts/sts12.train.tsv stsb/train.tsv stsb/dev.tsv --against sts/sts12.test.tsv sts/sts14.test.tsv \\
         sts/sts15.test.tsv stsb/test.tsv sick/test.tsv nli/nli_triplets.jsonl.gz --out clean_dev.tsv
 
-The pairs of the development set of STS-B were collected from the tests of SemEval: 1,028 of its 1,500 pairs are in STS12,
+The pairs of STS-B were collected from the tests of SemEval: 1,028 of the 1,500 pairs of its development set are in STS12,
 STS14 and STS15. Settings that are chosen on them are chosen on the test. A pair is removed if one of its sentences occurs
 in a file of --against, without case, spacing and punctuation, or if the pair is repeated. All files must have one scale
-of scores. The column `subtask` names the file of a pair and its subtask or genre there. Choose settings by the
+of scores. The column `subtask` has the subtask or genre of a pair, or the name of its file. Choose settings by the
 column `mean` of `angle-llm eval sts`: a correlation over all pairs also depends on how the sources differ.
 """
 
@@ -56,8 +56,8 @@ def main(settings: CleanDevSettings) -> None:
             key = tuple(sorted(map(normalized, texts)))
             if not used.intersection(key) and key not in seen:
                 seen.add(key)
-                subtask = f"{task.name} {pair.subtask}".strip()
-                lines.append("\t".join([subtask, *(" ".join(text.split()) for text in texts), f"{pair.score:g}"]))
+                cells = pair.subtask or task.name, *(" ".join(text.split()) for text in texts), f"{pair.score:g}"
+                lines.append("\t".join(cells))
         print(f"{path}: {len(lines) - before:,} of {len(task.pairs):,} pairs")
     write_text(settings.out, "\n".join(lines) + "\n", writer="")
     print(f"{len(lines) - 1:,} pairs written to {settings.out}")

@@ -17,7 +17,7 @@ Dimensions: P items, B resamples, M models, K distinct values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -92,9 +92,9 @@ class MeanDifference:
 class PairedDifferences:
     """Differences in Spearman between two models, by STS task and on average.
 
-    `average` is over the tasks in `averaged`, the compared tasks of published tables; it is None if `averaged` is
-    empty. `left_out` names the tasks on which only one model was evaluated. `resamples` is the number of bootstrap
-    resamples. p-values are not corrected for multiple tests.
+    `average` is over the tasks in `averaged`; it is None if `averaged` is empty. `left_out` names the tasks on which
+    only one model was evaluated. `resamples` is the number of bootstrap resamples. p-values are not corrected for
+    multiple tests.
     """
 
     tasks: dict[str, Difference]
@@ -284,12 +284,17 @@ def mean_difference(
 
 
 def compare(
-    ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores], *, resamples: int = RESAMPLES, seed: int = 0
+    ours: Mapping[str, PairScores],
+    theirs: Mapping[str, PairScores],
+    *,
+    averaged: Sequence[str] = PUBLISHED_TASKS,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> PairedDifferences:
     """Compare the Spearman correlations of two models on STS tasks by a paired bootstrap over sentence pairs.
 
     `ours` and `theirs` map task names to pair scores. The result has the differences, `ours` minus `theirs`, on every
-    common task and on the average of the common tasks of published tables.
+    common task and on the average of the common tasks in `averaged`, by default the tasks of published tables.
 
     Tasks are resampled independently; both models use the same resamples. If the models are exchanged, signs change and
     p-values do not. Two equal models differ by 0 with p-value 1.
@@ -304,7 +309,7 @@ def compare(
             f"{', '.join(theirs) or 'none'}. Evaluate both on the same tasks."
         )
     both = {name: _both(name, ours[name], theirs[name], resamples, seed) for name in common}
-    averaged = tuple(name for name in PUBLISHED_TASKS if name in common)
+    averaged = tuple(name for name in averaged if name in common)
     average = None
     if averaged:
         pairs, scores_2, resampled_2B = zip(*(both[name] for name in averaged), strict=True)

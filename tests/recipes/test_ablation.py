@@ -19,8 +19,8 @@ from programs import start
 from tiny import save_tiny_base
 
 from angle_llm import SentenceEncoder
-from angle_llm.evaluate import evaluate, select_tasks
-from angle_llm.evaluate.bootstrap import mean_difference
+from angle_llm.evaluate import PairScores, evaluate, select_tasks
+from angle_llm.evaluate.bootstrap import mean_difference, spearman
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.train.objectives import make_losses
 
@@ -164,6 +164,35 @@ def test_several_seeds_are_compared_by_the_mean_of_each_query() -> None:
     of_fixed = blank | {"row": "fixed", "seed": "", "value": "50.0"}
     found = differences([*rows, fixed], [*measured, of_fixed], cached | {fixed.key: Cached({}, {})})
     assert {one["seed"] for one in found if one["row"] == "fixed"} == {"1", "2", "3"}, "one model is not several"
+
+
+def test_published_tasks_and_files_have_averages_of_their_own() -> None:
+    """The average over files has an interval; a file is not part of the published average."""
+    generator = np.random.default_rng(0)
+    tasks = {"stsb": "raw", "sickr": "raw", "stsb-dev": "raw", "first": "file", "second": "file"}
+    gold = {task: generator.random(60) for task in tasks}
+    keys = {row: ("tiny", row, "1") for row in ("one", "base")}
+    cosines = {
+        row: {task: gold[task] + noise * generator.random(60) for task in tasks}
+        for row, noise in (("one", 1), ("base", 3))
+    }
+    cached = {
+        key: Cached({task: PairScores(cosines[row][task], gold[task]) for task in tasks}, {})
+        for row, key in keys.items()
+    }
+    rows: Any = [SimpleNamespace(key=key, reference="base") for key in keys.values()]
+    blank = dict.fromkeys(MEASUREMENTS, "") | {"kind": "sts", "metric": "spearman", "seed": "1", "n": "60"}
+    measured = [
+        blank | {"row": row, "task": task, "text": text, "value": str(100 * spearman(cosines[row][task], gold[task]))}
+        for row in keys
+        for task, text in tasks.items()
+    ]
+    found = {line["task"]: line for line in differences(rows, measured, cached)}
+    assert found.keys() == {*tasks, "average", "average of files"}
+    for name, of in (("average", ("stsb", "sickr")), ("average of files", ("first", "second"))):
+        assert found[name]["value"] == pytest.approx(np.mean([found[task]["value"] for task in of]), abs=1e-9)
+        assert found[name]["low"] < found[name]["value"] < found[name]["high"]
+        assert found[name]["n"] == 2
 
 
 def test_nothing_is_measured_twice_and_a_new_measure_is_added(folder: Path, results: Path) -> None:

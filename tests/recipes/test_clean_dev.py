@@ -18,4 +18,4 @@ def test_pairs_with_a_used_sentence_are_removed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     main(CleanDevSettings(files=("dev.tsv",), against=("test.tsv", "train.jsonl")))
     [pair] = read_pairs("clean_dev.tsv").pairs
-    assert (pair.sentence1, pair.sentence2, pair.score, pair.subtask) == ("It rains.", "It snows.", 2.0, "dev news")
+    assert (pair.sentence1, pair.sentence2, pair.score, pair.subtask) == ("It rains.", "It snows.", 2.0, "news")

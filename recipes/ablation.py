@@ -126,7 +126,8 @@ def run_experiment(
     else:
         model = model_path(path, settings)
         how = encoder_options(one.settings.model)
-    facts = training_facts(Path(model).parent) if one.is_trained or path.startswith(RUNS) else []
+    metrics = Path(model).with_name("metrics.jsonl")
+    facts = training_facts(metrics) if metrics.is_file() else []
     before = [(line["metric"], line["value"]) for line in lines if line["kind"] == "training"]
     if before != [(line["metric"], line["value"]) for line in map(line_of, facts)]:
         known = None  # the model was trained again, and all measurements of a run must be of the same model
@@ -197,7 +198,7 @@ def model_path(path: str, settings: Settings) -> str:
     if not found.is_dir():
         row = re.fullmatch(rf"{RUNS}([^/]+)/([^/]+)-seed(\d+)/model", path)
         how = f" Train it first: {COMMAND.format(row[1], row[2])} --seeds {row[3]}" if row else ""
-        raise ExperimentError(f"{found}: expected a model that a row of another grid trains.{how}")
+        raise ExperimentError(f"{found}: expected a model that a row of a grid trains, or a merge of such models.{how}")
     return str(found.resolve())
 
 
@@ -232,9 +233,9 @@ def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Pa
     return here / "model"
 
 
-def training_facts(run: Path) -> list[Measurement]:
-    """Return steps, seconds, computed tokens, and the mean loss of the first and last tenth of a finished run."""
-    steps = pd.read_json(run / "metrics.jsonl", lines=True).dropna(subset="loss")
+def training_facts(metrics: Path) -> list[Measurement]:
+    """Return steps, seconds, computed tokens, and the mean loss of the first and last tenth from a metrics file."""
+    steps = pd.read_json(metrics, lines=True).dropna(subset="loss")
     tenth = max(1, len(steps) // 10)
     facts = {
         "steps": len(steps),

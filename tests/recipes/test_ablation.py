@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -200,15 +201,36 @@ def test_nothing_is_measured_twice_and_a_new_measure_is_added(folder: Path, resu
     models = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.safetensors")}
     main(settings_in(folder))
     assert {path: path.read_bytes() for path in before} == before
-    write_grid(folder, "{sts: [stsb-dev], saturation: {path: DATA/pairs.jsonl, format: scored_pair}}")
+    pairs = "{path: DATA/pairs.jsonl, format: scored_pair, limit: %d}"
+    files = f"{{first: {pairs % 20}, second: {pairs % 30}}}"
+    write_grid(folder, f"{{sts: [stsb-dev], pairs: {files}, saturation: {pairs % 40}}}")
     try:
         main(replace(settings_in(folder), rows=("two",)))
     finally:
         write_grid(folder)
     shares = [float(x["value"]) for x in lines(results, kind="saturation", task="pairs") if "to" in x["metric"]]
     assert sum(shares) == pytest.approx(100)
+    found = {x["task"]: float(x["value"]) for x in lines(results, row="two", kind="sts", metric="spearman")}
+    assert found["first"] != found["second"]
+    assert found["average of files"] == pytest.approx((found["first"] + found["second"]) / 2, abs=1e-4)
     assert set(before[results].splitlines()) < set(results.read_bytes().splitlines())
     assert {path: path.stat().st_mtime_ns for path in models} == models
+
+
+def test_a_merge_of_trained_models_is_a_row_without_training(folder: Path, results: Path) -> None:
+    shutil.copytree(folder / "runs/tiny/one-seed1/model", folder / "runs/tiny/merged/model")
+    model = "{path: RUNS/tiny/merged/model, prompt: null, max_length: null}"
+    write_grid(folder, "{sts: [stsb-dev]}", ("one: {}", f"one: {{}}\n  merged: {{train: null, model: {model}}}"))
+    try:
+        main(replace(settings_in(folder), rows=("merged",)))
+    finally:
+        write_grid(folder)
+    of_rows = [
+        {(line["kind"], line["metric"]): line["value"] for line in lines(results, row=row, task="stsb-dev")}
+        for row in ("merged", "one")
+    ]
+    assert of_rows[0]["sts", "spearman"] == of_rows[1]["sts", "spearman"]
+    assert not lines(results, row="merged", kind="training")
 
 
 def test_results_of_other_settings_are_refused(folder: Path, results: Path) -> None:

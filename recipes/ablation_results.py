@@ -121,7 +121,7 @@ def line_of(values: Measurement) -> Line:
 def save_scores(scores: Mapping[str, PairScores], path: Path) -> None:
     """Write the cosines and gold scores of all pairs of each task to a .npz file."""
     arrays: dict[str, Any] = {
-        f"{task}/{name}": array for task, of in scores.items() for name, array in of._asdict().items()
+        f"{task}/{name}": getattr(of, name) for task, of in scores.items() for name in ("cosine", "gold")
     }
     write_file(path, lambda file: np.savez_compressed(file, **arrays))
 

@@ -42,10 +42,18 @@ class UndefinedCorrelationError(ValueError):
 
 
 class PairScores(NamedTuple):
-    """Cosine similarities (P,) and gold scores (P,) of the P sentence pairs of an STS task, in the same order."""
+    """Cosine similarities (P,), gold scores (P,) and names of sub-tasks (P,) of the P sentence pairs of an STS task."""
 
     cosine: Floats
     gold: Floats
+    subtask: NDArray[np.str_] | None = None
+
+    def by_subtask(self) -> dict[str, PairScores]:
+        """Return the scores of each sub-task by its name, in order of first appearance; {} without sub-tasks."""
+        if self.subtask is None:
+            return {}
+        names = dict.fromkeys(self.subtask.tolist())
+        return {name: PairScores(*(values_P[self.subtask == name] for values_P in self[:2])) for name in names}
 
 
 @dataclass(frozen=True)
@@ -92,14 +100,15 @@ class MeanDifference:
 class PairedDifferences:
     """Differences in Spearman between two models, by STS task and on average.
 
-    `average` is over the tasks in `averaged`; it is None if `averaged` is empty. `left_out` names the tasks on which
-    only one model was evaluated. `resamples` is the number of bootstrap resamples. p-values are not corrected for
-    multiple tests.
+    `average` is over the tasks in `averaged`; it is None if `averaged` is empty. `means` has the mean over sub-tasks of
+    each task that has some. `left_out` names the tasks on which only one model was evaluated. `resamples` is the number of
+    bootstrap resamples. p-values are not corrected for multiple tests.
     """
 
     tasks: dict[str, Difference]
     averaged: tuple[str, ...]
     average: Difference | None
+    means: dict[str, Difference]
     left_out: tuple[str, ...]
     resamples: int
 
@@ -294,10 +303,11 @@ def compare(
     """Compare the Spearman correlations of two models on STS tasks by a paired bootstrap over sentence pairs.
 
     `ours` and `theirs` map task names to pair scores. The result has the differences, `ours` minus `theirs`, on every
-    common task and on the average of the common tasks in `averaged`, by default the tasks of published tables.
+    common task, on the mean over the sub-tasks that `ours` has, and on the average of the common tasks in `averaged`, by
+    default the tasks of published tables.
 
-    Tasks are resampled independently; both models use the same resamples. If the models are exchanged, signs change and
-    p-values do not. Two equal models differ by 0 with p-value 1.
+    Tasks and sub-tasks are resampled independently; both models use the same resamples. If the models are exchanged,
+    signs change and p-values do not. Two equal models differ by 0 with p-value 1.
 
     Raises:
         ValueError: if the models have no common task, or a task has different gold scores (other pairs or order).
@@ -310,14 +320,24 @@ def compare(
         )
     both = {name: _both(name, ours[name], theirs[name], resamples, seed) for name in common}
     averaged = tuple(name for name in averaged if name in common)
-    average = None
-    if averaged:
-        pairs, scores_2, resampled_2B = zip(*(both[name] for name in averaged), strict=True)
-        average = _difference(sum(pairs), np.mean(scores_2, axis=0), np.mean(resampled_2B, axis=0))
+    average = _difference(*_mean([both[name] for name in averaged])) if averaged else None
+    means = {}
+    for name in common:
+        parts = ours[name].by_subtask()
+        others = theirs[name]._replace(subtask=ours[name].subtask).by_subtask()
+        if parts:
+            found = [_both(f"{name}/{part}", parts[part], others[part], resamples, seed) for part in parts]
+            means[name] = _difference(*_mean(found))
     left_out = tuple(name for name in (*ours, *theirs) if name not in common)
     return PairedDifferences(
-        {name: _difference(*both[name]) for name in common}, averaged, average, left_out, resamples
+        {name: _difference(*both[name]) for name in common}, averaged, average, means, left_out, resamples
     )
+
+
+def _mean(several: Sequence[tuple[int, Floats, Floats]]) -> tuple[int, Floats, Floats]:
+    """Return the mean of results of `_both`, and their number of pairs in total."""
+    pairs, scores_2, resampled_2B = zip(*several, strict=True)
+    return sum(pairs), np.mean(scores_2, axis=0), np.mean(resampled_2B, axis=0)
 
 
 def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int) -> tuple[int, Floats, Floats]:

@@ -254,14 +254,13 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: i
     left_P = encoded.index(pair.sentence1 for pair in task.pairs)
     right_P = encoded.index((pair.sentence2 for pair in task.pairs), "document")
     gold_P = np.array([pair.score for pair in task.pairs], dtype=np.float64)
-    scores = PairScores(pair_cosines(encoded.embeddings_ND, left_P, right_P), gold_P)
-    whole, resampled_B = _correlations(scores, resamples, seed, task.name)
     subtask_P = np.array([pair.subtask for pair in task.pairs])
+    cosine_P = pair_cosines(encoded.embeddings_ND, left_P, right_P)
+    scores = PairScores(cosine_P, gold_P, subtask_P if any(subtask_P) else None)
+    whole, resampled_B = _correlations(scores, resamples, seed, task.name)
     subtasks = {}
-    if any(subtask_P):
-        for name in dict.fromkeys(subtask_P.tolist()):
-            part = PairScores(*(values_P[subtask_P == name] for values_P in scores))
-            subtasks[name], _ = _correlations(part, resamples, seed, f"{task.name}/{name}")
+    for name, part in scores.by_subtask().items():
+        subtasks[name], _ = _correlations(part, resamples, seed, f"{task.name}/{name}")
     result = StsTaskResult(
         **vars(whole),
         **{key: value for key, value in vars(task).items() if key != "pairs"},
@@ -294,7 +293,7 @@ def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) ->
     """
     values, undefined, resampled_B = (math.nan, math.nan), None, np.full(resamples, math.nan)
     try:
-        values = 100 * spearman(*scores), 100 * pearson(*scores)
+        values = 100 * spearman(scores.cosine, scores.gold), 100 * pearson(scores.cosine, scores.gold)
         if resamples:
             drawn_1B = resampled_spearman([scores.cosine], scores.gold, resamples=resamples, seed=seed, stream=stream)
             resampled_B = 100 * drawn_1B[0]
@@ -404,6 +403,7 @@ def sts_report(
     notes = [*remarks, *_notes(results)]
     if comparison:
         compared = {results.tasks[name].label: found for name, found in comparison.tasks.items()}
+        compared |= {f"{results.tasks[name].label}, mean": found for name, found in comparison.means.items()}
         if comparison.average:
             compared["average"] = comparison.average
         rows = [[label, found.pairs, found.spearman, *difference_cells(found)] for label, found in compared.items()]
@@ -464,10 +464,10 @@ def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores]]:
 
     def parse(content: Any) -> tuple[str, dict[str, PairScores]]:
         scores = {
-            name: PairScores(*(np.asarray(pairs[key], dtype=np.float64) for key in PairScores._fields))
+            name: PairScores(np.array(pairs["cosine"], np.float64), np.array(pairs["gold"], np.float64))
             for name, pairs in content["pairs"].items()
         }
-        for name, (cosine, gold) in scores.items():
+        for name, (cosine, gold, _) in scores.items():
             if cosine.ndim != 1 or cosine.shape != gold.shape or not np.isfinite([cosine, gold]).all():
                 raise ValueError(f"task {name!r}: expected a finite cosine and gold score of each pair")
         encoder = f" ({EncoderFacts(**content['encoder'])})" if "encoder" in content else ""

@@ -145,6 +145,22 @@ def test_average_is_over_common_published_tasks() -> None:
     assert compare({"mine": ours["mine"]}, {"mine": theirs["mine"]}).average is None
 
 
+def test_mean_over_subtasks_equals_the_average_over_tasks() -> None:
+    ours, theirs = {}, {}
+    for seed, name in enumerate(("mine/b", "mine/a")):
+        ours[name], theirs[name] = models(seed, 300, (1.0, 1.4))
+    whole = [
+        PairScores(*map(np.concatenate, zip(*(of[name][:2] for name in of), strict=True))) for of in (ours, theirs)
+    ]
+    named = whole[0]._replace(subtask=np.repeat(["b", "a"], 300))
+
+    comparison = compare({"mine": named}, {"mine": whole[1]})  # read from a file, the other has no names
+
+    assert comparison.means == {"mine": compare(ours, theirs, averaged=tuple(ours)).average}
+    assert comparison.means["mine"] != comparison.tasks["mine"]
+    assert not compare({"mine": whole[0]}, {"mine": named}).means
+
+
 def test_undefined_correlation_gives_nan_differences() -> None:
     one, two = models(3, 50, (1.0, 1.0))
     collapsed = PairScores(np.full(50, 0.5) + 1e-16 * np.arange(50), two.gold)  # constant but for rounding

@@ -320,24 +320,18 @@ def compare(
         )
     both = {name: _both(name, ours[name], theirs[name], resamples, seed) for name in common}
     averaged = tuple(name for name in averaged if name in common)
-    average = _difference(*_mean([both[name] for name in averaged])) if averaged else None
+    average = _difference(*(both[name] for name in averaged)) if averaged else None
     means = {}
     for name in common:
         parts = ours[name].by_subtask()
         others = theirs[name]._replace(subtask=ours[name].subtask).by_subtask()
         if parts:
-            found = [_both(f"{name}/{part}", parts[part], others[part], resamples, seed) for part in parts]
-            means[name] = _difference(*_mean(found))
+            found = (_both(f"{name}/{part}", parts[part], others[part], resamples, seed) for part in parts)
+            means[name] = _difference(*found)
     left_out = tuple(name for name in (*ours, *theirs) if name not in common)
     return PairedDifferences(
-        {name: _difference(*both[name]) for name in common}, averaged, average, means, left_out, resamples
+        {name: _difference(both[name]) for name in common}, averaged, average, means, left_out, resamples
     )
-
-
-def _mean(several: Sequence[tuple[int, Floats, Floats]]) -> tuple[int, Floats, Floats]:
-    """Return the mean of results of `_both`, and their number of pairs in total."""
-    pairs, scores_2, resampled_2B = zip(*several, strict=True)
-    return sum(pairs), np.mean(scores_2, axis=0), np.mean(resampled_2B, axis=0)
 
 
 def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int) -> tuple[int, Floats, Floats]:
@@ -364,12 +358,13 @@ def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed:
     return len(ours.gold), scores_2, resampled_2B
 
 
-def _difference(pairs: int, scores_2: Floats, resampled_2B: Floats) -> Difference:
-    """Return the difference in Spearman × 100 of two models, with the 95 % interval and p-value from resampled scores.
+def _difference(*tasks: tuple[int, Floats, Floats]) -> Difference:
+    """Return the difference of two models in the mean over tasks, with the 95 % interval and p-value.
 
-    `scores_2` has the scores of both models on all pairs, and `resampled_2B` in B bootstrap resamples.
+    Of each task: number of pairs, and Spearman × 100 of both models on all pairs (2,) and in resamples (2, B).
     """
-    differences_B = resampled_2B[0] - resampled_2B[1]
-    ours, theirs = map(float, scores_2)
+    pairs, scores_2, resampled_2B = zip(*tasks, strict=True)
+    ours, theirs = map(float, np.mean(scores_2, axis=0))
+    differences_B = np.subtract(*np.mean(resampled_2B, axis=0))
     interval, p_value = percentile_interval(differences_B), two_sided_p(differences_B)
-    return Difference(pairs, ours, theirs, ours - theirs, interval, p_value)
+    return Difference(sum(pairs), ours, theirs, ours - theirs, interval, p_value)

@@ -127,7 +127,7 @@ def run_experiment(
         model = model_path(path, settings)
         how = encoder_options(one.settings.model)
     metrics = Path(model).with_name("metrics.jsonl")
-    facts = training_facts(metrics) if metrics.is_file() else []
+    facts = training_facts(metrics) if one.is_trained or metrics.is_file() else []  # a merged model has none
     before = [(line["metric"], line["value"]) for line in lines if line["kind"] == "training"]
     if before != [(line["metric"], line["value"]) for line in map(line_of, facts)]:
         known = None  # the model was trained again, and all measurements of a run must be of the same model
@@ -190,7 +190,7 @@ def model_path(path: str, settings: Settings) -> str:
     """Return the path or name of a model; replace the prefix `RUNS/` by the folder of trained models.
 
     Raises:
-        ExperimentError: if a model in `RUNS/` has not been trained.
+        ExperimentError: if a model in `RUNS/` does not exist.
     """
     found = settings.runs / path.removeprefix(RUNS)
     if not path.startswith(RUNS):

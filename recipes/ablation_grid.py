@@ -9,7 +9,7 @@
     reference          row that the other rows are compared with; a row can set another reference
 
 Two prefixes keep paths of a machine out of a grid: `DATA/` is the folder of --data-dir, and a model path that starts with
-`RUNS/` is a model that a row of a grid has trained.
+`RUNS/` is in the folder of --runs, where the rows of grids are trained.
 """
 
 from __future__ import annotations

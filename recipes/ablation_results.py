@@ -35,7 +35,7 @@ SCORES, QUERIES = "scores.npz", "queries.npz"
 DIFFERED = "nDCG@10"
 """Retrieval metric for which differences are recorded."""
 FILES = "average of files"
-"""Task of the mean over files of scored pairs, if a grid has several."""
+"""Value of the column `task` for the mean Spearman correlation over several files of scored pairs."""
 MEAN = "mean"
 """Value of the column `seed` in lines that hold a mean over the seeds."""
 SAME = 1e-2

@@ -297,7 +297,7 @@ class _RowSurvey:
 
         `one_prompt` is whether queries and documents have the same prompt, so that equal texts get equal embeddings.
         """
-        if self._single and one_prompt and report.format != "text":  # which `angle-llm pretrain` reads
+        if self._single and one_prompt and report.format != "text":  # single texts are for `angle-llm pretrain`
             text = "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title"
             report.add(
                 "no pairs", report.rows_used, f"{text} with its body or a question with its answer", trouble=True

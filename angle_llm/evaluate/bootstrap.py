@@ -100,9 +100,9 @@ class MeanDifference:
 class PairedDifferences:
     """Differences in Spearman between two models, by STS task and on average.
 
-    `average` is over the tasks in `averaged`; it is None if `averaged` is empty. `means` has the mean over sub-tasks of
-    each task that has some. `left_out` names the tasks on which only one model was evaluated. `resamples` is the number of
-    bootstrap resamples. p-values are not corrected for multiple tests.
+    `average` is over the tasks in `averaged`; it is None if `averaged` is empty. `means` maps a task with sub-tasks to the
+    difference in the mean over its sub-tasks. `left_out` names the tasks on which only one model was evaluated.
+    `resamples` is the number of bootstrap resamples. p-values are not corrected for multiple tests.
     """
 
     tasks: dict[str, Difference]
@@ -324,10 +324,10 @@ def compare(
     means = {}
     for name in common:
         parts = ours[name].by_subtask()
-        others = theirs[name]._replace(subtask=ours[name].subtask).by_subtask()
+        their_parts = theirs[name]._replace(subtask=ours[name].subtask).by_subtask()
         if parts:
-            found = (_both(f"{name}/{part}", parts[part], others[part], resamples, seed) for part in parts)
-            means[name] = _difference(*found)
+            tasks = (_both(f"{name}/{part}", parts[part], their_parts[part], resamples, seed) for part in parts)
+            means[name] = _difference(*tasks)
     left_out = tuple(name for name in (*ours, *theirs) if name not in common)
     return PairedDifferences(
         {name: _difference(both[name]) for name in common}, averaged, average, means, left_out, resamples
@@ -361,7 +361,7 @@ def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed:
 def _difference(*tasks: tuple[int, Floats, Floats]) -> Difference:
     """Return the difference of two models in the mean over tasks, with the 95 % interval and p-value.
 
-    Of each task: number of pairs, and Spearman × 100 of both models on all pairs (2,) and in resamples (2, B).
+    A task is its number of pairs, and Spearman × 100 of both models on all pairs (2,) and in B resamples (2, B).
     """
     pairs, scores_2, resampled_2B = zip(*tasks, strict=True)
     ours, theirs = map(float, np.mean(scores_2, axis=0))

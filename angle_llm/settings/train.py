@@ -308,7 +308,7 @@ class TrainSettings:
             )
         conflicts = {
             "nested": self.nested != NestedSettings(),
-            "objective": self.pretraining.task == "mntp" and self.objective != ObjectiveSettings(),
+            "objective.*": self.pretraining.task == "mntp" and self.objective != ObjectiveSettings(),
             "objective.teacher": self.objective.teacher is not None,
             "objective.kl-weight": self.objective.kl_weight > 0,
             "objective.false-negatives.guide": self.objective.false_negatives.guide is not None,

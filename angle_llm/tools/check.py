@@ -170,7 +170,7 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
 
     from angle_llm.model.memory.meta_model import meta_backbone, tiny_encoder_copy
 
-    card = tokens.source.card
+    card, attention = tokens.source.card, {}
     try:
         encoder, config = tokens.tiny_copy or tiny_encoder_copy(tokens.source, model)
     except (OSError, ValueError):  # such as a saved adapter whose base is missing: only its tokens can be counted
@@ -181,10 +181,11 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
         else:
             weights = sum(each.numel() for each in meta_backbone(config, torch.float32).parameters())
             recommended = LARGE_DECODER if weights > _LARGE else SMALL_DECODER
+            attention = {"attention": "bidirectional"}  # for pretraining
     if card is not None and card.base is not None:  # training continues with the rank and bits of the adapter
         recommended = {**recommended, "lora": {}, "model": {"bits": card.bits}}
     given = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length")}
-    return {**recommended, "model": {"path": model.path, **recommended.get("model", {}), **given}}
+    return {**recommended, "model": {"path": model.path, **recommended.get("model", {}), **given, **attention}}
 
 
 def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) -> str:
@@ -199,6 +200,8 @@ def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) 
     first = {"model": {"path": "MODEL"}} | {
         name: model[name] for name in ("model", "lora", "optimizer") if name in model
     }
+    if report.format != "text":
+        first["model"] = {name: value for name, value in first["model"].items() if name != "attention"}
     rest = {name: value for name, value in model.items() if name not in first}
     return shlex.join(flags_of({**first, "data": data_settings(source, report), "objective": objective, **rest}))
 

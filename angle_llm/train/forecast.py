@@ -419,7 +419,7 @@ class StepForecast:
         """Bytes of the bfloat16 copies of weights that the graph of a micro-batch keeps under autocast."""
         masked = settings.pretraining.mask_fraction if settings.pretraining.task == "mntp" else 0.0
         self._logits = masked * len(bare.get_input_embeddings().weight)
-        """Number of logits of MNTP per token."""
+        """Expected number of logits of MNTP per token."""
 
     def supports_checkpointing(self) -> bool:
         """Return whether activation checkpointing is possible for the layers of the model."""

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
-from tiny import save_tiny_adapter, save_tiny_base
+from tiny import save_tiny_adapter, save_tiny_base, tiny_causal_lm
 
 from angle_llm import cli
 from angle_llm.data import DataError, ScoredPair
@@ -490,11 +490,14 @@ def test_numbered_labels_keep_their_meaning(tmp_path: Path) -> None:
 
 
 def test_single_texts_are_for_pretraining(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row of the format text pairs a text with itself, which is no trouble."""
+    """A row of the format text pairs a text with itself, which is no trouble; the printed command trains."""
     base = save_tiny_base("llama", tmp_path / "base")
+    tiny_causal_lm("llama").save_pretrained(base)
     (tmp_path / "texts.txt").write_text("A man eats.\nA dog runs fast.\n")
     with pytest.raises(SystemExit, match="0"):
         cli.run(["data", "check", str(tmp_path / "texts.txt"), "--format", "text", "--model", str(base)])
     printed = capsys.readouterr().out
-    assert "angle-llm pretrain" in printed
     assert "no trouble" in printed
+    (command,) = re.findall("to train +angle-llm (.*)", printed)
+    cli.run([*shlex.split(command), "--run-dir", str(tmp_path / "run"), "--max-steps", "1", "--allow-cpu"])
+    assert (tmp_path / "run" / "model").is_dir()

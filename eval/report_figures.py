@@ -52,7 +52,7 @@ TERMS = [
         "stsb-dev",
         "angle-phase cosine-angle angle-reference cosine-angle-reference",
     ),
-    ("saturated", "graded pairs, no prompt, temperature 1", "stsb-dev", "angle-phase-1 angle-reference-1"),
+    ("saturated", "the same, temperature 1", "stsb-dev", "angle-phase-1 angle-reference-1"),
     ("long", "256 pairs of bug reports", "issues", "in-batch-cosine in-batch-angle cosine-angle cosine angle-phase"),
 ]
 """Grid, heading, task and rows of each part of the forest plot of loss terms. The rows of a part share a reference."""
@@ -131,7 +131,7 @@ def compute(data: pd.DataFrame) -> Drawn:
         ax.axhline(value, ls=":", lw=1, color=INK)
         ax.annotate(label, (4e5, value), xytext=(3, 2), textcoords="offset points", fontsize=8, color=INK)
     ax.set_xlabel("million computed training tokens")
-    ax.set_ylabel(SPEARMAN)
+    ax.set_ylabel(f"{SPEARMAN}, five STS sets")
     ax.grid(axis="y")
     ax.legend(loc="lower right")
     whole = one(data, "nli_whole", "in-batch", "average").value

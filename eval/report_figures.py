@@ -145,7 +145,7 @@ def compute(data: pd.DataFrame) -> Drawn:
 def computed_tokens(data: pd.DataFrame, grid: str, row: str) -> float:
     """Return the number of computed training tokens of a row; of a mean of weights, the sum over the combined rows."""
     rows = MEMBERS.get(row, (row,))
-    return sum(one(data, grid, name, "", kind="training", metric="computed tokens").value for name in rows)
+    return float(sum(one(data, grid, name, "", kind="training", metric="computed tokens").value for name in rows))
 
 
 @figure("Time beside other libraries", "speed")

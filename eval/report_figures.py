@@ -142,9 +142,9 @@ def compute(data: pd.DataFrame) -> Drawn:
         one(data, "encoder", row, "average").value for row in ("all", "all-seeds", "all-seeds-similarities")
     )
     return fig, (
-        f"SmolLM2-135M with LoRA has {alone:.1f} on five STS sets after NLI triples and entailments (three seeds), the "
-        f"mean of the weights of the three {mean:.1f}, with a fourth training with a teacher {both:.1f}; the teacher, "
-        f"trained on over a billion pairs, has {minilm:.1f}. The five sets are STS12, STS14, STS15, STS-B and SICK-R, on "
+        f"SmolLM2-135M with LoRA has {alone:.2f} on five STS sets after NLI triples and entailments (three seeds), the "
+        f"mean of the weights of the three {mean:.2f}, with a fourth training with a teacher {both:.2f}; the teacher, "
+        f"trained on over a billion pairs, has {minilm:.2f}. The five sets are STS12, STS14, STS15, STS-B and SICK-R, on "
         "raw text; published figures are on SentEval's text."
     )
 

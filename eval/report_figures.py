@@ -101,13 +101,17 @@ BY_COMPUTE = {
     "NLI triples and SNLI entailments, temperature 0.03": [("encoder", "all")],
     "the same, cosines of all-MiniLM-L6-v2": [("encoder", "all-similarities")],
     "mean of the weights of three seeds": [("encoder", "all-seeds")],
-    "mean of weights, one member with the cosines": [("encoder", "all-average"), ("encoder", "all-seeds-similarities")],
+    "mean of weights, one or more members with the cosines": [
+        ("encoder", row) for row in ("all-average", "all-similarities-seeds", "all-seeds-similarities", "all-both-seeds")
+    ],
 }
 """Training data → grids and rows, by number of tokens."""
 MEMBERS = {
     "all-average": ("all", "all-similarities"),
     "all-seeds": ("all",) * 3,
+    "all-similarities-seeds": ("all-similarities",) * 3,
     "all-seeds-similarities": ("all", "all", "all", "all-similarities"),
+    "all-both-seeds": ("all",) * 3 + ("all-similarities",) * 3,
 }
 """Row of a mean of weights → rows that were combined."""
 BASELINES = "AnglE-BERT-base", "sup-SimCSE-BERT-base"
@@ -125,7 +129,7 @@ def compute(data: pd.DataFrame) -> Drawn:
         values, spread = [line.value for line in lines], [line.sd for line in lines]
         ax.errorbar(tokens, values, spread, fmt="-o", ms=4, color=colour, label=label, capsize=2)
     ax.set_xscale("log")
-    ax.set_xlim(4e5, 1.6e7)
+    ax.set_xlim(4e5, 2e7)
     ax.set_ylim(75.8, 82.2)
     ax.set_xticks([5e5, 1e6, 2e6, 5e6, 1e7], ["0.5", "1", "2", "5", "10"])
     ax.set_xticks([], minor=True)

@@ -102,7 +102,8 @@ BY_COMPUTE = {
     "the same, cosines of all-MiniLM-L6-v2": [("encoder", "all-similarities")],
     "mean of the weights of three seeds": [("encoder", "all-seeds")],
     "mean of weights, one or more members with the cosines": [
-        ("encoder", row) for row in ("all-average", "all-similarities-seeds", "all-seeds-similarities", "all-both-seeds")
+        ("encoder", row)
+        for row in ("all-average", "all-similarities-seeds", "all-seeds-similarities", "all-both-seeds")
     ],
 }
 """Training data → grids and rows, by number of tokens."""
@@ -142,12 +143,10 @@ def compute(data: pd.DataFrame) -> Drawn:
     ax.set_ylabel(f"{SPEARMAN}, five STS sets")
     ax.grid(axis="y")
     ax.legend(loc="lower right")
-    alone, mean, both = (
-        one(data, "encoder", row, "average").value for row in ("all", "all-seeds", "all-seeds-similarities")
-    )
+    alone, mean, both = (one(data, "encoder", row, "average").value for row in ("all", "all-seeds", "all-both-seeds"))
     return fig, (
         f"SmolLM2-135M with LoRA has {alone:.2f} on five STS sets after NLI triples and entailments (three seeds), the "
-        f"mean of the weights of the three {mean:.2f}, with a fourth training with a teacher {both:.2f}; the teacher, "
+        f"mean of the weights of the three {mean:.2f}, with three more trainings with a teacher {both:.2f}; the teacher, "
         f"trained on over a billion pairs, has {minilm:.2f}. The five sets are STS12, STS14, STS15, STS-B and SICK-R, on "
         "raw text; published figures are on SentEval's text."
     )

@@ -12,7 +12,7 @@ Parts, in this order:
   activation checkpointing) equal the plain path, on a bfloat16 base, an NF4 base and a BERT; the loss decreases; new text
   lengths do not compile again.
 * train: speed of LoRA on a bfloat16 base with tries, packed and padded texts.
-* peers: sentence-transformers on the same triples, with FlashAttention and without padding if flash_attn is installed.
+* peers: sentence-transformers on the same triples, padded, and on a GPU without padding (FlashAttention-2).
 * memory: a run with the token budgets that training chooses; its peak is within the forecast.
 * nf4: speed and memory on an NF4 base.
 * encode: speed of encoding STS texts.
@@ -405,8 +405,10 @@ def traced(settings: GpuSettings, encoder: SentenceEncoder, path: Path) -> dict[
 
 
 def peers_part(settings: GpuSettings, rows: Rows) -> None:
-    """Measure the training speed of sentence-transformers."""
-    measure_peer(settings, rows, "sentence_transformers", sentence_transformer)
+    """Measure the training speed of sentence-transformers, without padding (only on a GPU) and padded."""
+    for unpadded in (True, False) if rows.device.type == "cuda" else (False,):
+        make, variant = partial(sentence_transformer, unpadded=unpadded), "unpadded" if unpadded else "padded"
+        measure_peer(settings, rows, "sentence_transformers", make, variant=variant)
 
 
 def unsloth_part(settings: GpuSettings, rows: Rows) -> None:

@@ -16,6 +16,7 @@ from gpu_bench import GpuSettings, Rows, free_memory, random_backbone, synchroni
 
 # isort: split
 import torch
+from torch import Tensor
 
 from angle_llm.data.formats import Triple
 from angle_llm.data.mixture import Mixture
@@ -25,14 +26,14 @@ from angle_llm.train.batches import StepSchedule
 
 
 def measure_peer(
-    settings: GpuSettings, rows: Rows, package: str, make: Callable[[GpuSettings, torch.device], Any]
+    settings: GpuSettings, rows: Rows, package: str, make: Callable[[GpuSettings, torch.device], Any], **about: Any
 ) -> None:
     """Add a row with the training speed of a library; out of memory, another row has half the batch, down to a quarter."""
     absent = [name for name in (package, "sentence_transformers", "peft") if find_spec(name) is None]
     reason = f"{absent[0]} is not installed" if absent else None
     for size in (settings.batch, settings.batch // 2, settings.batch // 4):
         work = partial(peer_speed, settings, make, size, rows.device)
-        row = rows.measure(work, reason, what=package, base="bfloat16", triples=size)
+        row = rows.measure(work, reason, what=package, base="bfloat16", triples=size, **about)
         if "out_of_memory" not in row:
             break
 
@@ -78,15 +79,45 @@ def peer_speed(
     }
 
 
-def sentence_transformer(settings: GpuSettings, device: torch.device) -> Any:
-    """Return a model of sentence-transformers with random weights in bfloat16 and LoRA of peft."""
+def flash_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+) -> Tensor:
+    """Attention of texts in one sequence, (T, H, S): `flash_attn_varlen_func` by the FlashAttention-2 kernel of torch."""
+    lengths = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k))
+    output: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, *lengths, 0.0, causal, False, scale=softmax_scale
+    )[0]
+    return output
+
+
+def use_flash_varlen() -> None:
+    """Let transformers call `flash_varlen` for `flash_attention_2`, so that the package flash-attn is not needed."""
+    flash: Any = import_module("transformers.modeling_flash_attention_utils")
+    flash._lazy_imports = lambda *_, **__: (None, flash_varlen, None, flash._pad_input, flash._unpad_input)
+
+
+def sentence_transformer(settings: GpuSettings, device: torch.device, *, unpadded: bool = True) -> Any:
+    """Return a model of sentence-transformers with random weights in bfloat16 and LoRA of peft.
+
+    Args:
+        unpadded: use FlashAttention-2, with which texts are not padded.
+    """
     from peft import LoraConfig, TaskType
-    from transformers.utils.import_utils import is_flash_attn_2_available
 
     st: Any = import_module("sentence_transformers")
     modules: Any = import_module("sentence_transformers.sentence_transformer.modules")
-    attention = "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
-    backbone = random_backbone(settings, device, torch.bfloat16, attn_implementation=attention)
+    backbone = random_backbone(settings, device, torch.bfloat16, attn_implementation="sdpa")
+    if unpadded:
+        use_flash_varlen()
+        backbone.config._attn_implementation = "flash_attention_2"
 
     class Loaded(modules.Transformer):  # type: ignore[misc]
         """Transformer module for a backbone in memory; the base class reads weights from a folder."""

@@ -28,6 +28,7 @@ from collections import Counter
 
 from torch import nn
 
+from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
 from angle_llm.model.layers.fused_lora import FusedLora, use_fused_lora
 from angle_llm.model.layers.low_memory_layers import LowMemoryMlp, LowMemoryNorm, use_low_memory_layers
 
@@ -39,10 +40,12 @@ def replace_layers(adapted: nn.Module) -> None:
     """
     use_fused_lora(adapted)
     use_low_memory_layers(adapted)
+    use_compiled_rotary(adapted)
 
 
 def replaced_layers(backbone: nn.Module) -> str:
     """Return the numbers of replaced layers by kind as text, or `none`."""
-    kinds = {FusedLora: "fused LoRA", LowMemoryNorm: "low-memory norm", LowMemoryMlp: "low-memory MLP"}
+    kinds = {FusedLora: "fused LoRA", LowMemoryNorm: "low-memory norm", LowMemoryMlp: "low-memory MLP",
+             CompiledRotary: "compiled rotary"}
     counts = Counter(name for layer in backbone.modules() for kind, name in kinds.items() if isinstance(layer, kind))
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

@@ -20,6 +20,7 @@ from angle_llm.data.mixture import Mixture
 from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.compiled_rotary import use_plain_rotary
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
 from angle_llm.model.memory.token_budget import RankKernelError, RankMemoryError, TokenBudget
 from angle_llm.settings.parsing import SettingsError
@@ -307,7 +308,7 @@ class Trainer:
         self._use(budget)
 
     def _use_padded_texts(self, reason: str) -> None:
-        """Pad all texts for the rest of the run, because a compiled kernel failed.
+        """Pad all texts and use no compiled layer for the rest of the run, because a compiled kernel failed.
 
         Raises:
             TrainingError: if they are padded already.
@@ -319,6 +320,7 @@ class Trainer:
                 "the libraries, and resume with --resume auto."
             )
         self._run.log(f"warning: a compiled kernel failed ({reason:.300}). Texts are padded from now on.")
+        use_plain_rotary(self._planner.encoder.model)
         self._use(replace(budget, padded=True))
 
     def _checkpointing_budget(self) -> TokenBudget | None:

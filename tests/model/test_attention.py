@@ -1,6 +1,7 @@
 """Attention of texts in one sequence: every kernel, pooling and kind of backbone equals the texts one by one."""
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -316,6 +317,30 @@ def test_texts_are_padded_on_a_gpu_without_flex_attention(
         tried = [(shape, *each, on_gpu.device) for each in computed]
         assert sorted(asked, key=str) == sorted(tried, key=str)
     assert ("warning: texts are padded" in capsys.readouterr().out) == bool(problem and not dropout)
+
+
+@pytest.mark.parametrize("separated", [True, False])
+def test_kernels_that_round_by_the_number_of_tokens_do_not_hide_a_layout(
+    separated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As bitsandbytes for NF4 on a GPU: padded batches of as many tokens differ from single texts as much."""
+
+    def attend(*given: Any) -> Tensor:
+        return masked(*given) if separated else given[0]
+
+    def rounded(_: Any, __: Any, states: Tensor) -> Tensor:
+        return states * (1 + 0.1 * torch.arange(states.shape[-1]).cos()) if states[..., 0].numel() > 100 else states
+
+    monkeypatch.setattr("angle_llm.model.layout.attention.is_gpu", lambda _: True)
+    monkeypatch.setattr("angle_llm.model.layout.attention.compiled_flex", lambda: attend)
+    backbone = tiny_backbone("llama")
+    for layer in backbone.layers:
+        layer.mlp.register_forward_hook(rounded)
+    layouts = probe_layouts(backbone, "last", causal=True)
+    assert layouts.layout == ("trie" if separated else "padded")
+    if not separated:
+        difference, rounding = map(float, re.findall(r"\d\.\de-\d+|\d\.\de\+\d+", layouts.reason))
+        assert difference > 2 * rounding > 1e-3
 
 
 def test_the_layout_of_a_gpu_is_planned_without_one() -> None:

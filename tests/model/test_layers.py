@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +22,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from angle_llm import SentenceEncoder
 from angle_llm.model import layers
-from angle_llm.model.layers import fused_lora, lora, low_memory_layers
+from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers
+from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary, use_plain_rotary
 from angle_llm.model.layers.fused_lora import lora_linear
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.settings.train import LoraSettings
@@ -210,6 +213,69 @@ def test_norms_and_mlps_that_keep_less_equal_the_unchanged_ones(
     assert torch.equal(found[0][0], found[1][0])
     # In float32, gradients of the residual and of the two uses in a norm are added in another order.
     assert max(errors(*found)) <= (1e-6 if dtype == torch.float32 else 0)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile, which would stop at an error
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+def test_compiled_rotary_embeddings_equal_the_original_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a backend that computes each operation of the graph as torch does. Other models are not changed."""
+    monkeypatch.setattr(layers, "use_compiled_rotary", partial(use_compiled_rotary, backend="aot_eager"))
+    other, found = tiny_encoder(kind), []
+    for _ in range(2):
+        encoder = tiny_encoder(kind)
+        torch.manual_seed(0)
+        encoder.add_lora(LoraSettings(rank=4, alpha=8))
+        train_a_little(encoder.model.train())
+        found.append(rows_and_gradients(encoder))
+        count = sum(isinstance(layer, CompiledRotary) for layer in encoder.model.modules())
+        assert not any(isinstance(layer, CompiledRotary) for layer in other.model.modules())
+        if len(found) == 1:
+            assert count == 3
+            use_plain_rotary(encoder.model)
+            assert not any(isinstance(layer, CompiledRotary) for layer in encoder.model.modules())
+            monkeypatch.setattr(layers, "use_compiled_rotary", use_compiled_rotary)  # not compiled on a CPU
+    assert count == 0
+    assert max(errors(*found)) == 0
+
+
+def test_rotary_embeddings_are_compiled_for_all_lengths_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for FlexAttention; only layers that give queries another form, such as the norms of Qwen-3, compile once more."""
+    monkeypatch.setattr(layers, "use_compiled_rotary", partial(use_compiled_rotary, backend="aot_eager"))
+    torch._dynamo.reset()
+    compiled_rotary._problem.cache_clear()
+    compiled_rotary._compiled.cache_clear()
+    encoder = tiny_encoder("llama")
+    encoder.add_lora(LoraSettings(rank=4, alpha=8))
+    encoder.model.train()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    rows_and_gradients(encoder)
+    encoder.encode([*TEXTS, "A longer text than the other texts of this test."])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
+
+
+@pytest.mark.parametrize("part", ["value", "gradient", "long texts", "error"])
+def test_rotary_embeddings_that_differ_when_compiled_are_not_replaced(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(rotate: Callable[..., Any], _: str) -> Callable[..., Any]:
+        def rotated(query: Tensor, key: Tensor, *angles: Tensor) -> tuple[Tensor, ...]:
+            if part == "error":
+                raise RuntimeError("no compiler")
+            found = rotate(query, key.detach() if part == "gradient" else key, *angles)
+            scale = 1.01 if part == "value" or (part == "long texts" and query.shape[2] > 256) else 1.0
+            extra = key.sum() * 0 if part == "gradient" else 0.0
+            return found[0] * scale, found[1] + extra
+
+        return rotated
+
+    monkeypatch.setattr(compiled_rotary, "_compiled", wrong)
+    compiled_rotary._problem.cache_clear()
+    model = tiny_backbone("llama")
+    use_compiled_rotary(model, "eager")
+    compiled_rotary._problem.cache_clear()
+    assert not any(isinstance(layer, CompiledRotary) for layer in model.modules())
+    warning = "RuntimeError: no compiler" if part == "error" else "its results differ"
+    assert f"warning: rotary position embeddings are not compiled: {warning}" in capsys.readouterr().out
 
 
 def test_a_layer_keeps_each_input_of_a_product_once_and_nothing_in_float32() -> None:

@@ -45,7 +45,11 @@ def replace_layers(adapted: nn.Module) -> None:
 
 def replaced_layers(backbone: nn.Module) -> str:
     """Return the numbers of replaced layers by kind as text, or `none`."""
-    kinds = {FusedLora: "fused LoRA", LowMemoryNorm: "low-memory norm", LowMemoryMlp: "low-memory MLP",
-             CompiledRotary: "compiled rotary"}
+    kinds = {
+        FusedLora: "fused LoRA",
+        LowMemoryNorm: "low-memory norm",
+        LowMemoryMlp: "low-memory MLP",
+        CompiledRotary: "compiled rotary",
+    }
     counts = Counter(name for layer in backbone.modules() for kind, name in kinds.items() if isinstance(layer, kind))
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

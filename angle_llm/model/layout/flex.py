@@ -5,7 +5,6 @@ Legend: T tokens of a sequence, I query blocks and J key blocks of `BLOCK` token
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from angle_llm.losses.relation import on_device
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, shared_prefixes
-from angle_llm.model.memory.out_of_memory import is_out_of_memory
+from angle_llm.model.source.checks import trial_problem
 
 BLOCK = 128
 """Number of tokens in a block of FlexAttention; sequences are padded to a multiple of this number."""
@@ -141,22 +140,11 @@ def flex_problem(shape: AttentionShape, dtype: torch.dtype, precision: str, devi
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings of the compiler are no failure
-            worst = max(
-                _difference(shape, dtype, device, blocks, gradients)
-                for gradients in (0, 1, 3)
-                for blocks in _trial_lengths(shape)
-            )
-    except Exception as error:  # compilers and drivers can fail in any way
-        if is_out_of_memory(error):  # an exception is not cached
-            raise
-        return f"{type(error).__name__}: {error!s:.300}"
+        lengths = _trial_lengths(shape)
+        found = (_difference(shape, dtype, device, blocks, gradients) for gradients in (0, 1, 3) for blocks in lengths)
+        return trial_problem(found, TOLERANCE[dtype])
     finally:
         torch.set_float32_matmul_precision(before)
-    if not worst <= TOLERANCE[dtype]:  # true for NaN, too
-        return f"its results differ from plain attention by {worst:.1e}, more than {TOLERANCE[dtype]:.0e}"
-    return None
 
 
 def _trial_lengths(shape: AttentionShape) -> list[int]:

@@ -11,13 +11,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
+
+from angle_llm.model.memory.out_of_memory import is_out_of_memory
 
 CARD_NAME = "angle_llm.json"
 EXPORT_NAME = "angle_llm_export.json"
@@ -227,6 +230,25 @@ def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
         return math.inf
     one, other = one.cpu().double(), other.cpu().double()  # MPS has no float64
     return float(((one - other).norm(dim=-1) / other.norm(dim=-1).clamp(min=1e-30)).max())
+
+
+def trial_problem(differences: Iterable[float], tolerance: float) -> str | None:
+    """Return why a compiled function cannot be used: an error, or a difference above `tolerance`; None if neither.
+
+    Iterating over `differences` runs the compiled and the original function, and yields the relative differences of
+    their results. Out of memory is raised: it says nothing about the function.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings of the compiler are no failure
+            worst = max(differences)
+    except Exception as error:  # compilers and drivers can fail in any way
+        if is_out_of_memory(error):
+            raise
+        return f"{type(error).__name__}: {error!s:.300}"
+    if not worst <= tolerance:  # true for NaN, too
+        return f"its results differ from the original by {worst:.1e}, more than {tolerance:.0e}"
+    return None
 
 
 def check_states(backbone: nn.Module) -> torch.Tensor:

@@ -60,7 +60,7 @@ test-readers: $(VENV)/installed $(READERS)
 test-gpu: $(VENV)/extras
 	$(BIN)/python -m pytest -m gpu -n 0
 
-# One GPU of 80 GB; no measurement starts after 23 minutes. Not run on a GPU yet. Some parts: `gpu_check.py --parts train`.
+# One GPU of 80 GB; no measurement starts after 23 minutes. Some parts: `gpu_check.py --parts train`.
 gpu: $(VENV)/extras
 	$(BIN)/python eval/gpu_check.py --out .bench/gpu_check.jsonl --profile .bench/gpu_trace.json
 

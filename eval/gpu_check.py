@@ -1,4 +1,4 @@
-"""Check training on this GPU, and measure its speed and memory beside other libraries. Not run on a GPU yet.
+"""Check training on this GPU, and measure its speed and memory beside other libraries.
 
     python eval/gpu_check.py --out check.jsonl    # 7B shape, one GPU of 80 GB, at most 25 minutes
     python eval/gpu_check.py --out check.jsonl --parts train peers    # some parts

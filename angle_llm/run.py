@@ -36,6 +36,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.evaluate.held_out import held_out_evaluation
     from angle_llm.losses import NestedObjective
     from angle_llm.model.layers import replaced_layers
+    from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
     from angle_llm.model.layers.lora import count_parameters, is_adapted
     from angle_llm.model.source.saved_lora import lora_of_run, make_trainable
     from angle_llm.train.budget import choose_budget
@@ -87,9 +88,12 @@ def fine_tune(settings: TrainSettings) -> Path:
         kernel = "FlexAttention" if run.processes.device.type == "cuda" else "gathered keys"
         prepare_pretraining(encoder, source, settings)
         layouts = encoder.layouts
-        attention = "attention of the library" if layouts.layout == "padded" else kernel
+        if layouts.layout == "padded":
+            kernel = "attention of the library"
+        else:
+            use_compiled_rotary(encoder.model)
         why = f" ({layouts.reason})" if layouts.reason else ""
-        run.log(f"texts: {layouts.layout}{why}; {attention}; replaced layers: {replaced_layers(encoder.model)}")
+        run.log(f"texts: {layouts.layout}{why}; {kernel}; replaced layers: {replaced_layers(encoder.model)}")
         trainable, total = count_parameters(encoder.model)
         run.log(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 

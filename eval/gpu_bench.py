@@ -22,6 +22,7 @@ import torch  # noqa: E402
 from angle_llm import SentenceEncoder  # noqa: E402
 from angle_llm.data.examples import load_examples  # noqa: E402
 from angle_llm.data.formats import Example  # noqa: E402
+from angle_llm.model.layers.compiled_rotary import use_compiled_rotary  # noqa: E402
 from angle_llm.model.memory.out_of_memory import is_out_of_memory  # noqa: E402
 from angle_llm.model.source import quantization  # noqa: E402
 from angle_llm.model.source.backbone import load_tokenizer  # noqa: E402
@@ -224,6 +225,7 @@ def random_encoder(
         if adapted:
             encoder.add_lora(settings.lora())
             randomize_adapter(encoder)
+            use_compiled_rotary(encoder.model)
     return encoder
 
 

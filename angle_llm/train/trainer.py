@@ -319,8 +319,9 @@ class Trainer:
                 f"a compiled kernel failed with padded texts, too: {reason:.300}. Set ANGLE_LLM_PLAIN=1 to use the layers of "
                 "the libraries, and resume with --resume auto."
             )
-        self._run.log(f"warning: a compiled kernel failed ({reason:.300}). Texts are padded from now on.")
-        use_plain_rotary(self._planner.encoder.model)
+        self._run.log(
+            f"warning: a compiled kernel failed ({reason:.300}). From now on texts are padded and no layer is compiled."
+        )
         self._use(replace(budget, padded=True))
 
     def _checkpointing_budget(self) -> TokenBudget | None:
@@ -335,12 +336,17 @@ class Trainer:
         return replace(budget, activation_checkpointing=True)
 
     def _use(self, budget: TokenBudget) -> None:
-        """Set the token budget of the next micro-batches; turn on activation checkpointing if the budget has it."""
+        """Set the token budget of the next micro-batches; turn on activation checkpointing if the budget has it.
+
+        Padded texts use no compiled function.
+        """
         encoder = self._planner.encoder
         encoder.layouts = budget.apply_to(
             encoder.layouts
         )  # before the budget, by which plans of another thread are checked
         self._planner.budget = budget
+        if encoder.layouts.layout == "padded":
+            use_plain_rotary(encoder.model)
         if budget.activation_checkpointing:
             encoder.model.checkpoint_activations(True)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from cases import one_in
 from tiny import POSITIONS, tiny_backbone
 from tiny_tokenizers import TOKENIZERS
@@ -339,7 +340,7 @@ def test_kernels_that_round_by_the_number_of_tokens_do_not_hide_a_layout(
     layouts = probe_layouts(backbone, "last", causal=True)
     assert layouts.layout == ("trie" if separated else "padded")
     if not separated:
-        difference, rounding = map(float, re.findall(r"\d\.\de-\d+|\d\.\de\+\d+", layouts.reason))
+        difference, rounding = map(float, re.findall(r"\d\.\de[+-]\d+", layouts.reason))
         assert difference > 2 * rounding > 1e-3
 
 
@@ -364,6 +365,15 @@ def test_the_layout_of_a_gpu_is_planned_without_one() -> None:
     assert "attention dropout" in bert.layouts.reason
     bert.probe_layouts(CPU)
     assert bert.layouts.layout == "packed"
+
+
+def test_layers_with_different_heads_are_padded_on_a_gpu() -> None:
+    if not hasattr(transformers, "Gemma4TextConfig"):
+        pytest.skip("needs Gemma-4")
+    sizes = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
+    config = transformers.Gemma4TextConfig(**sizes, num_attention_heads=4, head_dim=8)
+    layouts = probe_layouts(AutoModel.from_config(config).eval(), "last", causal=True, device=torch.device("cuda"))
+    assert (layouts.layout, layouts.reason) == ("padded", "its layers have different attention heads")
 
 
 @pytest.mark.usefixtures("_exact")

@@ -6,18 +6,18 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from cases import one_in
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from tiny import PeftLora, add_adapter, tiny_backbone, tiny_encoder, train_a_little
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModel, LlamaConfig, Olmo2Config
+from transformers import AutoModel, LlamaConfig, Olmo2Config, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from angle_llm import SentenceEncoder
@@ -215,45 +215,48 @@ def test_norms_and_mlps_that_keep_less_equal_the_unchanged_ones(
     assert max(errors(*found)) <= (1e-6 if dtype == torch.float32 else 0)
 
 
+def rotary_encoder(kind: str) -> SentenceEncoder:
+    encoder = tiny_encoder(kind)
+    torch.manual_seed(0)
+    encoder.add_lora(LoraSettings(rank=4, alpha=8))
+    train_a_little(encoder.model.train())
+    return encoder
+
+
+def compiled_layers(model: nn.Module) -> int:
+    return sum(isinstance(layer, CompiledRotary) for layer in model.modules())
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile, which would stop at an error
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_compiled_rotary_embeddings_equal_the_original_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_rotary_embeddings_equal_the_original_ones(kind: str) -> None:
     """With a backend that computes each operation of the graph as torch does. Other models are not changed."""
-    monkeypatch.setattr(layers, "use_compiled_rotary", partial(use_compiled_rotary, backend="aot_eager"))
-    other, found = tiny_encoder(kind), []
-    for _ in range(2):
-        encoder = tiny_encoder(kind)
-        torch.manual_seed(0)
-        encoder.add_lora(LoraSettings(rank=4, alpha=8))
-        train_a_little(encoder.model.train())
-        found.append(rows_and_gradients(encoder))
-        count = sum(isinstance(layer, CompiledRotary) for layer in encoder.model.modules())
-        assert not any(isinstance(layer, CompiledRotary) for layer in other.model.modules())
-        if len(found) == 1:
-            assert count == 3
-            use_plain_rotary(encoder.model)
-            assert not any(isinstance(layer, CompiledRotary) for layer in encoder.model.modules())
-            monkeypatch.setattr(layers, "use_compiled_rotary", use_compiled_rotary)  # not compiled on a CPU
-    assert count == 0
-    assert max(errors(*found)) == 0
+    encoder, other = rotary_encoder(kind), rotary_encoder(kind)
+    use_compiled_rotary(other.model)
+    assert compiled_layers(other.model) == 0  # on a CPU
+    use_compiled_rotary(encoder.model, "aot_eager")
+    assert (compiled_layers(encoder.model), compiled_layers(other.model)) == (3, 0)
+    assert max(errors(rows_and_gradients(encoder), rows_and_gradients(other))) == 0
+    use_plain_rotary(encoder.model)
+    assert compiled_layers(encoder.model) == 0
 
 
-def test_rotary_embeddings_are_compiled_for_all_lengths_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for FlexAttention; only layers that give queries another form, such as the norms of Qwen-3, compile once more."""
-    monkeypatch.setattr(layers, "use_compiled_rotary", partial(use_compiled_rotary, backend="aot_eager"))
+def test_rotary_embeddings_of_a_llama_are_compiled_for_all_lengths_before_the_first_step() -> None:
     torch._dynamo.reset()
-    compiled_rotary._problem.cache_clear()
-    compiled_rotary._compiled.cache_clear()
-    encoder = tiny_encoder("llama")
-    encoder.add_lora(LoraSettings(rank=4, alpha=8))
-    encoder.model.train()
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for cached in (compiled_rotary._problem, compiled_rotary._compiled, compiled_rotary._compiled_class):
+        cached.cache_clear()
+    encoder, stats = rotary_encoder("llama"), torch._dynamo.utils.counters["stats"]
+    before = stats["unique_graphs"]
+    use_compiled_rotary(encoder.model, "aot_eager")
+    assert compiled_layers(encoder.model) == 3
+    tried = stats["unique_graphs"]
+    assert tried - before == 3  # the first length; any length, without and with gradients
     rows_and_gradients(encoder)
     encoder.encode([*TEXTS, "A longer text than the other texts of this test."])
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
+    assert stats["unique_graphs"] == tried
 
 
-@pytest.mark.parametrize("part", ["value", "gradient", "long texts", "error"])
+@pytest.mark.parametrize("part", ["value", "gradient", "long texts", "NaN", "error"])
 def test_rotary_embeddings_that_differ_when_compiled_are_not_replaced(
     part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,7 +266,7 @@ def test_rotary_embeddings_that_differ_when_compiled_are_not_replaced(
                 raise RuntimeError("no compiler")
             found = rotate(query, key.detach() if part == "gradient" else key, *angles)
             scale = 1.01 if part == "value" or (part == "long texts" and query.shape[2] > 256) else 1.0
-            extra = key.sum() * 0 if part == "gradient" else 0.0
+            extra = key.sum() * 0 if part == "gradient" else float("nan") if part == "NaN" else 0.0
             return found[0] * scale, found[1] + extra
 
         return rotated
@@ -273,9 +276,22 @@ def test_rotary_embeddings_that_differ_when_compiled_are_not_replaced(
     model = tiny_backbone("llama")
     use_compiled_rotary(model, "eager")
     compiled_rotary._problem.cache_clear()
-    assert not any(isinstance(layer, CompiledRotary) for layer in model.modules())
+    assert compiled_layers(model) == 0
     warning = "RuntimeError: no compiler" if part == "error" else "its results differ"
     assert f"warning: rotary position embeddings are not compiled: {warning}" in capsys.readouterr().out
+
+
+def test_attention_of_another_form_keeps_its_rotary_embeddings(capsys: pytest.CaptureFixture[str]) -> None:
+    """A function of one tensor (Gemma-4), one projection for queries, keys and values (Phi-3), and no rotation (OPT)."""
+    sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
+    phi = Phi3Config(**sizes, num_attention_heads=4, bos_token_id=1, eos_token_id=2)
+    models = [tiny_backbone("opt"), AutoModel.from_config(phi)]
+    if hasattr(transformers, "Gemma4TextConfig"):
+        models.append(AutoModel.from_config(transformers.Gemma4TextConfig(**sizes, num_attention_heads=4, head_dim=8)))
+    for model in models:
+        use_compiled_rotary(model, "eager")
+        assert compiled_layers(model) == 0
+    assert "rotary" not in capsys.readouterr().out
 
 
 def test_a_layer_keeps_each_input_of_a_product_once_and_nothing_in_float32() -> None:

@@ -24,6 +24,7 @@ from angle_llm.evaluate.bootstrap import PairScores, compare, mean_difference
 from angle_llm.evaluate.held_out import held_out_evaluation
 from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.memory.token_budget import TokenBudget
@@ -322,6 +323,8 @@ def test_a_failed_kernel_makes_the_run_pad_its_texts(
         torch.manual_seed(0)
         made = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
         made.add_lora(replace(settings.lora, dropout=0.0))  # texts that share a prefix share its dropout mask
+        use_compiled_rotary(made.model, "eager")
+        assert any(isinstance(layer, CompiledRotary) for layer in made.model.modules())
         return made
 
     def check(model: torch.nn.Module, _: object, given: dict[str, torch.Tensor]) -> None:
@@ -343,12 +346,14 @@ def test_a_failed_kernel_makes_the_run_pad_its_texts(
     assert "warning: a compiled kernel failed (recomputed tensors have other shapes)" in capsys.readouterr().out
     assert [trie for _, trie in calls].index(True) == 0
     assert not calls[-1][1]
+    assert not any(isinstance(layer, CompiledRotary) for layer in encoder.model.modules())
     assert len({line["step"] for line in read_metrics(settings.run_path) if "texts" in line}) == result.steps
 
     encoder = fresh()
     encoder.layouts = LayoutSupport("padded", "as requested")
     padded = replace(short, run_dir=str(tmp_path / "padded"), layout="padded")
     fit(encoder, TRIPLES, AngleObjective(), padded, evaluate)
+    assert not any(isinstance(layer, CompiledRotary) for layer in encoder.model.modules())
     losses = [[line["loss"] for line in read_metrics(Path(run.run_dir)) if "loss" in line] for run in (short, padded)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # float32 with sums in another order
 

@@ -8,10 +8,12 @@ fused_lora                LoRA layers of peft, in every adapted model (`add_lora
                           bits 1.10x and 0.67, on 8 bits 1.25x and 0.58. Test: `tests/model/test_layers.py`.
 low_memory_layers         Frozen RMSNorm and SwiGLU layers of a trained adapter (`add_lora`, `make_trainable`), which save
                           fewer activations. LLaMA-7B, gathered keys: 6.00 to 4.13 MB per token; with dropout 0.1 from
-                          10.13 MB (peft) to 5.24. SmolLM2 on a CPU in bfloat16: 0.70 of the peak memory, equal time. On a GPU
-                          a norm is one kernel instead of six. Test: `tests/model/test_layers.py`.
-compiled_rotary           Rotary position embeddings of a trained adapter on a GPU, as one kernel. LLaMA-7B on an H200,
-                          packed texts: 502 to 556 pairs/s. Test: `tests/model/test_layers.py`.
+                          10.13 MB (peft) to 5.24. SmolLM2 on a CPU in bfloat16: 0.70 of the peak memory, equal time. Not
+                          measured alone on a GPU, where a norm is one kernel instead of six. Test:
+                          `tests/model/test_layers.py`.
+compiled_rotary           Rotary position embeddings on a GPU as one kernel, while an adapter is trained on texts in one
+                          sequence. LLaMA-7B on an H200, packed texts: 502 to 556 pairs/s. Test:
+                          `tests/model/test_layers.py`.
 quantized_layers          Attributes of bitsandbytes layers (`patch_bitsandbytes`, called for every `SentenceEncoder`).
                           Without it, training after an evaluation gives wrong gradients on some CPUs. Test:
                           `tests/model/test_quantization.py`.
@@ -30,7 +32,7 @@ from collections import Counter
 
 from torch import nn
 
-from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
+from angle_llm.model.layers.compiled_rotary import CompiledRotary
 from angle_llm.model.layers.fused_lora import FusedLora, use_fused_lora
 from angle_llm.model.layers.low_memory_layers import LowMemoryMlp, LowMemoryNorm, use_low_memory_layers
 
@@ -42,7 +44,6 @@ def replace_layers(adapted: nn.Module) -> None:
     """
     use_fused_lora(adapted)
     use_low_memory_layers(adapted)
-    use_compiled_rotary(adapted)
 
 
 def replaced_layers(backbone: nn.Module) -> str:

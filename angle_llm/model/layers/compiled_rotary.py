@@ -1,12 +1,13 @@
 """Rotary position embeddings of attention layers as one compiled kernel on a GPU.
 
-The function `apply_rotary_pos_emb` of transformers reads and writes queries and keys about 30 times, with the backward pass.
-Compiled, it reads and writes them once in each pass. In a replaced attention layer the forward method is the same code,
-in which this name refers to the compiled function. Other models of the process do not change.
+The function `apply_rotary_pos_emb` of transformers computes products, sums and copies of queries and keys one after another.
+Compiled, each pass reads and writes queries and keys once. In a replaced attention layer the forward method is the same
+code, in which this name refers to the compiled function. Other models of the process do not change.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from angle_llm.io import log
 from angle_llm.model.layers.fused_lora import are_plain
-from angle_llm.model.source.checks import relative_difference, trial_problem
+from angle_llm.model.source.checks import largest, relative_difference, trial_problem
 
 _ROTATE = "apply_rotary_pos_emb"
 
@@ -30,7 +31,7 @@ class CompiledRotary(nn.Module):
 def use_compiled_rotary(adapted: nn.Module, backend: str = "inductor") -> None:
     """Compile the rotary position embeddings of a backbone on a GPU, by changing the class of its attention layers in place.
 
-    A layer is changed if the compiled function has the values and gradients of the original for its heads and dtype.
+    A layer is changed if the compiled function has the values and gradients of the original for texts in one sequence.
     `backend` is the backend of torch.compile; other backends than inductor are used on a CPU, too.
     """
     weight = next(adapted.parameters())
@@ -38,30 +39,45 @@ def use_compiled_rotary(adapted: nn.Module, backend: str = "inductor") -> None:
         return
     for layer in adapted.modules():
         kind: Any = type(layer)
-        forward, config = kind.forward, getattr(layer, "config", None)
-        sizes = [getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
-        sizes += [getattr(layer, "head_dim", None)]
-        replaced = isinstance(layer, CompiledRotary) or "forward" in vars(layer)
-        if isinstance(forward, FunctionType) and _ROTATE in forward.__code__.co_names and all(sizes) and not replaced:
-            rotate = forward.__globals__[_ROTATE]
-            if _problem(rotate, tuple(sizes), weight.dtype, weight.device, backend) is None:
-                layer.__class__ = _compiled_class(kind, backend)
+        rotate, sizes = _rotation(kind), _sizes(layer)
+        known = rotate is not None and sizes is not None and "forward" not in vars(layer)
+        if known and _problem(rotate, sizes, weight.dtype, weight.device, backend) is None:
+            layer.__class__ = _compiled_class(kind, backend)
 
 
 def use_plain_rotary(adapted: nn.Module) -> None:
-    """Give the layers that `use_compiled_rotary` changed their original class again."""
+    """Restore the original class of the layers that `use_compiled_rotary` changed."""
     for layer in adapted.modules():
         if isinstance(layer, CompiledRotary):
             layer.__class__ = type(layer).__bases__[1]
 
 
+def _rotation(kind: Any) -> Callable[..., Any] | None:
+    """Return the function of (q, k, cos, sin) that the forward method of a layer class calls; None if it calls none."""
+    forward = kind.forward
+    if issubclass(kind, CompiledRotary) or not isinstance(forward, FunctionType):
+        return None
+    rotate = forward.__globals__.get(_ROTATE) if _ROTATE in forward.__code__.co_names else None
+    known = rotate is not None and list(inspect.signature(rotate).parameters)[:4] == ["q", "k", "cos", "sin"]
+    return rotate if known else None
+
+
+def _sizes(layer: Any) -> tuple[int, int, int] | None:
+    """Return the numbers of heads, key-value heads and dimensions of a head; None for layers without these projections."""
+    query, key, width = (getattr(layer, name, None) for name in ("q_proj", "k_proj", "head_dim"))
+    return (query.out_features // width, key.out_features // width, width) if query and key and width else None
+
+
 @cache
 def _compiled(rotate: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """Return a compiled function. torch compiles it for any length; a call that it cannot compile runs as it is."""
-    compiled: Callable[..., Any] = torch._dynamo.config.patch(recompile_limit=64)(
-        torch.compile(rotate, backend=backend)
-    )
-    return compiled
+    """Return a function that is compiled for any length where the first argument is on a GPU."""
+    compiled = torch._dynamo.config.patch(recompile_limit=64)(torch.compile(rotate, backend=backend))
+
+    def call(query: Tensor, *others: Any, **named: Any) -> Any:
+        used = compiled if query.is_cuda or backend != "inductor" else rotate  # the model may have moved to the CPU
+        return used(query, *others, **named)
+
+    return call
 
 
 @cache
@@ -76,11 +92,11 @@ def _compiled_class(kind: Any, backend: str) -> Any:
 
 @cache
 def _problem(
-    rotate: Callable[..., Any], sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, backend: str
+    rotate: Callable[..., Any], sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device, backend: str
 ) -> str | None:
     """Compare a function with the compiled function, and return why it cannot be used; None if the results are equal.
 
-    Without and with gradients, torch compiles at the second length for all lengths.
+    For the first length torch compiles the function for this length, for the second one for any length.
     """
     cases = [(trained, tokens) for trained in (False, True) for tokens in (256, 384)]
     found = (_difference(rotate, sizes, dtype, device, backend, *case) for case in cases)
@@ -93,7 +109,7 @@ def _problem(
 
 def _difference(
     rotate: Callable[..., Any],
-    sizes: tuple[int, ...],
+    sizes: tuple[int, int, int],
     dtype: torch.dtype,
     device: torch.device,
     backend: str,
@@ -118,4 +134,4 @@ def _difference(
             rotated = function(*states, angle_1TS.cos(), angle_1TS.sin())
             slopes = torch.autograd.grad(rotated, leaves, upstream) if trained else ()
             results.append([one.detach() for one in (*rotated, *slopes)])
-    return max(relative_difference(one, other) for one, other in zip(*results, strict=True))
+    return largest(relative_difference(one, other) for one, other in zip(*results, strict=True))

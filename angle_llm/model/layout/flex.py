@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from angle_llm.losses.relation import on_device
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, shared_prefixes
-from angle_llm.model.source.checks import trial_problem
+from angle_llm.model.source.checks import largest, trial_problem
 
 BLOCK = 128
 """Number of tokens in a block of FlexAttention; sequences are padded to a multiple of this number."""
@@ -199,4 +199,4 @@ def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device,
             output = attend(*states)
             slopes = torch.autograd.grad(output, states[:gradients], upstream.to(output.dtype)) if gradients else ()
             results.append([one.detach().float() for one in (output, *slopes)])
-    return max(float((one - other).norm() / other.norm()) for one, other in zip(*results, strict=True))
+    return largest(float((one - other).norm() / other.norm()) for one, other in zip(*results, strict=True))

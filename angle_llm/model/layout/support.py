@@ -107,10 +107,13 @@ def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     if any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
         return "texts in one sequence with attention dropout have no fused kernel on a GPU"
-    heads = getattr(config, "num_attention_heads", None)
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    try:
+        heads, kv_heads, width = (getattr(config, name, None) for name in names)
+    except RuntimeError:  # of transformers, for Gemma-4
+        return "its layers have different attention heads"
     if not heads:
         return "its config does not contain the number of attention heads"
-    kv_heads, width = getattr(config, "num_key_value_heads", None), getattr(config, "head_dim", None)
     width = width or config.hidden_size // heads
     if width < _FLEX_WIDTH:
         return f"FlexAttention needs heads of {_FLEX_WIDTH} dimensions or more, the model has {width}"

@@ -232,16 +232,21 @@ def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(((one - other).norm(dim=-1) / other.norm(dim=-1).clamp(min=1e-30)).max())
 
 
+def largest(values: Iterable[float]) -> float:
+    """Return the largest value, NaN if there is one: `max` can lose a NaN."""
+    return float(torch.tensor(list(values), dtype=torch.float64).max())
+
+
 def trial_problem(differences: Iterable[float], tolerance: float) -> str | None:
     """Return why a compiled function cannot be used: an error, or a difference above `tolerance`; None if neither.
 
     Iterating over `differences` runs the compiled and the original function, and yields the relative differences of
-    their results. Out of memory is raised: it says nothing about the function.
+    their results. An out-of-memory error is raised, not returned.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of the compiler are no failure
-            worst = max(differences)
+            worst = largest(differences)
     except Exception as error:  # compilers and drivers can fail in any way
         if is_out_of_memory(error):
             raise

@@ -79,7 +79,7 @@ rounding and the order of sums."""
 SAME_ROWS = 0.01
 """Tolerance for equal embeddings: largest 1 − cosine."""
 MOST_COMPILATIONS = 4
-"""Maximum number of compiled graphs of FlexAttention: with and without gradients, fixed and dynamic lengths."""
+"""Maximum number of graphs compiled after the trials, for calls that differ from those of a trial in more than length."""
 KEPT = 10**9
 """Value of `graph_tokens` with which all activations are kept."""
 LAYOUTS = ("trie", "packed", "padded")

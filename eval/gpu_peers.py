@@ -99,7 +99,7 @@ def flash_varlen(
 
 
 def use_flash_varlen() -> None:
-    """Let transformers call `flash_varlen` for `flash_attention_2`, so that the package flash-attn is not needed."""
+    """Make transformers use `flash_varlen` for `flash_attention_2` in this process, so that flash-attn is not needed."""
     flash: Any = import_module("transformers.modeling_flash_attention_utils")
     flash._lazy_imports = lambda *_, **__: (None, flash_varlen, None, flash._pad_input, flash._unpad_input)
 

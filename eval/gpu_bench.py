@@ -22,7 +22,8 @@ import torch  # noqa: E402
 from angle_llm import SentenceEncoder  # noqa: E402
 from angle_llm.data.examples import load_examples  # noqa: E402
 from angle_llm.data.formats import Example  # noqa: E402
-from angle_llm.model.layers.compiled_rotary import use_compiled_rotary  # noqa: E402
+from angle_llm.model.layers.compiled_rotary import use_compiled_rotary, use_plain_rotary  # noqa: E402
+from angle_llm.model.layers.lora import is_adapted  # noqa: E402
 from angle_llm.model.memory.out_of_memory import is_out_of_memory  # noqa: E402
 from angle_llm.model.source import quantization  # noqa: E402
 from angle_llm.model.source.backbone import load_tokenizer  # noqa: E402
@@ -225,7 +226,7 @@ def random_encoder(
         if adapted:
             encoder.add_lora(settings.lora())
             randomize_adapter(encoder)
-            use_compiled_rotary(encoder.model)
+            match_layout(encoder)
     return encoder
 
 
@@ -252,6 +253,12 @@ def random_backbone(
     if getattr(backbone, "pooler", None) is not None:
         backbone.pooler = None
     return backbone.eval()
+
+
+def match_layout(encoder: SentenceEncoder) -> None:
+    """Compile the rotary position embeddings of an encoder with an adapter, unless texts are padded, as a run does."""
+    padded = encoder.layouts.layout == "padded" or not is_adapted(encoder.model.backbone)
+    (use_plain_rotary if padded else use_compiled_rotary)(encoder.model)
 
 
 @torch.no_grad()

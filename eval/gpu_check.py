@@ -45,6 +45,7 @@ from gpu_bench import (  # first: it sets the allocator before torch is imported
     Rows,
     compilations,
     free_memory,
+    match_layout,
     random_encoder,
     synchronize,
 )
@@ -249,10 +250,12 @@ def layout_set(encoder: SentenceEncoder, layout: str) -> Iterator[None]:
     before = encoder.layouts
     named: Any = layout
     encoder.layouts = LayoutSupport(named, "as requested", before.max_tokens, encoder.model.causal, token_cost=1e-9)
+    match_layout(encoder)
     try:
         yield
     finally:
         encoder.layouts = before
+        match_layout(encoder)
 
 
 def planned(settings: GpuSettings, encoder: SentenceEncoder) -> tuple[TextBatch, Plan]:

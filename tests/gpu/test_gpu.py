@@ -13,7 +13,7 @@ from transformers import AutoModel, LlamaConfig
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.data.examples import load_examples
-from angle_llm.model.layers.compiled_rotary import CompiledRotary
+from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
 from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.settings.train import DataSource, LoraSettings
 from angle_llm.train.step import boundary_step
@@ -84,6 +84,7 @@ def test_flex_attention_runs_and_has_the_gradient_of_a_cpu(checkpointing: bool) 
         encoder.add_lora(LoraSettings(rank=4, alpha=4))
         train_a_little(encoder.model)
         encoder.model.checkpoint_activations(enabled=checkpointing)
+        use_compiled_rotary(encoder.model)
         rotary = sum(isinstance(layer, CompiledRotary) for layer in encoder.model.modules())
         assert rotary == (3 if device == "cuda" else 0)
         found.append(gradients(encoder, 10**6))

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,6 +11,7 @@ from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm.data import DataError
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune
@@ -83,6 +85,22 @@ def test_a_wrong_name_is_refused_before_data_are_read(
 def test_wrong_data_are_refused_before_weights_load(settings: TrainSettings) -> None:
     with pytest.raises(DataError, match=r"starter:nothing\.tsv"):
         fine_tune(settings)
+
+
+@pytest.mark.parametrize("layout", ["auto", "padded"])
+def test_the_log_names_the_layout_and_the_replaced_layers(
+    layout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rotary embeddings are compiled on a GPU only; here, by a backend that runs on a CPU. Padded texts have none."""
+    compiled = partial(use_compiled_rotary, backend="eager")
+    monkeypatch.setattr("angle_llm.model.layers.compiled_rotary.use_compiled_rotary", compiled)
+    model = ModelSettings(path=str(save_tiny_base("llama", tmp_path / "base")))
+    data = DataSettings("starter:nli_triples.jsonl.gz", limit=8)
+    fine_tune(TrainSettings(run_dir=str(tmp_path / "run"), model=model, data=data, batch_size=8, layout=layout))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "replaced layers" in line)
+    start = {"auto": "trie; gathered keys", "padded": "padded (as requested); attention of the library"}[layout]
+    assert line.startswith(f"texts: {start}; replaced layers: ")
+    assert ("3 compiled rotary" in line) == (layout == "auto")
 
 
 def test_a_teacher_term_without_scores_is_refused_before_weights_load(settings: TrainSettings) -> None:

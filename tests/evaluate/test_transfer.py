@@ -84,15 +84,18 @@ def test_cross_validation_equals_senteval() -> None:
     assert outcome.unconverged == 0
 
 
-def test_both_solvers_reach_the_same_optimum() -> None:
-    """lbfgs against Newton's method, on a problem where both may be used."""
+@pytest.mark.parametrize(("most", "solver"), [(15, "newton-cholesky"), (14, "lbfgs")])
+def test_both_solvers_reach_the_same_optimum(most: int, solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newton's method is used for up to `most` coefficients; here there are 5 features times 3 classes."""
     from sklearn.linear_model import LogisticRegression
 
+    monkeypatch.setattr("angle_llm.evaluate.transfer._NEWTON_COEFFICIENTS", most)
     rng = np.random.default_rng(1)
     X = rng.normal(size=(120, 5)) * [1, 3, 0.1, 10, 1]
     y = rng.integers(3, size=120).astype(str)
     fitter = Fitter()
     classifier = fitter.fit(fitter.new((X, y)), (X, y), 4.0)
+    assert classifier.solver == solver
     reference = LogisticRegression(C=4.0, solver="newton-cg", tol=1e-10, max_iter=1000).fit(X, y)
     # 1e-6 is the tolerance on the gradient of the mean loss; the coefficients follow to about 1e-4 of their size.
     np.testing.assert_allclose(classifier.decision_function(X), reference.decision_function(X), atol=2e-3)

@@ -417,9 +417,11 @@ class StepForecast:
         )
         self._copies = 2 * product_weights(backbone) if settings.autocasts else 0
         """Bytes of the bfloat16 copies of weights that the graph of a micro-batch keeps under autocast."""
-        masked = settings.pretraining.mask_fraction if settings.pretraining.task == "mntp" else 0.0
-        self._logits = masked * len(bare.get_input_embeddings().weight)
+        mntp, table_VD = settings.pretraining.task == "mntp", bare.get_input_embeddings().weight
+        self._logits = settings.pretraining.mask_fraction * len(table_VD) * mntp
         """Expected number of logits of MNTP per token."""
+        if mntp and not bare.config.tie_word_embeddings:  # the output layer has its own weight, of the same size
+            self.device = replace(self.device, base_bytes=self.device.base_bytes + table_VD.nbytes)
 
     def supports_checkpointing(self) -> bool:
         """Return whether activation checkpointing is possible for the layers of the model."""

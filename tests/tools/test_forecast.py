@@ -322,6 +322,16 @@ def test_mntp_adds_the_memory_of_its_logits(folder: Path) -> None:
         forecast(settings(folder, pretraining=half))
 
 
+@pytest.mark.parametrize("kind", ["llama", "llama-tied"])
+def test_mntp_adds_the_weight_of_an_output_layer_of_its_own(kind: str, tmp_path: Path) -> None:
+    base = save_tiny_base(kind, tmp_path / "base")
+    model = {"path": str(base), "attention": "bidirectional", "pooling": "mean", "dtype": "float32"}
+    plain, mntp = (forecast(settings(base, model=model, pretraining={"task": task})) for task in ("simcse", "mntp"))
+    config = KINDS[kind].config()
+    output = 0 if kind == "llama-tied" else 4 * config.vocab_size * config.hidden_size
+    assert mntp.expected.base_weights - plain.expected.base_weights == output
+
+
 def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:
     """Also of weights that are loaded on the CPU and moved to a GPU by ZeRO-3: attention dropout is padded there."""
     bert = save_tiny_base("bert", tmp_path / "bert")

@@ -1,6 +1,6 @@
 """Train on the examples of an angle_llm run with sentence-transformers, to compare quality and time.
 
-    python eval/retrieval_peer.py --config runs/retrieval/in-batch-seed42/config.yaml --out runs/retrieval/library-seed42/model
+    python eval/retrieval_peer.py --config runs/retrieval/in-batch-seed42/settings.yaml --out runs/retrieval/library-seed42/model
 
 Model, examples, batch size, epochs, learning rate, schedule, dtype and seed are those of the run. A run with settings that
 the library does not support is refused. Differences between the libraries:

@@ -75,7 +75,7 @@ def render(settings: PlanSettings, found: Forecast) -> str:
             budget = found.budget
             always = " --activation-checkpointing always" if budget.activation_checkpointing else ""
             lines += [
-                f"\nA run on this device chooses these budgets ({needed}). To set them yourself:",
+                f"\nThese budgets fit ({needed}). To set them yourself:",
                 f"  --micro-batch-tokens {budget.micro_batch_tokens} --graph-tokens {budget.graph_tokens}{always}",
             ]
         else:

@@ -188,6 +188,8 @@ def _open_parts(
     cards, parts = list[EncoderCard](), list[tuple[BaseWeights, LoraAdapter | None]]()
     expected: dict[str, tuple[Any, str]] = {}
     """Value of each fact, and the model that it was first read from."""
+    opened: tuple[EncoderCard, BaseWeights] | None = None
+    """Card and weights of the first base, which is in memory if it is a GGUF file."""
     for source in sources:
         saved = source if source.card is not None else first
         folder, card = Path(saved.location.name), saved.card
@@ -201,10 +203,11 @@ def _open_parts(
             card = replace(card, base=absolute_name(source.path), base_revision=source.revision)
         if source.card is not None and source.card.base is None:
             weights = open_base(source.location, dtype="float32")
-        elif card in cards[:1]:  # the base is in memory if it is a GGUF file
-            weights = parts[0][0]
+        elif opened is not None and card == opened[0]:
+            weights = opened[1]
         else:
             weights = open_adapters_base(folder, card, original=original)
+            opened = opened or (card, weights)
         adapter = None if source.adapter is None else read_adapter(folder)
         if adapter is not None:
             adapter.check_fits(weights.skeleton)

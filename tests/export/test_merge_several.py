@@ -253,7 +253,16 @@ def test_a_merged_model_has_the_base_of_its_adapter(two: list[Path], base: Path,
             others=[save_adapter(tmp_path / "c", tmp_path / "d", 0, prompt=PROMPT)],
             check=False,
         )
-    merge(whole, tmp_path / "out", others=[base], check=False)
+    of_whole, of_base, of_two = weights_of(whole), weights_of(base), weights_of(two[1], base)
+    for models, expected in (
+        ([two[1], whole], of_two),
+        ([whole, two[1]], of_two),
+        ([base, whole], of_base),
+        ([whole, base], of_base),
+    ):
+        combined(models, tmp_path / "out")
+        half = {name: (of_whole[name] + expected[name]) / 2 for name in of_whole}
+        assert largest_error(tmp_path / "out", half) < 1e-6  # rounding of float32
     record = json.loads((tmp_path / "out" / "merge.json").read_text())
     assert record["base_fingerprint"] == json.loads((whole / "merge.json").read_text())["base_fingerprint"] is not None
 

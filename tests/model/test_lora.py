@@ -12,6 +12,7 @@ from cases import one_in
 from safetensors.torch import load_file, save_file
 from tiny import KINDS, PeftLora, add_adapter, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from torch import nn
+from transformers import AutoModel, Qwen3MoeConfig
 
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.lora import (
@@ -109,6 +110,20 @@ def test_an_unknown_target_is_refused_with_the_nearest(kind: str, targets: list[
     with pytest.raises(ValueError, match=named):
         add_lora(backbone, LoraSettings(targets=targets))
     assert not any("lora" in name for name, _ in backbone.named_modules())
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning")  # of peft
+def test_experts_are_refused_before_training() -> None:
+    """peft adapts the weights of all experts with parameters that `read_adapter` does not support."""
+    pytest.importorskip("peft", "0.21", reason="earlier versions leave the experts out")
+    config = Qwen3MoeConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="expert weights .*gate_up_proj.* is not supported. Name other layers"):
+        add_lora(AutoModel.from_config(config), LoraSettings(rank=2))
+    adapted = add_lora(AutoModel.from_config(config), LoraSettings(rank=2, targets=("q_proj", "v_proj")))
+    assert adapted_layers(adapted) == {"layers.0.self_attn.q_proj", "layers.0.self_attn.v_proj"}
 
 
 def test_parameters_are_counted_and_a_second_adapter_is_refused() -> None:

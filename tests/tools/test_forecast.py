@@ -305,6 +305,12 @@ def test_the_forecast_is_of_the_largest_step_and_of_a_full_budget(folder: Path) 
     assert quarter.step.tokens < kept.step.tokens / 2
 
 
+def test_lora_on_a_half_precision_base_with_zero_3(folder: Path) -> None:
+    model = {"path": str(folder), "dtype": "bfloat16"}
+    stage_2, stage_3 = (forecast(settings(folder, model=model, processes=2, zero=zero)).step for zero in (2, 3))
+    assert stage_2.peak < stage_3.peak < 2 * stage_2.peak  # the layers of peft keep more than the fused ones
+
+
 def test_mntp_adds_the_memory_of_its_logits(folder: Path) -> None:
     half: dict[str, Any] = {"task": "mntp", "mask_fraction": 0.5}
     model = {**vars(settings(folder).model), "attention": "bidirectional"}

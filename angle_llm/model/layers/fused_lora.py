@@ -185,6 +185,7 @@ class FusedLora(nn.Module):
         # peft computes the update of a half-precision base in float32, which is slow on a GPU. ZeRO-3 needs its layers.
         partitioned = hasattr(getattr(layer.base_layer, "weight", None), "ds_id")
         half = partitioned and x.dtype in (torch.bfloat16, torch.float16)
+        half = half and torch.amp.is_autocast_available(x.device.type)  # not for a forecast on the meta device
         with torch.autocast(x.device.type, x.dtype, cache_enabled=False) if half else nullcontext():
             result: Tensor = super().forward(x, *args, **named)
         return result

@@ -81,7 +81,7 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     """Return a backbone with a new LoRA adapter; only the adapter is trainable, in float32 for any dtype of the base.
 
     Raises:
-        ValueError: if a target in `settings` is not the name of a layer.
+        ValueError: if a target in `settings` is not the name of a layer, or all linear layers include experts.
     """
     targets = list(settings.targets)
     adapted = _wrapped(
@@ -91,6 +91,12 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
         lora_dropout=settings.dropout,
         target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else _existing(backbone, targets),
     )
+    config: Any = adapted.peft_config["default"]  # type: ignore[index]
+    if experts := config.target_parameters:
+        raise ValueError(
+            f"LoRA targets: peft would also adapt the expert weights {', '.join(sorted(experts))}, which is not supported. "
+            "Name other layers, such as --lora.targets q_proj k_proj v_proj o_proj."
+        )
     without_adapter(adapted).config.use_cache = False  # type: ignore[union-attr]
     replace_layers(adapted)
     return adapted.train(backbone.training)

@@ -27,9 +27,10 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
 
     The exit code is 1 if the embeddings of the merged model differ from the embeddings of the adapter.
     """
-    from angle_llm.export.card import REPORT_NAME
+    from angle_llm.export.card import MERGE_NAME, REPORT_NAME
     from angle_llm.export.merge import merge
     from angle_llm.export.verify import open_form
+    from angle_llm.model.source.checks import read_json
     from angle_llm.model.source.encoder_card import EncoderCard
 
     *others, out = (settings.out, *settings.more)
@@ -42,7 +43,8 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
     print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
     if scores:
         folder = Path(out).expanduser()
-        found, usage = {}, vars(EncoderCard.read(folder))
+        layers = read_json(folder / MERGE_NAME)["layers"]
+        found, usage = {}, vars(EncoderCard.read(folder)) | {"layers": layers}
         print(f"\n| Spearman × 100 | {' | '.join(scores)} |\n|---|{'---:|' * len(scores)}")
         for name in (settings.run, *others, out):
             encoder: Any = open_form(name, None, usage, settings.base == "original")

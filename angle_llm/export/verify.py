@@ -335,19 +335,20 @@ def _saved_folder(path: str | Path) -> str | Path:
 def open_form(path: str | Path, device: str | None, usage: dict[str, Any], original_base: bool) -> Form:
     """Open a stored encoder with its stored weights.
 
-    `usage` is the prompt, pooling, maximum length and normalisation for a model that does not store these settings.
-    `original_base` opens an adapter on the stored base weights, not on the values in training.
+    `usage` is the prompt, pooling, maximum length, normalisation and, if present, attention, layers and dimensions for a
+    model that does not store these settings. `original_base` opens an adapter on the stored base weights, not on the values in training.
     """
     if (program := _program(path)) is not None:
         return program.open(path, device, usage)
     kind = _kind(path)
     if kind == "backbone":
-        named = {name: usage[name] for name in ("prompt", "pooling", "max_length") if name in usage}
+        options = ("prompt", "pooling", "max_length", "attention", "layers", "dimensions")
+        named = {name: usage[name] for name in options if name in usage}
         encoder = SentenceEncoder.from_pretrained(path, device=device, **named)
         encoder.model.normalize = usage.get("normalize", encoder.normalize)
         return encoder
-    options: dict[str, Any] = {"dtype": "float32", "bits": None} if kind == "adapter" and original_base else {}
-    return SentenceEncoder.from_pretrained(path, device=device, **options)
+    stored: dict[str, Any] = {"dtype": "float32", "bits": None} if kind == "adapter" and original_base else {}
+    return SentenceEncoder.from_pretrained(path, device=device, **stored)
 
 
 def _widen(encoder: SentenceEncoder) -> None:

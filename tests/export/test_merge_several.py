@@ -364,6 +364,20 @@ def test_command_card_and_scores(
     assert verify([out, out], device="cpu").base_difference is not None
 
 
+def test_the_base_is_scored_with_attention_and_layers_of_the_encoders(base: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"attention": "bidirectional", "pooling": "mean", "layers": 2}
+    trained = save_adapter(base, tmp_path / "a", 0, prompt=PROMPT, **options)
+    cli.run(["merge", str(trained), str(base), str(tmp_path / "out"), "--evaluate", "starter:graded_pairs.tsv"])
+    (found,) = json.loads((tmp_path / "out" / REPORT_NAME).read_text())["spearman"][str(base)].values()
+    score = sts_score("starter:graded_pairs.tsv")
+    untrained, causal = (
+        SentenceEncoder.from_pretrained(base, device="cpu", prompt=PROMPT, **{**options, "attention": attention})
+        for attention in ("bidirectional", None)
+    )
+    assert found == pytest.approx(score(untrained), abs=1e-3)
+    assert found != pytest.approx(score(causal), abs=1e-2)
+
+
 def test_no_verify_skips_the_comparison(two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.run(["merge", *map(str, two), str(tmp_path / "out"), "--no-verify"])
     assert "NOT verified (--no-verify).\n" in capsys.readouterr().out

@@ -120,7 +120,7 @@ def test_experts_are_refused_before_training() -> None:
         vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
         num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="expert weights .*gate_up_proj.* is not supported. Name other layers"):
+    with pytest.raises(ValueError, match=r"expert weights .*gate_up_proj.* is not supported\. Name other"):
         add_lora(AutoModel.from_config(config), LoraSettings(rank=2))
     adapted = add_lora(AutoModel.from_config(config), LoraSettings(rank=2, targets=("q_proj", "v_proj")))
     assert adapted_layers(adapted) == {"layers.0.self_attn.q_proj", "layers.0.self_attn.v_proj"}

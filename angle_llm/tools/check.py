@@ -165,27 +165,34 @@ def check_main(settings: CheckSettings) -> None:
 
 
 def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
-    """Return the recommended training settings for a model, as nested dictionaries."""
+    """Return the recommended training settings for a model, as nested dictionaries.
+
+    Settings below "pretrain" are for pretraining on single texts only.
+    """
     import torch
 
     from angle_llm.model.memory.meta_model import meta_backbone, tiny_encoder_copy
 
-    card, attention = tokens.source.card, {}
+    card, pretrain = tokens.source.card, dict[str, Any]()
     try:
         encoder, config = tokens.tiny_copy or tiny_encoder_copy(tokens.source, model)
     except (OSError, ValueError):  # such as a saved adapter whose base is missing: only its tokens can be counted
         recommended: dict[str, Any] = {}
     else:
-        if not encoder.model.causal:
-            recommended = SMALL_ENCODER
+        is_decoder = encoder.model.causal or encoder.attention == "bidirectional"
+        weights = sum(each.numel() for each in meta_backbone(config, torch.float32).parameters()) if is_decoder else 0
+        recommended = (LARGE_DECODER if weights > _LARGE else SMALL_DECODER) if is_decoder else SMALL_ENCODER
+        # MNTP needs the output layer, which a saved whole model lacks, and an adapter keeps its attention.
+        if is_decoder and (card is None or (card.base is not None and card.attention == "bidirectional")):
+            pretrain = {"model": {"attention": "bidirectional"}}
         else:
-            weights = sum(each.numel() for each in meta_backbone(config, torch.float32).parameters())
-            recommended = LARGE_DECODER if weights > _LARGE else SMALL_DECODER
-            attention = {"attention": "bidirectional"}  # for pretraining
+            dropout = {"dropout": 0.1} if is_decoder and card is not None and card.base is None else {}
+            pretrain = {"pretraining": {"task": "simcse"}, "lora": dropout}
     if card is not None and card.base is not None:  # training continues with the rank and bits of the adapter
         recommended = {**recommended, "lora": {}, "model": {"bits": card.bits}}
     given = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length")}
-    return {**recommended, "model": {"path": model.path, **recommended.get("model", {}), **given, **attention}}
+    whole = {"path": model.path, **recommended.get("model", {}), **given}
+    return {**recommended, "model": whole, "pretrain": pretrain}
 
 
 def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) -> str:
@@ -197,11 +204,13 @@ def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) 
 
     one_label = len(report.scores) == 1
     objective = {} if one_label and report.format == "scored_pair" else OBJECTIVES.get(str(report.format), {})
+    pretrain = model.get("pretrain", {}) if report.format == "text" else {}
+    model = {name: value for name, value in model.items() if name != "pretrain"}
+    for name, values in pretrain.items():
+        model[name] = {**model.get(name, {}), **values}
     first = {"model": {"path": "MODEL"}} | {
-        name: model[name] for name in ("model", "lora", "optimizer") if name in model
+        name: model[name] for name in ("model", "lora", "optimizer", "pretraining") if name in model
     }
-    if report.format != "text":
-        first["model"] = {name: value for name, value in first["model"].items() if name != "attention"}
     rest = {name: value for name, value in model.items() if name not in first}
     return shlex.join(flags_of({**first, "data": data_settings(source, report), "objective": objective, **rest}))
 

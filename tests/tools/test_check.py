@@ -25,7 +25,7 @@ from angle_llm.data.quality import CheckedFile, FileReport, check_files, write_f
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings.parsing import load_settings, parse_settings
 from angle_llm.settings.rows import CommandSource
-from angle_llm.settings.train import DataSource, ModelSettings, TrainSettings
+from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
 from angle_llm.tools.check import open_tokens
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -489,15 +489,28 @@ def test_numbered_labels_keep_their_meaning(tmp_path: Path) -> None:
     assert examples == [ScoredPair("a man eats", "he starves", 0.0), ScoredPair("a dog runs", "it moves", 1.0)]
 
 
-def test_single_texts_are_for_pretraining(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("model", ["decoder", "bidirectional adapter", "adapter", "whole", "bert"])
+def test_single_texts_are_for_pretraining(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row of the format text pairs a text with itself, which is no trouble; the printed command trains."""
-    base = save_tiny_base("llama", tmp_path / "base")
-    tiny_causal_lm("llama").save_pretrained(base)
-    (tmp_path / "texts.txt").write_text("A man eats.\nA dog runs fast.\n")
+    base = save_tiny_base("bert" if model == "bert" else "llama", tmp_path / "base")
+    if model != "bert":
+        tiny_causal_lm("llama").save_pretrained(base)
+    else:
+        config = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps({**config, "hidden_dropout_prob": 0.1}))
+    if "adapter" in model:
+        attention: Any = "bidirectional" if "bidirectional" in model else None
+        base = save_tiny_adapter(base, tmp_path / "saved", LoraSettings(rank=2, dropout=0.1), attention=attention)
+    elif model == "whole":
+        SentenceEncoder.from_pretrained(base, device="cpu").save_pretrained(tmp_path / "saved")
+        base = tmp_path / "saved"
+    (tmp_path / "texts.txt").write_text("A man eats.\nA dog runs fast, and a man eats slowly.\n")
     with pytest.raises(SystemExit, match="0"):
         cli.run(["data", "check", str(tmp_path / "texts.txt"), "--format", "text", "--model", str(base)])
     printed = capsys.readouterr().out
     assert "no trouble" in printed
     (command,) = re.findall("to train +angle-llm (.*)", printed)
+    assert ("--pretraining.task simcse" in command) == (model in ("adapter", "whole", "bert"))
+    assert ("--optimizer.learning-rate 0.002" in command) == (model != "bert")
     cli.run([*shlex.split(command), "--run-dir", str(tmp_path / "run"), "--max-steps", "1", "--allow-cpu"])
     assert (tmp_path / "run" / "model").is_dir()

@@ -64,9 +64,12 @@ def main(settings: CleanDevSettings) -> None:
 
 
 def texts_in(values: Iterable[Any]) -> Iterator[str]:
-    """Yield the texts in the values of a row, and in lists of texts."""
+    """Yield the texts in the values of a row, and in lists and objects."""
     for value in values:
-        yield from [value] if isinstance(value, str) else texts_in(value) if isinstance(value, list) else []
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list | dict):
+            yield from texts_in(value.values() if isinstance(value, dict) else value)
 
 
 if __name__ == "__main__":

@@ -336,7 +336,8 @@ def open_form(path: str | Path, device: str | None, usage: dict[str, Any], origi
     """Open a stored encoder with its stored weights.
 
     `usage` is the prompt, pooling, maximum length, normalisation and, if present, attention, layers and dimensions for a
-    model that does not store these settings. `original_base` opens an adapter on the stored base weights, not on the values in training.
+    model that does not store these settings. `original_base` opens an adapter on the stored base weights, not on the
+    values in training.
     """
     if (program := _program(path)) is not None:
         return program.open(path, device, usage)

@@ -309,6 +309,8 @@ class TrainSettings:
         conflicts = {
             "nested": self.nested != NestedSettings(),
             "objective.*": self.pretraining.task == "mntp" and self.objective != ObjectiveSettings(),
+            "objective.cosine-weight": self.objective.cosine_weight > 0,  # all pairs of SimCSE have the same score
+            "objective.angle-weight": self.objective.angle_weight > 0,
             "objective.teacher": self.objective.teacher is not None,
             "objective.kl-weight": self.objective.kl_weight > 0,
             "objective.false-negatives.guide": self.objective.false_negatives.guide is not None,

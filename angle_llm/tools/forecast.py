@@ -127,7 +127,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         architecture=config.model_type,
         parameters=parameters,
         trainable=trainable,
-        work=_work(settings, data, sample, FlopsPerToken.of(backbone), planner.budget),
+        work=_work(settings, data, sample, FlopsPerToken.of(backbone, 1 + encoder.model.two_views), planner.budget),
         budget=planner.budget,
         choice=choice,
         step=step,

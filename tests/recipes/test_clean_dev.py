@@ -14,7 +14,9 @@ def test_pairs_with_a_used_sentence_are_removed(tmp_path: Path, monkeypatch: pyt
     rows = "A man eats.\tA dog runs.\t1.5\nIt rains.\tIt snows.\t2\nIt snows .\tit rains\t2\nOne.\tTwo.\t5\n"
     (tmp_path / "dev.tsv").write_text(header.replace("\n", "\tgenre\n") + rows.replace("\n", "\tnews\n"))
     (tmp_path / "test.tsv").write_text(header + "a man eats\tNobody is here.\t4\n")
-    (tmp_path / "train.jsonl").write_text(json.dumps({"query": "x", "positives": ["One"], "negatives": []}) + "\n")
+    (tmp_path / "train.jsonl").write_text(
+        json.dumps({"query": "x", "positives": [{"title": "", "text": "One"}], "negatives": []}) + "\n"
+    )
     monkeypatch.chdir(tmp_path)
     main(CleanDevSettings(files=("dev.tsv",), against=("test.tsv", "train.jsonl")))
     [pair] = read_pairs("clean_dev.tsv").pairs

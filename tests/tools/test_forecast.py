@@ -336,6 +336,7 @@ def test_mntp_adds_the_weight_of_an_output_layer_of_its_own(kind: str, tmp_path:
     config = KINDS[kind].config()
     output = 0 if kind == "llama-tied" else 4 * config.vocab_size * config.hidden_size
     assert mntp.expected.base_weights - plain.expected.base_weights == output
+    assert plain.work.operations == 2 * mntp.work.operations  # SimCSE encodes each text twice
 
 
 def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:

@@ -268,6 +268,17 @@ def test_a_run_resumes_and_its_adapter_is_trained_further(task: str, tmp_path: P
     assert SentenceEncoder.from_pretrained(fine_tune(further), device="cpu").attention == encoder.attention
 
 
+def test_a_first_step_without_a_masked_token_is_allowed(tmp_path: Path) -> None:
+    base = save_language_model(tmp_path / "base")
+    rare = {"task": "mntp", "mask_fraction": 0.02}
+    config = run_file(tmp_path, "mntp", base, pretraining=rare, batch_size=1, epochs=1, seed=3)
+    settings = load_settings(TrainSettings, config)
+    fine_tune(settings)
+    first, *others = read_metrics(settings.run_path)
+    assert first["loss/mntp"] == first["gradient_norm"] == 0
+    assert any(line["loss/mntp"] > 0 for line in others)
+
+
 def test_the_command_trains_on_lines_of_text(tmp_path: Path) -> None:
     """A settings file with one value of a group keeps the other defaults of the command."""
     base = save_language_model(tmp_path / "base")
@@ -305,6 +316,11 @@ def test_masked_tokens_do_not_depend_on_the_number_of_processes(strategies: list
             "llama",
             {"pretraining": {"task": "simcse"}, "objective": {"kl_weight": 1}},
             "--pretraining.task and --objective.kl-weight exclude",
+        ),
+        (
+            "llama",
+            {"pretraining": {"task": "simcse"}, "objective": {"cosine_weight": 1}},
+            "--pretraining.task and --objective.cosine-weight exclude",
         ),
         ("llama", {"pretraining": {"task": "simcse"}}, "Set --lora.dropout 0.1"),
     ],

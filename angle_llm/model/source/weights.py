@@ -168,8 +168,11 @@ class FlopsPerToken:
     """Operations of the backward pass: two per weight for the gradient of the input, two more per trainable weight."""
 
     @classmethod
-    def of(cls, backbone: nn.Module) -> FlopsPerToken:
-        """Count the operations of a backbone from the shapes of its linear layers."""
+    def of(cls, backbone: nn.Module, passes: int = 1) -> FlopsPerToken:
+        """Count the operations of a backbone from the shapes of its linear layers.
+
+        `passes` is the number of times that the backbone computes a token: 2 with SimCSE.
+        """
         forward = backward = 0
         for module in backbone.modules():
             # Conv1D of GPT-2 is a linear layer with a transposed weight.
@@ -179,4 +182,4 @@ class FlopsPerToken:
                 size = module.in_features * module.out_features if isinstance(module, nn.Linear) else weight.numel()
                 forward += 2 * size
                 backward += 2 * size * (2 if weight.requires_grad else 1)
-        return cls(forward, backward)
+        return cls(passes * forward, passes * backward)

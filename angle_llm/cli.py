@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ The encoder is saved in {model}. To use it:
     encoder = SentenceEncoder.from_pretrained("{model}")
     {code}
 
-    angle-llm embed --model {model} --input texts.txt --output rows.npy{side}
+    angle-llm embed --model {quoted} --input texts.txt --output rows.npy{side}
 
 Now measure it on held-out data:
 
@@ -69,7 +70,8 @@ def train(settings: TrainSettings) -> None:
     if os.environ.get("RANK", "0") == "0":
         two = EncoderCard.read(model).prompt.differ
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
-        print(_USAGE.format(model=model, command=eval_command(settings.evaluation, model), **how))
+        quoted, command = shlex.quote(str(model)), eval_command(settings.evaluation, model)
+        print(_USAGE.format(model=model, quoted=quoted, command=command, **how))
         result = read_object(model.with_name(RESULT))
         if result is not None and result["higher"] is False:
             name, best = next(iter(result["metrics"]["best"].items()))

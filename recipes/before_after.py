@@ -7,6 +7,7 @@ from typing import Any
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import StsPair, StsTask, evaluate
+from angle_llm.evaluate.encoding import encode_functions
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import parse_settings
@@ -26,8 +27,8 @@ def train_and_test(defaults: TrainSettings, *, description: str) -> None:
         return
     print(f"\n{task.source}, {len(task.pairs):,} pairs; Spearman correlation x 100 of cosine and score:")
     for when, path, options in (("before", run.model.path, encoder_options(run.model)), ("after", model, {})):
-        encoder = SentenceEncoder.from_pretrained(path, **options)
-        result = evaluate(encoder.encode, [task]).tasks["test"]
+        encode, encode_document = encode_functions(SentenceEncoder.from_pretrained(path, **options))
+        result = evaluate(encode, [task], encode_document=encode_document).tasks["test"]
         print(f"  {when:7} {result.spearman:6.2f}" + (f" ({result.undefined})" if result.undefined else ""))
     print(f'To load the model: SentenceEncoder.from_pretrained("{model}")')
 

@@ -44,7 +44,7 @@ from angle_llm.cli import run_cli
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import POSITIVE_ABOVE, Group, RowError, Triple, pairs_of, read_text
-from angle_llm.data.keys import normalized
+from angle_llm.data.keys import is_distinctive, normalized
 from angle_llm.data.readers import open_rows
 from angle_llm.evaluate.retrieval import RetrievalSettings, query_metrics, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
@@ -285,20 +285,24 @@ def fill_beir(held: list[tuple[str, str]], corpus: dict[str, str], folder: Path)
 def write_real(path: str, folder: Path) -> None:
     """Write questions of people as the BEIR folder FOLDER/real. Answers of a question are the passages in its answer.
 
-    A passage is in an answer if one contains the other, up to white space. An answer without a passage is added as a
-    text to search in.
+    A passage is in an answer if one contains the other, up to white space; an answer of up to three words must be the
+    whole passage. An answer without a passage is added as a text to search in.
     """
     texts = {row.values["text"]: row.values["_id"] for row in open_rows(folder / CORPUS).good_rows(("_id", "text"))}
     flat = {text: " ".join(text.split()) for text in texts}
     pairs, added = list[tuple[str, str]](), dict[str, str]()
     for query, answer in read_examples(DataSource(path=path)).pairs:
         whole = " ".join(answer.split())
-        found = [text for text, passage in flat.items() if passage in whole or whole in passage]
+        part = is_distinctive(normalized(whole))
+        found = [text for text, passage in flat.items() if passage in whole or (part and whole in passage)]
         if not found:
             added.setdefault(answer, f"real{len(added)}")
         pairs += [(query, text) for text in found or [answer]]
     if added:
         print(f"{path}: {len(added):,} answers are in no document; they are added to the texts to search in")
+    trained = {normalized(row.values["query"]) for row in open_rows(folder / TRAIN).good_rows(("query",))}
+    if shared := {query for query, _ in pairs if normalized(query) in trained}:
+        print(f"warning: {path}: {len(shared):,} questions are training questions too, so their scores can be too high")
     write_folder(folder / REAL, partial(fill_beir, pairs, texts | added))
 
 
@@ -324,9 +328,9 @@ def read_documents(path: str) -> Material:
     for row in open_rows(path, tables=True).good_rows(("title", "text")):
         rows += 1
         with suppress(RowError):
-            text = read_text(row.values, "text")
+            text = read_text(row.values, "text").strip()  # as texts of a BEIR folder are read
             texts[text] = None
-            pairs[read_text(row.values, "title"), text] = None
+            pairs[read_text(row.values, "title").strip(), text] = None
     print(
         f"{path}: {rows:,} documents, {len(texts):,} distinct texts, {len(pairs):,} pairs of title and text", flush=True
     )
@@ -340,6 +344,7 @@ def read_examples(source: DataSource) -> Material:
     pairs, texts, negatives = dict[tuple[str, str], None](), dict[str, None](), dict[str, list[str]]()
     for example in data.examples:
         for query, text, score in pairs_of(example):
+            query, text = query.strip(), text.strip()
             texts[text] = None
             if score > POSITIVE_ABOVE:
                 pairs[query, text] = None
@@ -495,7 +500,7 @@ def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None
     written = written_questions(settings, folder)
     dropped: list[dict[str, Any]] = []
     if written is not None:
-        dropped = [row.values for row in open_rows(written.with_suffix(".dropped.jsonl")).good_rows(("reason",))]
+        dropped = [row.values for row in open_rows(written.with_suffix(".dropped.jsonl")).good_rows()]
     page = (
         Environment(autoescape=True)
         .from_string(PAGE.read_text(encoding="utf-8"))

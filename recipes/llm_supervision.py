@@ -252,8 +252,8 @@ def drop_by_cosine(pairs: Sequence[Pair], encoder: SentenceEncoder, settings: Ge
     judged = kept(pairs)
     if not judged:
         return
-    left_PD = encoder.encode([pair.request.text for pair in judged])
-    right_PD = encoder.encode([pair.text for pair in judged])
+    left_PD = encoder.encode_query([pair.request.text for pair in judged])
+    right_PD = encoder.encode_document([pair.text for pair in judged])
     lengths_P = np.linalg.norm(left_PD, axis=1) * np.linalg.norm(right_PD, axis=1)
     for pair, cosine in zip(judged, ((left_PD * right_PD).sum(axis=1) / lengths_P).tolist(), strict=True):
         pair.cosine = round(cosine, 4)

@@ -18,6 +18,8 @@ from angle_llm.data.file_types import JsonLinesFile, TextFile
 from angle_llm.data.formats import DataError, RowError, nearest, read_text
 from angle_llm.data.readers import BadRow, Row, RowSource, documents_of, find_path, is_judged, open_rows
 
+SKIP = "skip bad rows with --on-bad-row skip"
+"""Advice for a bad row, in commands with this flag."""
 _USUAL_COLUMNS = ("text", "sentence")
 
 
@@ -161,7 +163,7 @@ class Corpus:
             rows += 1
             if isinstance(row, BadRow):
                 if not skip_bad:
-                    raise bad_row(row.place, row.reason)
+                    raise bad_row(row.place, row.reason, SKIP)
                 bad += 1
         if rows == bad:
             raise DataError(f"{self.source.name} {f'has {bad:,} bad rows and' if bad else 'is empty: it has'} no text")
@@ -207,10 +209,10 @@ def corpus_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
         return
     for row in Corpus.open(path, column):
         if isinstance(row, BadRow):
-            raise DataError(f"{row.place}: {row.reason}. Fix the row, or remove it")
+            raise bad_row(row.place, row.reason)
         yield row.text
 
 
-def bad_row(place: str, reason: str) -> DataError:
+def bad_row(place: str, reason: str, advice: str = "remove it") -> DataError:
     """Return a `DataError` for a corpus row without a usable text; `place` is the file and line of the row."""
-    return DataError(f"{place}: {reason}. Fix the row, or skip bad rows with --on-bad-row skip")
+    return DataError(f"{place}: {reason}. Fix the row, or {advice}")

@@ -122,6 +122,12 @@ class ExampleReader:
     columns: dict[str, str]
     """Field of the format, such as `text1` → column of the dataset."""
 
+    @property
+    def named_labels(self) -> dict[str, list[str]]:
+        """Names of integer labels by column, without columns that this reader uses as numbers: the score and filters."""
+        used = {self.columns.get("score"), *self.source.where}
+        return {name: names for name, names in self.rows.files[0].label_names.items() if name not in used}
+
     def report(self) -> DataReport:
         """Return a new report with all counts 0. Reads the column names of all files."""
         used = {*self.columns.values(), *self.source.where}

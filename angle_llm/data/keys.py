@@ -9,12 +9,15 @@ from hashlib import blake2b
 _KEPT = ("L", "M", "N", "So")  # letters, marks, numbers, and symbols such as emoji, which carry meaning
 
 
-class _Separators(dict[int, int]):
-    """Table for `str.translate` that replaces characters other than letters, marks, numbers and symbols by spaces."""
+class _Separators(dict[int, int | None]):
+    """Table for `str.translate` that replaces characters other than letters, marks, numbers and symbols by spaces.
 
-    def __missing__(self, code: int) -> int:
-        kept = unicodedata.category(chr(code)).startswith(_KEPT)
-        self[code] = code if kept else ord(" ")
+    Invisible characters inside words, such as a soft hyphen, are removed.
+    """
+
+    def __missing__(self, code: int) -> int | None:
+        category = unicodedata.category(chr(code))
+        self[code] = None if category == "Cf" else code if category.startswith(_KEPT) else ord(" ")
         return self[code]
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -454,19 +456,21 @@ def _array(keys: Collection[int]) -> NDArray[np.uint64]:
 def _text_columns(columns: Sequence[str], mapping: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Return the text columns of an evaluation file, as tuples of two columns (text pairs) or one column (texts).
 
-    An empty list means that no column is recognized. `mapping` is field of a data format → column.
+    If the columns fit no format or several, all recognised columns are returned, in all pairs. An empty list means that
+    no column is recognised. `mapping` is field of a data format → column.
     """
     mapping = {name: column for name, column in mapping.items() if column in columns}
     formats = {
         format: {name: column for name, column in mapping.items() if name in fields_of(format, mapping, columns)}
         for format in ("triple", "group", "positive_pair")
     }
-    for format in sorted(formats, key=lambda format: -len(formats[format])):  # the format with most mapped fields first
-        try:
-            _, fields = resolve_format(format, formats[format], columns)
-        except DataError:
-            continue
-        first, *others = (column for field, column in fields.items() if "scores" not in field)
+    found = []
+    for format, given in formats.items():
+        with suppress(DataError):
+            _, fields = resolve_format(format, given, columns)
+            found.append((len(given), [column for field, column in fields.items() if "scores" not in field]))
+    if found:  # the format with most mapped fields, then with most columns
+        _, (first, *others) = max(found, key=lambda one: (one[0], len(one[1])))
         return [(first, other) for other in others]
     premise, hypothesis = (mapping.get(name, name) for name in ("premise", "hypothesis"))
     if {premise, hypothesis} <= set(columns):
@@ -474,4 +478,8 @@ def _text_columns(columns: Sequence[str], mapping: Mapping[str, str]) -> list[tu
     named: list[tuple[str, ...]] = [
         (column,) for name, column in mapping.items() if name in USUAL_NAMES and "score" not in name
     ]
-    return named or [(name,) for name in ("text", "sentence", "captions") if name in columns]
+    usual = [
+        name for field, names in USUAL_NAMES.items() if field != "label" and "score" not in field for name in names
+    ]
+    known = [name for name in dict.fromkeys([*usual, "captions"]) if name in columns]
+    return named or (list(combinations(known, 2)) if len(known) > 1 else [(name,) for name in known])

@@ -470,7 +470,7 @@ def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, n
     """
     kept = quarantined = 0
     reading = open_examples(source)
-    labels = reading.rows.files[0].label_names
+    labels = reading.named_labels
     with (
         (folder / f"{name}.jsonl").open("w", encoding="utf-8") as cleaned,
         (folder / f"{name}.quarantine.jsonl").open("w", encoding="utf-8") as quarantine,

@@ -224,9 +224,9 @@ def read_answers(source: DataSource, corpus: str | Path | None = None, column: s
     """Read a retrieval task from a file of questions and answers: positive pairs, or other formats of training data.
 
     The first text of a positive pair is a query, and the second text is its answer. Candidates are all second texts
-    (negatives too) and the texts of `corpus`, a text file or table with texts in `column`. Equal texts are one
-    candidate, and equal questions are one query. A candidate that equals the query is skipped for this query, unless it
-    is an answer of the query.
+    (negatives too) and the texts of `corpus`, a text file or table with texts in `column`. White space at both
+    ends is removed. Equal texts are one candidate, and equal questions are one query. A candidate that equals the query
+    is skipped for this query, unless it is an answer of the query.
 
     Raises:
         DataError: for a malformed row, with file and line, or a file without a positive pair.
@@ -235,11 +235,11 @@ def read_answers(source: DataSource, corpus: str | Path | None = None, column: s
     answers: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for example in load_examples(source).examples:
         for query, text, score in pairs_of(example):
-            place = place_of.setdefault(text, len(place_of))
+            place = place_of.setdefault(text.strip(), len(place_of))
             if score > POSITIVE_ABOVE:
-                answers[query][place] = 1.0
+                answers[query.strip()][place] = 1.0
     for text in () if corpus is None else corpus_texts(corpus, column):
-        place_of.setdefault(text, len(place_of))
+        place_of.setdefault(text.strip(), len(place_of))
     if not answers:
         raise DataError(f"{source.path}: expected a question with its answer, got none.")
     name = Path(source.path).name.split(".")[0]

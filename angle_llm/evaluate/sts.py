@@ -331,10 +331,15 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
     if settings.edits == "published":
         tasks = [with_published_edits(task) for task in tasks]
-    other, theirs = settings.against, None
+    other, theirs, remarks = settings.against, None, list[str]()
     if other is not None and other.endswith(".json"):
-        name, theirs = read_scores(other)
+        name, theirs, texts = read_scores(other)
         other = f"{name}, {other}"
+        here = {task.name: (task.variant, task.edits) for task in tasks}
+        if differ := [name for name, text in texts.items() if here.get(name, text) != text]:
+            remarks.append(
+                f"Other sentences for the other (--variant, --edits), so not the same test: {', '.join(differ)}."
+            )
 
     def run(model: str, resamples: int) -> tuple[StsResults, EncoderFacts]:
         def evaluate_tasks(_: Any, encode: Encode, encode_document: Encode | None) -> StsResults:
@@ -349,7 +354,7 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults
             found, other_encoder = run(other, resamples=0)
             other, theirs = f"{other} ({other_encoder})", found.scores
         comparison = compare(results.scores, theirs)
-    text = sts_report(results, settings.model, [str(encoder)], comparison=comparison, other=other or "")
+    text = sts_report(results, settings.model, [str(encoder), *remarks], comparison=comparison, other=other or "")
     write_results(settings, METRIC, text, results.to_dict() | {"comparison": comparison}, encoder)
     return results
 
@@ -454,15 +459,16 @@ def _notes(results: StsResults) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- saved scores
 
 
-def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores]]:
-    """Read the JSON file of `eval sts --json`: the model name with prompt and pooling, and pair scores by task name.
+def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores], dict[str, tuple[str, str]]]:
+    """Read the JSON file of `eval sts --json`: the model name with prompt and pooling, and by task name the scores of
+    pairs, and the variant and edits of the sentences.
 
     Raises:
         FileNotFoundError: if the file does not exist.
         ValueError: if the file is damaged or has other content.
     """
 
-    def parse(content: Any) -> tuple[str, dict[str, PairScores]]:
+    def parse(content: Any) -> tuple[str, dict[str, PairScores], dict[str, tuple[str, str]]]:
         scores = {
             name: PairScores(np.array(pairs["cosine"], np.float64), np.array(pairs["gold"], np.float64))
             for name, pairs in content["pairs"].items()
@@ -471,6 +477,7 @@ def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores]]:
             if cosine.ndim != 1 or cosine.shape != gold.shape or not np.isfinite([cosine, gold]).all():
                 raise ValueError(f"task {name!r}: expected a finite cosine and gold score of each pair")
         encoder = f" ({EncoderFacts(**content['encoder'])})" if "encoder" in content else ""
-        return f"{content['model']}{encoder}", scores
+        texts = {name: (task["variant"], task["edits"]) for name, task in content["tasks"].items()}
+        return f"{content['model']}{encoder}", scores, texts
 
     return read_results(str(path), parse)

@@ -199,8 +199,8 @@ def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
         "pooling": encoder.pooling,
         "max_length": encoder.max_length,
         "dimensions": encoder.dimensions,
-        **({"normalize": True} if encoder.normalize else {}),
-        **({} if encoder.attention is None else {"attention": encoder.attention}),
+        "normalize": encoder.normalize or None,  # None equals a field that an earlier version did not write
+        "attention": encoder.attention,
     }
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 import numpy as np
 import tyro
 
-from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock, bad_row
+from angle_llm.data.corpus import SKIP, Corpus, CorpusText, Survey, TextBlock, bad_row
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import STANDARD_INPUT, BadRow
 from angle_llm.io import ResumableFolder, check_resumable, has_terminal, progress_bar, remove_folder, write_file
@@ -335,7 +335,7 @@ def _encode_block(
         if skip_bad:
             vectors = encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
     if bad and not skip_bad:
-        raise bad_row(*bad[min(bad)])
+        raise bad_row(*bad[min(bad)], SKIP)
     for row, vector in zip(texts.values(), vectors, strict=True):
         if not np.isfinite(vector).all():
             raise DataError(f"{row.place}: the vector is not finite. Load the model in bfloat16, or check its weights")

@@ -82,7 +82,7 @@ def split_main(settings: SplitSettings) -> None:
             )
         if isinstance(row, Row) and not isinstance(result, Dropped):
             texts.append(texts_of(result))
-            lines.append(json_row(row.values, reading.rows.files[0].label_names))
+            lines.append(json_row(row.values, reading.named_labels))
             corpus |= dict.fromkeys(right for _, right, _ in pairs_of(result))
     shares = settings.parts or SHARES
     *parts, rest = split_rows(texts, [round(share * len(texts)) for share in shares.values()])

@@ -19,6 +19,7 @@ from angle_llm.data.keys import is_distinctive, key, normalized, pair_key, print
         ("I see 🙂", "I see 🙁", False),
         ("का", "की", False),
         ("a b", "ab", False),
+        ("soft\u00adware, zero\u200bwidth", "software zerowidth", True),
         ("?", "!", False),
         ("C++", "C#", False),
         ("C#", "C", False),

@@ -290,7 +290,7 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path) -> N
         "blue car,the car",
         "old dog,a dog",
         "old dog,an old dog",
-        "fish,no idea",
+        "fish ,no idea ",
     ]
     held_out = write(tmp_path / "held.out.csv", "\n".join(rows) + "\n")
     corpus = write(tmp_path / "more.txt", "an old dog\nfish\nsomething else\n")

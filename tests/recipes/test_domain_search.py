@@ -23,7 +23,7 @@ knife lamp mirror oven pencil piano printer radio scissors telescope tent umbrel
 def settings(tmp_path_factory: pytest.TempPathFactory) -> DomainSearchSettings:
     folder = tmp_path_factory.mktemp("search")
     names = [first + second for first in "abcdefg" for second in "abcdef"]  # the tiny tokenizer has no token of a digit
-    rows = [{"title": f"A man eats {name}", "text": f"Someone has {name} for lunch."} for name in names[:DOCUMENTS]]
+    rows = [{"title": f"A man eats {name} ", "text": f"Someone has {name} for lunch.\n"} for name in names[:DOCUMENTS]]
     rows += [{"title": "", "text": "No title."}, {"title": "a MAN eats ad!", "text": "He has more ad."}]
     (folder / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = ModelSettings(
@@ -166,7 +166,7 @@ def test_a_language_model_writes_the_questions(
         pytest.importorskip(library, reason="pip install 'angle_llm[questions]'")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     documents = {name: f"The {name} breaks <i>after</i> a week. Send the {name} back to the shop." for name in NOUNS}
-    rows = [json.dumps({"id": name, "text": text}) + "\n" for name, text in documents.items()]
+    rows = [json.dumps({"id": name, "text": f"{text} \n"}) + "\n" for name, text in documents.items()]
     (tmp_path / "docs.jsonl").write_text("".join(rows))
     (tmp_path / "real.jsonl").write_text(
         json.dumps({"query": "my clock is dead", "positive": "Send the clock  back to the shop."}) + "\n"

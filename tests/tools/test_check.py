@@ -476,6 +476,38 @@ def test_files_with_one_name_do_not_overwrite_each_other(tmp_path: Path) -> None
     assert sorted(json.loads(line)["text1"] for line in kept) == [row["text1"] for row in rows]
 
 
+def test_numbers_that_are_read_as_numbers_stay_numbers(tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    names = ClassLabel(names=["different", "equal"])
+    features = Features(
+        {"sentence1": Value("string"), "sentence2": Value("string"), "label": names, "topic": names, "kind": names}
+    )
+    rows = {"sentence1": ["a man eats", "a dog runs"], "sentence2": ["he starves", "it moves"], "label": [0, 1]}
+    (tmp_path / "mrpc").mkdir()
+    Dataset.from_dict(rows | {"topic": [1, 1], "kind": [0, 1]}, features=features).to_parquet(
+        tmp_path / "mrpc" / "train.parquet"
+    )
+    reading = ("--columns", "score", "label", "--where", "topic", "1")
+    assert data(str(tmp_path / "mrpc"), "--model", "none", *reading, "--fix", str(tmp_path / "out")) == 0
+    again: Any = {"columns": {"score": "label"}, "where": {"topic": 1}}
+    examples = load_examples(DataSource(path=str(tmp_path / "out" / "mrpc.jsonl"), **again)).examples
+    assert examples == [ScoredPair("a man eats", "he starves", 0.0), ScoredPair("a dog runs", "it moves", 1.0)]
+    written = [json.loads(line) for line in (tmp_path / "out" / "mrpc.jsonl").read_text("utf-8").splitlines()]
+    assert [row["kind"] for row in written] == ["different", "equal"], "a column that is not used"
+
+
+def test_ambiguous_columns_of_an_evaluation_file_are_all_compared(tmp_path: Path) -> None:
+    pair = {"text1": "how do I send the lamp back", "text2": "pack the lamp and send it to us"}
+    path = write(tmp_path / "train.jsonl", pair, {"text1": "a", "text2": "a red book about cars and dogs"})
+    ambiguous = {"question": pair["text1"], "answer": pair["text2"], "text": "another text of four words"}
+    (report,) = reports(path, against=[write(tmp_path / "test.jsonl", ambiguous)])
+    assert found(report) == {"contamination": 1, "sentences": 2}
+    numbered = {"anchor": "x", "positive": "y", "negative": "z", "negative_2": "a red book about cars and dogs"}
+    (report,) = reports(path, against=[write(tmp_path / "numbered.jsonl", numbered)])
+    assert found(report) == {"sentences": 1}
+
+
 def test_numbered_labels_keep_their_meaning(tmp_path: Path) -> None:
     from datasets import ClassLabel, Dataset, Features, Value
 

@@ -452,6 +452,13 @@ def test_a_finished_command_is_recognised_and_other_settings_are_refused(
         mine(tmp_path, base, pairs)
 
 
+def test_a_result_with_another_attention_is_refused(tmp_path: Path) -> None:
+    pairs, base = write_pairs(tmp_path / "p.jsonl"), save_tiny_base("llama", tmp_path / "base")
+    mine(tmp_path, base, pairs, attention="bidirectional")
+    with pytest.raises(FolderError, match="was made with"):
+        mine(tmp_path, base, pairs)
+
+
 def test_other_files_are_not_changed(tmp_path: Path, base: Path) -> None:
     pairs, held = write_pairs(tmp_path / "p.jsonl"), tmp_path / "triples.jsonl.parts" / "held"
     (tmp_path / "triples.jsonl").write_text("mine\n")

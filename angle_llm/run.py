@@ -78,13 +78,16 @@ def fine_tune(settings: TrainSettings) -> Path:
             run.log("float32 matrix products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents this")
         if isinstance(losses[0], NestedObjective):
             losses[0].check_width(encoder.dimensions)
-            encoder.model.read_layers(settings.nested.layers)
         if is_adapted(encoder.model.backbone):
             make_trainable(encoder.model.backbone)
             encoder.model.dense.requires_grad_(settings.lora.train_dense)
             run.log(f"training continues from the adapter in {settings.model.path} (rank {settings.lora.rank})")
         elif settings.lora.rank:
             encoder.add_lora(settings.lora)
+        if isinstance(losses[0], NestedObjective):
+            encoder.model.read_layers(
+                settings.nested.layers
+            )  # after the adapter, which may replace `project_out` of OPT
         kernel = "FlexAttention" if run.processes.device.type == "cuda" else "gathered keys"
         prepare_pretraining(encoder, source, settings)
         layouts = encoder.layouts

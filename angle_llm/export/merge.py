@@ -42,6 +42,7 @@ from angle_llm.model.source.dense import dense_fingerprint, dense_folders, read_
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, resolve_model
 from angle_llm.model.source.weights import BaseWeights, open_base
+from angle_llm.model.tokenizer import find_special_tokens, plain_ids
 
 SHARD_BYTES = 4_000_000_000
 """Default maximum size of a weights file, in bytes."""
@@ -219,7 +220,7 @@ def _open_parts(
             **{name: getattr(card, name) for name in ("pooling", "max_length", "dimensions", "normalize", "attention")},
             "Dense modules": dense_fingerprint(read_dense(source.dense, state_sizes(weights.skeleton)[0])).hex(),
             "shapes of the weights": {name: one.shape for name, one in weights.skeleton.state_dict().items()},
-            "tokenizer": (tokenizer.get_vocab(), tokenizer(list(SENTENCES), verbose=False)["input_ids"]),
+            "tokenizer": (tokenizer.get_vocab(), plain_ids(tokenizer, SENTENCES), find_special_tokens(tokenizer)),
             **{f"{key} in config.json": value for key, value in config.to_dict().items() if key not in _NOT_COMPARED},
         }
         for key, value in facts.items():

@@ -88,10 +88,11 @@ def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes
             device=processes.load_device,
             layout=train.layout,
         )
-        encoder.model.autocasts = train.autocasts
+        encoder.model.autocasts = train.autocasts  # for the probe
         # Partitioned weights are on the CPU until DeepSpeed partitions them.
         if train.layout == "auto" and (partitioned or (train.autocasts and processes.device.type == "cuda")):
             encoder.probe_layouts(processes.device)
+    encoder.model.autocasts = train.autocasts  # on all ranks: `put_in` switches it off
     if partitioned and processes.world_size > 1:
         encoder.base, encoder.base_revision, encoder.layouts, fingerprint = processes.from_main(
             lambda: (encoder.base, encoder.base_revision, encoder.layouts, weights_fingerprint(encoder.model.backbone))
@@ -111,7 +112,7 @@ def _layers(encoder: SentenceEncoder) -> str:
     """
     model = encoder.model
     tensors = [*model.named_parameters(), *model.named_buffers(remove_duplicate=False)]
-    found = (encoder.pooling, model.causal, encoder.layouts, encoder.max_length)
+    found = (encoder.pooling, model.causal, model.autocasts, encoder.layouts, encoder.max_length)
     described = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
     return hashlib.sha256(repr((found, described)).encode()).hexdigest()[:16]
 

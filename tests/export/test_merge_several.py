@@ -267,6 +267,13 @@ def test_a_merged_model_has_the_base_of_its_adapter(two: list[Path], base: Path,
     assert record["base_fingerprint"] == json.loads((whole / "merge.json").read_text())["base_fingerprint"] is not None
 
 
+def test_a_prompt_without_a_tail_changes_no_tokens(base: Path, tmp_path: Path) -> None:
+    """The tokenizer of a merged model has another flag for names of special tokens, which an encoder does not use."""
+    models = [save_adapter(base, tmp_path / name, seed, prompt="query") for seed, name in enumerate("ab")]
+    merge(models[0], tmp_path / "whole", check=False)
+    combined([tmp_path / "whole", models[1]], tmp_path / "out")
+
+
 def test_a_saved_encoder_is_needed_and_slerp_takes_two(two: list[Path], base: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="expected a saved encoder"):
         merge(base, tmp_path / "out", others=[base])

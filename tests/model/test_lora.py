@@ -103,6 +103,7 @@ def test_named_targets_are_adapted_and_nothing_else(targets: list[str], layers: 
         ("llama", ["q_proj", "q_prj"], "'q_prj'.*'q_proj'"),
         ("llama", ["proj"], "'proj'"),
         ("gpt2", ["attn_c"], "'attn_c'.*'c_attn'"),
+        ("llama", ["q_proj", "embed_tokens"], "'embed_tokens'"),  # a saved adapter of an embedding cannot be opened
     ],
 )
 def test_an_unknown_target_is_refused_with_the_nearest(kind: str, targets: list[str], named: str) -> None:

@@ -454,9 +454,10 @@ def test_a_finished_command_is_recognised_and_other_settings_are_refused(
 
 def test_a_result_with_another_attention_is_refused(tmp_path: Path) -> None:
     pairs, base = write_pairs(tmp_path / "p.jsonl"), save_tiny_base("llama", tmp_path / "base")
-    mine(tmp_path, base, pairs, attention="bidirectional")
-    with pytest.raises(FolderError, match="was made with"):
-        mine(tmp_path, base, pairs)
+    how: dict[str, Any] = {"prompt": "plain", "pooling": "mean"}
+    mine(tmp_path, base, pairs, attention="bidirectional", **how)
+    with pytest.raises(FolderError, match=r"was made with model\.attention"):
+        mine(tmp_path, base, pairs, **how)
 
 
 def test_other_files_are_not_changed(tmp_path: Path, base: Path) -> None:

@@ -103,16 +103,17 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
 
 
 def _existing(backbone: nn.Module, targets: list[str]) -> list[str]:
-    """Check that every LoRA target is the name of a layer, or the end of its path; return the targets.
+    """Check that every LoRA target is the name of linear layers, or the end of their paths; return the targets.
 
     The check is needed because peft ignores a misspelt target if another target is correct.
 
     Raises:
-        ValueError: for a target without a layer.
+        ValueError: for a target without a layer, or of layers that are not linear, such as embeddings.
     """
     paths = dict(backbone.named_modules())
     for target in targets:
-        if not any(path == target or path.endswith(f".{target}") for path in paths):
+        matched = [layer for path, layer in paths.items() if path == target or path.endswith(f".{target}")]
+        if not matched or not all(isinstance(layer, nn.Linear) or is_transposed(layer) for layer in matched):
             linear = {
                 path.rpartition(".")[2]
                 for path, layer in paths.items()

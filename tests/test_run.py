@@ -12,6 +12,8 @@ from tiny import save_tiny_adapter, save_tiny_base
 from angle_llm.data import DataError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
+from angle_llm.model.layers.lora import is_adapted
+from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune
@@ -21,6 +23,7 @@ from angle_llm.settings.train import (
     EvaluationSettings,
     MixedSet,
     ModelSettings,
+    NestedSettings,
     ObjectiveSettings,
     TrainSettings,
 )
@@ -101,6 +104,30 @@ def test_the_log_names_the_layout_and_the_replaced_layers(
     start = {"auto": "trie; gathered keys", "padded": "padded (as requested); attention of the library"}[layout]
     assert line.startswith(f"texts: {start}; replaced layers: ")
     assert ("3 compiled rotary" in line) == (layout == "auto")
+
+
+def test_inner_layers_are_read_with_the_adapter_on_the_projection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPT projects its states; an inner layer gets the projection of the model, which LoRA replaces."""
+    adapted: list[bool] = []
+    read = EmbeddingModel.read_layers
+
+    def record(model: EmbeddingModel, layers: Any) -> None:
+        adapted.append(is_adapted(model.backbone))
+        read(model, layers)
+
+    monkeypatch.setattr(EmbeddingModel, "read_layers", record)
+    fine_tune(
+        TrainSettings(
+            run_dir=str(tmp_path / "run"),
+            model=ModelSettings(path=str(save_tiny_base("opt", tmp_path / "base"))),
+            data=DataSettings("starter:nli_triples.jsonl.gz", limit=8),
+            nested=NestedSettings(layers=[1]),
+            batch_size=8,
+        )
+    )
+    assert adapted == [True]
 
 
 def test_a_teacher_term_without_scores_is_refused_before_weights_load(settings: TrainSettings) -> None:

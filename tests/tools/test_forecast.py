@@ -358,6 +358,19 @@ def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:
     )  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_main", [True, False])
+def test_all_ranks_of_zero_3_compute_products_in_bfloat16(is_main: bool, tmp_path: Path) -> None:
+    """Only the main rank loads the weights; the others have a model on the meta device."""
+    folder = save_tiny_base("llama", tmp_path / "base")
+    zero_3: Any = SimpleNamespace(
+        zero_stage=3, is_main=is_main, world_size=1, device=torch.device("cpu"), load_device=torch.device("cpu"), max=int,
+        gather=lambda layouts: [layouts],
+    )  # fmt: skip
+    train = TrainSettings(model=ModelSettings(path=str(folder)), lora=LoraSettings(rank=0))
+    assert train.autocasts
+    assert load_encoder(resolve_model(str(folder)), train, zero_3).model.autocasts
+
+
 def test_the_largest_budgets_that_fit_are_chosen(folder: Path) -> None:
     gpu = {"device": "cuda", "activation_checkpointing": "never"}
     plenty = forecast(settings(folder, memory=64, **gpu))

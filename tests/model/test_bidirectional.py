@@ -1,6 +1,7 @@
 """Decoder-only models with bidirectional attention: `attention="bidirectional"`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from angle_llm import SentenceEncoder
 from angle_llm.export.card import CardFacts, model_card
 from angle_llm.export.merge import merge
 from angle_llm.export.verify import _base_rows
+from angle_llm.io import FolderError
 from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.pooling import EmbeddingModel
@@ -184,9 +186,12 @@ def test_stored_vectors_are_searched_with_the_attention_that_made_them(tmp_path:
     hits = VectorSearch(tmp_path / "rows")(TEXTS, top=1)
     assert [hit.text for (hit,) in hits] == TEXTS
     assert min(hit.cosine for (hit,) in hits) > 0.999
-    embed_main(EmbedSettings(**files, prompt="plain", pooling="mean", device="cpu", store_text=True))
-    search = VectorSearch(tmp_path / "rows")
-    assert search.encoder.model.causal, "the rows of the other attention are replaced"
+    causal = EmbedSettings(**files, prompt="plain", pooling="mean", device="cpu", store_text=True)
+    with pytest.raises(FolderError, match=r"model\.attention"):
+        embed_main(causal)
+    embed_main(replace(causal, output=tmp_path / "causal"))
+    search = VectorSearch(tmp_path / "causal")
+    assert search.encoder.model.causal
     assert min(hit.cosine for (hit,) in search(TEXTS, top=1)) > 0.999
 
 

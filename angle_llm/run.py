@@ -85,9 +85,8 @@ def fine_tune(settings: TrainSettings) -> Path:
         elif settings.lora.rank:
             encoder.add_lora(settings.lora)
         if isinstance(losses[0], NestedObjective):
-            encoder.model.read_layers(
-                settings.nested.layers
-            )  # after the adapter, which may replace `project_out` of OPT
+            # After the adapter, which may replace the output projection of an OPT model.
+            encoder.model.read_layers(settings.nested.layers)
         kernel = "FlexAttention" if run.processes.device.type == "cuda" else "gathered keys"
         prepare_pretraining(encoder, source, settings)
         layouts = encoder.layouts

@@ -456,8 +456,8 @@ def _array(keys: Collection[int]) -> NDArray[np.uint64]:
 def _text_columns(columns: Sequence[str], mapping: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Return the text columns of an evaluation file, as tuples of two columns (text pairs) or one column (texts).
 
-    If the columns fit no format or several, all recognised columns are returned, in all pairs. An empty list means that
-    no column is recognised. `mapping` is field of a data format → column.
+    If the columns fit no format, or a field has several columns, all recognised columns are returned, in all pairs. An
+    empty list means that no column is recognised. `mapping` is field of a data format → column.
     """
     mapping = {name: column for name, column in mapping.items() if column in columns}
     formats = {

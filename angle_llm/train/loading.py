@@ -73,7 +73,8 @@ def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes
         raise SettingsError(f"ZeRO-3 cannot train {settings.path}, which has Dense modules. Use ZeRO-2.")
     if partitioned and train.pretraining.task is not None:
         raise SettingsError(f"ZeRO-3 cannot train with --pretraining.task {train.pretraining.task}. Use ZeRO-2.")
-    if partitioned and not processes.is_main:
+    without_weights = partitioned and not processes.is_main
+    if without_weights:
         encoder, config = meta_model.tiny_encoder_copy(source, settings)
         backbone = meta_model.meta_backbone(config, meta_model.stored_dtype(config, settings.dtype))
         encoder.model = meta_model.put_in(encoder.model, backbone)
@@ -88,11 +89,11 @@ def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes
             device=processes.load_device,
             layout=train.layout,
         )
-        encoder.model.autocasts = train.autocasts  # for the probe
-        # Partitioned weights are on the CPU until DeepSpeed partitions them.
-        if train.layout == "auto" and (partitioned or (train.autocasts and processes.device.type == "cuda")):
-            encoder.probe_layouts(processes.device)
-    encoder.model.autocasts = train.autocasts  # on all ranks: `put_in` switches it off
+    encoder.model.autocasts = train.autocasts
+    # Partitioned weights are on the CPU until DeepSpeed partitions them.
+    probes_again = partitioned or (train.autocasts and processes.device.type == "cuda")
+    if train.layout == "auto" and probes_again and not without_weights:
+        encoder.probe_layouts(processes.device)
     if partitioned and processes.world_size > 1:
         encoder.base, encoder.base_revision, encoder.layouts, fingerprint = processes.from_main(
             lambda: (encoder.base, encoder.base_revision, encoder.layouts, weights_fingerprint(encoder.model.backbone))

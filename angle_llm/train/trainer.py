@@ -236,9 +236,8 @@ class Trainer:
             norm = self._update(rate)
             if not math.isfinite(norm):
                 raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
-            if (
-                norm == 0 and self._step == 0 and self._planner.encoder.masker is None
-            ):  # a text may have no masked token
+            # With MNTP, the texts of a step may have no masked token.
+            if norm == 0 and self._step == 0 and self._planner.encoder.masker is None:
                 raise TrainingError(
                     f"step 1: the gradient is exactly 0 (loss {mean_loss(results):.3g}): nothing is learned, and this run saved "
                     "no model. The in-batch term needs pairs of different texts and more than one in a batch; "

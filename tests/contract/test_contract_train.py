@@ -96,6 +96,7 @@ def test_sts_finetune_prints_scores_before_and_after(files: Files, tmp_path: Pat
     flags = [word for name in ("data", "test") for key, value in zip(reading[::2], reading[1::2], strict=True)
              for word in (f"--{name}.{key}", *value.split())]  # fmt: skip
     small = [*training(files, tmp_path / "run")[:4], *QUICK, *flags, "--data.limit", "None", "--max-steps", "2"]
+    small += ["--model.prompt", "query", "query", "document", "passage"]
     shown = command("python", "recipes/sts_finetune.py", *small).stdout
     names(shown, r"before\s+-?\d+\.\d\d", r"after\s+-?\d+\.\d\d")
     assert (tmp_path / "run/model/adapter_model.safetensors").exists()

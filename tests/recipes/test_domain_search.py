@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from domain_search import STARTER, DomainSearchSettings, main, read_documents, write_pairs
+from domain_search import STARTER, DomainSearchSettings, main, read_documents, write_pairs, write_real
 from fake_server import Writer
 from tiny import save_tiny_base
 
@@ -150,6 +150,22 @@ def test_documents_or_pairs_are_required() -> None:
         main(replace(STARTER, documents="a.jsonl", data=DataSettings(path="b.jsonl")))
     with pytest.raises(SettingsError, match=r"expected --documents FILE, with --llm"):
         main(STARTER)
+
+
+def test_answers_of_people_are_found_in_the_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A short answer must be the whole document. Questions that are trained on get a warning."""
+    (tmp_path / "held_out").mkdir()
+    texts = ["See the menu for lunch.", "menu", "Send the clock back to the shop. We pay."]
+    rows = [json.dumps({"_id": f"text{number}", "text": text}) + "\n" for number, text in enumerate(texts)]
+    (tmp_path / "held_out/corpus.jsonl").write_text("".join(rows))
+    (tmp_path / "train.jsonl").write_text(json.dumps({"query": "Where is my clock?", "positive": "x"}) + "\n")
+    pairs = {"where is my CLOCK": "Send the clock back to the shop.", "what is for lunch": "menu"}
+    asked = [json.dumps({"query": query, "positive": answer}) + "\n" for query, answer in pairs.items()]
+    (tmp_path / "real.jsonl").write_text("".join(asked))
+    write_real(str(tmp_path / "real.jsonl"), tmp_path)
+    lines = [line.split("\t")[:2] for line in (tmp_path / "real/qrels/test.tsv").read_text().splitlines()[1:]]
+    assert lines == [["q0", "text2"], ["q1", "text1"]]
+    assert "1 questions are training questions too" in capsys.readouterr().out
 
 
 def test_documents_without_title_are_refused(tmp_path: Path) -> None:

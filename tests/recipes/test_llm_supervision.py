@@ -267,7 +267,10 @@ def test_several_generators_and_a_judge(server: ChatServer, folder: Path) -> Non
         both = (server.name, second.name)
         assert make(folder, *both) == 0
         assert {row["generator"] for row in rows_of(folder / "pairs.jsonl")} == {*both, " + ".join(both)}
-        judge = f"--judge {save_tiny_base('bert', folder / 'judge')} --min-synonym-cosine 2 --device cpu"
+        two_prompts: Any = {"query": "query", "document": "passage"}
+        base = save_tiny_base("bert", folder / "base")
+        SentenceEncoder.from_pretrained(base, device="cpu", prompt=two_prompts).save_pretrained(folder / "judge")
+        judge = f"--judge {folder / 'judge'} --min-synonym-cosine 2 --device cpu"
         assert make(folder, *both, flags=judge) == 0
         assert all(row["side"] == "antonym" and abs(row["cosine"]) <= 1 for row in rows_of(folder / "pairs.jsonl"))
         lines = report_of(folder)["lines"][f"synonym by {server.name}"]

@@ -84,22 +84,22 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
         ValueError: if a target in `settings` is not the name of a layer, or all linear layers include experts.
     """
     targets = list(settings.targets)
-    adapted = _wrapped(
+    adapted: Any = _wrapped(
         backbone,
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else _existing(backbone, targets),
     )
-    config: Any = adapted.peft_config["default"]  # type: ignore[index]
-    if experts := config.target_parameters:
+    if experts := adapted.peft_config["default"].target_parameters:
         raise ValueError(
             f"LoRA targets: peft would also adapt the expert weights {', '.join(sorted(experts))}, which is not supported. "
             "Name other layers, such as --lora.targets q_proj k_proj v_proj o_proj."
         )
     without_adapter(adapted).config.use_cache = False  # type: ignore[union-attr]
     replace_layers(adapted)
-    return adapted.train(backbone.training)
+    model: nn.Module = adapted.train(backbone.training)
+    return model
 
 
 def _existing(backbone: nn.Module, targets: list[str]) -> list[str]:

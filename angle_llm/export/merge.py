@@ -190,7 +190,7 @@ def _open_parts(
     expected: dict[str, tuple[Any, str]] = {}
     """Value of each fact, and the model that it was first read from."""
     opened: tuple[EncoderCard, BaseWeights] | None = None
-    """Card and weights of the first base, which is in memory if it is a GGUF file."""
+    """Card and weights of the last opened base, which is in memory if it is a GGUF file."""
     for source in sources:
         saved = source if source.card is not None else first
         folder, card = Path(saved.location.name), saved.card
@@ -208,7 +208,7 @@ def _open_parts(
             weights = opened[1]
         else:
             weights = open_adapters_base(folder, card, original=original)
-            opened = opened or (card, weights)
+            opened = (card, weights)
         adapter = None if source.adapter is None else read_adapter(folder)
         if adapter is not None:
             adapter.check_fits(weights.skeleton)

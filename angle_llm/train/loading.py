@@ -113,7 +113,7 @@ def _layers(encoder: SentenceEncoder) -> str:
     """
     model = encoder.model
     tensors = [*model.named_parameters(), *model.named_buffers(remove_duplicate=False)]
-    found = (encoder.pooling, model.causal, model.autocasts, encoder.layouts, encoder.max_length)
+    found = (encoder.pooling, model.causal, encoder.layouts, encoder.max_length)
     described = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
     return hashlib.sha256(repr((found, described)).encode()).hexdigest()[:16]
 

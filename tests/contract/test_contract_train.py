@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import reference_loss
 import torch
@@ -16,6 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from angle_llm import SentenceEncoder, TextBatch, TrainSettings, fine_tune
 from angle_llm.data import Triple
+from angle_llm.evaluate import spearman
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -99,7 +101,12 @@ def test_sts_finetune_prints_scores_before_and_after(files: Files, tmp_path: Pat
     small += ["--model.prompt", "query", "query", "document", "passage"]
     shown = command("python", "recipes/sts_finetune.py", *small).stdout
     names(shown, r"before\s+-?\d+\.\d\d", r"after\s+-?\d+\.\d\d")
-    assert (tmp_path / "run/model/adapter_model.safetensors").exists()
+    encoder = SentenceEncoder.from_pretrained(tmp_path / "run/model", device="cpu")
+    left_ND = encoder.encode_query([row["a"] for row in rows])
+    right_ND = encoder.encode_document([row["b"] for row in rows])
+    cosines = np.sum(left_ND * right_ND, axis=1) / np.linalg.norm(left_ND, axis=1) / np.linalg.norm(right_ND, axis=1)
+    expected = 100 * spearman(cosines, [row["rating"] for row in rows])
+    assert f"after   {expected:6.2f}" in shown
 
 
 def test_training_in_python_returns_the_model_directory(files: Files, tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path) -> N
         "fish ,no idea ",
     ]
     held_out = write(tmp_path / "held.out.csv", "\n".join(rows) + "\n")
-    corpus = write(tmp_path / "more.txt", "an old dog\nfish\nsomething else\n")
+    corpus = write(tmp_path / "more.txt", " an old dog \nfish\nsomething else\n")
     words = ["--model", "m", "--pairs", held_out, "--columns", "text1", "Question", "text2", "Answer"]
     settings: Any = parsed(RetrievalSettings, *words, "--corpus", corpus)
     [task] = settings.read_tasks()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from domain_search import STARTER, DomainSearchSettings, main, read_documents, write_pairs, write_real
+from domain_search import STARTER, DomainSearchSettings, main, read_documents, write_page, write_pairs, write_real
 from fake_server import Writer
 from tiny import save_tiny_base
 
@@ -94,7 +94,7 @@ def test_a_second_call_only_answers(
 
 
 def test_groups_replace_documents_and_keep_their_own_negatives(settings: DomainSearchSettings, tmp_path: Path) -> None:
-    rows = [{"query": f"Ask {n}", "positives": [f"Answer {n}"], "negatives": [f"Not {n}"]} for n in range(20)]
+    rows = [{"query": f"Ask {n} ", "positives": [f"Answer {n} "], "negatives": [f"Not {n}"]} for n in range(20)]
     (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
     data = DataSettings(path=str(tmp_path / "groups.jsonl"))
     run = replace(settings, documents=None, data=data, negatives=0, ask=[], run_dir=str(tmp_path / "run"))
@@ -105,6 +105,7 @@ def test_groups_replace_documents_and_keep_their_own_negatives(settings: DomainS
     assert not (tmp_path / "run" / "mined.jsonl").exists()
     train = rows_of(tmp_path / "run" / "train.jsonl")
     assert len(train) == 16
+    assert all(row["query"] == row["query"].strip() for row in train), "as texts of a BEIR folder are read"
     assert all(row["negatives"] == [row["query"].replace("Ask", "Not")] for row in train)
     assert len(rows_of(tmp_path / "run/held_out/corpus.jsonl")) == 40
     (tmp_path / "groups.jsonl").write_text(json.dumps(rows[0]) + "\n")
@@ -229,6 +230,8 @@ def test_a_language_model_writes_the_questions(
     assert "<i>after" not in page
     for text in ("BM25", "First answers", "Dropped questions", "angle-llm export"):
         assert text in page
+    (made / "questions.dropped.jsonl").write_text("")
+    write_page(run, made, str(made / "training/model"))  # without a dropped question
 
 
 def test_the_database_gives_the_cosines_of_the_exact_search(

@@ -544,5 +544,6 @@ def test_single_texts_are_for_pretraining(model: str, tmp_path: Path, capsys: py
     (command,) = re.findall("to train +angle-llm (.*)", printed)
     assert ("--pretraining.task simcse" in command) == (model in ("adapter", "whole", "bert"))
     assert ("--optimizer.learning-rate 0.002" in command) == (model != "bert")
-    cli.run([*shlex.split(command), "--run-dir", str(tmp_path / "run"), "--max-steps", "1", "--allow-cpu"])
-    assert (tmp_path / "run" / "model").is_dir()
+    cli.run([*shlex.split(command), "--run-dir", str(tmp_path / "my run"), "--max-steps", "1", "--allow-cpu"])
+    assert (tmp_path / "my run" / "model").is_dir()
+    assert f"angle-llm embed --model '{tmp_path / 'my run' / 'model'}' --input" in capsys.readouterr().out

@@ -143,6 +143,9 @@ def test_long_documents_are_cut_at_headings_and_sentences(settings: QuestionSett
     (tmp_path / "long.jsonl").write_text(2 * (json.dumps({"_id": 7, "text": text}) + "\n"))
     with pytest.raises(DataError, match=r"long\.jsonl:2: the id '7' occurs twice"):
         read_passages(changed(settings, documents=str(tmp_path / "long.jsonl")))
+    (tmp_path / "blank.txt").write_text("A text.\n\nAnother.\n")
+    with pytest.raises(DataError, match=r"blank\.txt:2: .*Fix the row, or remove it$"):
+        read_passages(changed(settings, documents=str(tmp_path / "blank.txt")))
 
 
 def test_own_prompts_styles_examples_and_limits(server: Writer, settings: QuestionSettings, tmp_path: Path) -> None:

@@ -298,6 +298,9 @@ def test_utilisation_counts_repeated_forward_passes_and_the_peak_of_the_card(
         result = StepResult([], 1, 1, plan, cached)
         counts = StepMeter(encoder, peak=1e9).counts([result], 2.0, checkpointing=checkpointing)
         assert counts["utilisation"] == pytest.approx(work * (once + passes * flops.forward) / 2e9)
+    monkeypatch.setattr(encoder.model, "two_views", True)
+    twice = StepMeter(encoder, peak=1e9).counts([StepResult([], 1, 1, plan, False)], 2.0)
+    assert twice["utilisation"] == pytest.approx(2 * work * once / 2e9)
     gpu = torch.device("cuda", 0)
     for name, peak in {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA A100-SXM4-80GB": 312}.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)

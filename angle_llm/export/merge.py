@@ -189,6 +189,7 @@ def _open_parts(
     cards, parts = list[EncoderCard](), list[tuple[BaseWeights, LoraAdapter | None]]()
     expected: dict[str, tuple[Any, str]] = {}
     """Value of each fact, and the model that it was first read from."""
+    bases = {source.card.base for source in sources if source.card is not None}
     opened: tuple[EncoderCard, BaseWeights] | None = None
     """Card and weights of the last opened base, which is in memory if it is a GGUF file."""
     for source in sources:
@@ -214,8 +215,9 @@ def _open_parts(
             adapter.check_fits(weights.skeleton)
         tokenizer, config = load_tokenizer(source.location, source.revision), cast(Any, weights.skeleton.config)
         base = "fingerprint of the base" + " in float16" * (card.dtype == "float16")  # float16 rounds to another one
+        trained_on = absolute_name(source.path) in bases  # a merged model that is itself the base of an adapter
         facts = {
-            **({base: card.base_fingerprint} if card.base_fingerprint else {}),
+            **({base: card.base_fingerprint} if card.base_fingerprint and not trained_on else {}),
             "prompt": [(one.template, one.edits, one.tokenization, one.append) for one in vars(card.prompt).values()],
             **{name: getattr(card, name) for name in ("pooling", "max_length", "dimensions", "normalize", "attention")},
             "Dense modules": dense_fingerprint(read_dense(source.dense, state_sizes(weights.skeleton)[0])).hex(),

@@ -267,6 +267,20 @@ def test_a_merged_model_has_the_base_of_its_adapter(two: list[Path], base: Path,
     assert record["base_fingerprint"] == json.loads((whole / "merge.json").read_text())["base_fingerprint"] is not None
 
 
+def test_an_adapter_trained_on_a_merged_model_is_combined_with_it(two: list[Path], base: Path, tmp_path: Path) -> None:
+    merge(two[0], tmp_path / "whole", check=False)
+    second = save_adapter(tmp_path / "whole", tmp_path / "second", 3)
+    models = [second, tmp_path / "whole"]
+    expected = [weights_of(second, tmp_path / "whole"), weights_of(tmp_path / "whole")]
+    for order, origin in ((1, tmp_path / "whole"), (-1, base)):
+        combined(models[::order], tmp_path / "out", weights=[0.3, 0.7][::order])
+        mixed = {name: 0.3 * expected[0][name] + 0.7 * expected[1][name] for name in expected[0]}
+        assert largest_error(tmp_path / "out", mixed) < 2e-7
+        assert json.loads((tmp_path / "out" / "merge.json").read_text())["base"] == str(origin)
+    with pytest.raises(ArtifactError, match="fingerprint of the base"):
+        merge(second, tmp_path / "out", others=[two[1]], check=False)  # its base is the base of the merged model
+
+
 def test_a_prompt_without_a_tail_changes_no_tokens(base: Path, tmp_path: Path) -> None:
     """The tokenizer of a merged model has another flag for names of special tokens, which an encoder does not use."""
     models = [save_adapter(base, tmp_path / name, seed, prompt="query") for seed, name in enumerate("ab")]

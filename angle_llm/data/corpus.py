@@ -104,7 +104,8 @@ class Corpus:
                 usual = [name for name in _USUAL_COLUMNS if name in names]
                 if not usual and len(names) != 1:
                     raise DataError(
-                        f"{file.name} has the columns {', '.join(names)}. Name the column of the texts: --column NAME"
+                        f"{file.name} has the columns {', '.join(names)}. Name the column of the texts (--column), or rename "
+                        "it to text."
                     )
                 column = (usual or names)[0]
                 if column == "text" and {"_id", "title"} <= set(names):

@@ -17,13 +17,11 @@ from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.formats.llama_cpp import GGUF_NAME, Usage, is_gguf_export, stored_facts
 from angle_llm.export.formats.onnx_folder import is_onnx_folder, onnx_usage
 from angle_llm.export.programs import program_notes
-from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, MERGE_NAME, ArtifactError, is_saved_encoder, read_json
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.sentence_transformers_folder import opens_in_library
 from angle_llm.prompts import SIDES
 
-MERGE_NAME = "merge.json"
-"""Name of the file with the provenance of a merged model: its base and its adapter."""
 REPORT_NAME = "verification.json"
 """Name of the file with the report that compares a merged or exported encoder with the encoder it was made from."""
 
@@ -31,7 +29,7 @@ _POOLED = {
     "last": "states[0, -1]", "cls": "states[0, 0]", "mean": "states[0].mean(0)", "last-avg": "states[0].mean(0)",
     "last-max": "states[0].amax(0)", "cls-last-avg": "(states[0, 0] + states[0].mean(0)) / 2",
     "max": "states[0].amax(0)", "mean_sqrt_len": "states[0].sum(0) / len(states[0]) ** 0.5",
-    "weightedmean": "torch.arange(1.0, len(states[0]) + 1) / sum(range(len(states[0]) + 1)) @ states[0]",
+    "weightedmean": "torch.arange(1.0, len(states[0]) + 1) / sum(range(len(states[0]) + 1)) @ states[0].float()",
 }  # fmt: skip
 """torch code by pooling: from the last hidden states (1, T, D) of a text with T tokens to its embedding (D,)."""
 

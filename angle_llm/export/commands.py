@@ -27,19 +27,15 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
 
     The exit code is 1 if the embeddings of the merged model differ from the embeddings of the adapter.
     """
-    from angle_llm.export.card import MERGE_NAME, REPORT_NAME
+    from angle_llm.export.card import REPORT_NAME
     from angle_llm.export.merge import merge
     from angle_llm.export.verify import open_form
-    from angle_llm.model.source.checks import read_json
+    from angle_llm.model.source.checks import MERGE_NAME, read_json
     from angle_llm.model.source.encoder_card import EncoderCard
 
     *others, out = (settings.out, *settings.more)
     options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype")}
     _print_verification(replace(settings, out=out), merge, others=others, **options)
-    if others:
-        print(
-            f"\nThe verdict is about the weights of {settings.run} alone. Then the weights were combined: see the note."
-        )
     print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
     if scores:
         folder = Path(out).expanduser()
@@ -75,7 +71,9 @@ def export_main(settings: ExportSettings) -> None:
         options: dict[str, Any] = {"int8": dtype == "int8"} if settings.to == "onnx" else {"dtype": dtype or "float32"}
         export = export_onnx if settings.to == "onnx" else export_gguf
         _print_verification(settings, partial(_export_checked, partial(export, **options)), side=settings.side)
-        print(f"\nThe folder for {settings.to} is {settings.out}. To use it:\n\n{CardFacts.read(folder).use}")
+        print(
+            f"\nThe folder for {settings.to} is {settings.out}. To use it, in this folder:\n\n{CardFacts.read(folder).use}"
+        )
         return
     facts = ExportFacts.read(folder)
     assert facts is not None  # just written

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm import __version__
-from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import VerificationError, finish_folder, write_report
@@ -37,7 +36,7 @@ from angle_llm.model.source.backbone import (
     state_sizes,
     torch_dtype,
 )
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError, is_saved_encoder, read_json
 from angle_llm.model.source.dense import dense_fingerprint, dense_folders, read_dense
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, resolve_model
@@ -166,7 +165,7 @@ def merge(
             if count.wrong:
                 raise VerificationError(f"{out} was not written: {count}; most in {count.worst_tensor}.")
             used = f"{method}, {' and '.join(f'{share:.4g}' for share in shares)}"
-            note = f"Then the weights were replaced by the combination ({used}): {count}."
+            note = f"This is about the first encoder alone. Then the weights were replaced by the combination ({used}): {count}."
             report = replace(report, notes=(*report.notes, note))
         if others:
             write_report(folder, report, str(out))

@@ -18,12 +18,13 @@ from typing import Any
 
 import yaml
 
-from angle_llm.export.card import MERGE_NAME, REPORT_NAME, CardFacts, file_name, is_on_hub, model_card
+from angle_llm.export.card import REPORT_NAME, CardFacts, file_name, is_on_hub, model_card
 from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME
 from angle_llm.export.formats.onnx_folder import GRAPH_NAME
 from angle_llm.model.source.checks import (
     CARD_NAME,
     EXPORT_NAME,
+    MERGE_NAME,
     TOKENIZER_FILES,
     ArtifactError,
     check_links,
@@ -53,9 +54,9 @@ _OURS = (
 """Patterns of the repository paths that `angle-llm push` can write."""
 _PATH_KEYS = frozenset({
     "_name_or_path", "name_or_path", "base_model_name_or_path", "base", "folder", "path", "name", "tokenizer_file",
-    "vocab_file", "merges_file", "special_tokens_map_file", "run_dir", "prompt", "pairs", "resume", "config",
+    "vocab_file", "merges_file", "special_tokens_map_file",
 })  # fmt: skip
-"""Keys in JSON and YAML files whose value can be a local path."""
+"""Keys in JSON files whose value can be a local path."""
 _HINTS = {
     401: "The token is missing or not valid: log in (`hf auth login`), or set HF_TOKEN.",
     403: "The token has no write access: create a token with write access, or name a repository of your account.",
@@ -149,7 +150,7 @@ def _content(path: Path, facts: CardFacts) -> Path | bytes:
     if path.suffix != ".json" or path.name in _UNCHANGED_JSON:
         return path
     values = read_json(path)
-    cleaned = without_paths(values)
+    cleaned = _without_paths(values)
     if path.name == "adapter_config.json":
         cleaned |= {"base_model_name_or_path": facts.base, "revision": facts.revision}
     if cleaned == values:
@@ -158,14 +159,14 @@ def _content(path: Path, facts: CardFacts) -> Path | bytes:
     return text.encode(errors="backslashreplace")
 
 
-def without_paths(value: Any) -> Any:
+def _without_paths(value: Any) -> Any:
     """Return a copy of a JSON value in which absolute local paths are shortened to their last part.
 
     Only strings under keys in `_PATH_KEYS` are changed, because a prompt or a token can look like a path. Objects under
     `prompt` and `prompts` are not changed.
     """
     if isinstance(value, list | tuple):
-        return [without_paths(item) for item in value]
+        return [_without_paths(item) for item in value]
     if not isinstance(value, dict):
         return value
     cleaned = {}
@@ -173,8 +174,17 @@ def without_paths(value: Any) -> Any:
         if isinstance(item, str):
             cleaned[key] = file_name(item) if key in _PATH_KEYS else item
         else:
-            cleaned[key] = item if key in ("prompt", "prompts") else without_paths(item)
+            cleaned[key] = item if key in ("prompt", "prompts") else _without_paths(item)
     return cleaned
+
+
+def _shortened(value: Any) -> Any:
+    """Return a copy of the settings of a run in which absolute local paths, also in lists, have only their last part."""
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shortened(item) for item in value]
+    return ",".join(map(file_name, value.split(","))) if isinstance(value, str) else value  # a list of datasets
 
 
 def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
@@ -193,7 +203,7 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
         try:
             values = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8"))
             if isinstance(values, dict):
-                about["settings"] = without_paths(values)
+                about["settings"] = _shortened(values)
             about["scores"] = _scores_of_run(run / "metrics.jsonl")
         except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
             raise ValueError(

@@ -28,7 +28,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as RawTokenizer
 
-from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.formats.paths import check_paths
@@ -38,7 +37,7 @@ from angle_llm.export.verify import finish_folder
 from angle_llm.io import write_json
 from angle_llm.model.source.artifact import write_directory, write_earlier_names
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError, read_json
+from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError, read_json
 from angle_llm.model.source.dense import dense_folders
 from angle_llm.model.source.sentence_transformers_folder import library_pooling, library_prompts, write_library_files
 from angle_llm.model.source.weights import open_base

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
-from angle_llm.export.card import MERGE_NAME, REPORT_NAME, CardFacts, model_card
+from angle_llm.export.card import REPORT_NAME, CardFacts, model_card
 from angle_llm.export.comparison import (
     NOISE,
     TIMES_SMALLER,
@@ -55,7 +55,7 @@ from angle_llm.export.tokenizer import changed_names
 from angle_llm.export.weights import WeightsCount, count_wrong
 from angle_llm.io import write_json
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.source.checks import is_saved_encoder
+from angle_llm.model.source.checks import MERGE_NAME, is_saved_encoder
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.quantization import dequantize
 from angle_llm.model.source.resolve import resolve_model
@@ -216,7 +216,7 @@ def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[str | Path]) -> tu
     texts, notes = [text for text in SENTENCES if _has_tokens(encoder, text)], []
     if skipped := len(SENTENCES) - len(texts):
         notes.append(f"built-in texts skipped: {skipped}. The tokenizer has no tokens for these texts.")
-    exported = [ExportFacts.read(Path(form)) for form in forms if is_sentence_transformers_folder(form)]
+    exported = [ExportFacts.read(Path(form).expanduser()) for form in forms if is_sentence_transformers_folder(form)]
     names = {name for facts in exported if facts is not None for name in facts.plain_names}
     if any(map(is_server, forms)) and hasattr(encoder.tokenizer, "backend_tokenizer"):
         names |= set(changed_names(encoder.tokenizer))  # the server may have opened an exported folder

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _FENCE = re.compile(r"\s*(```|~~~)")
-_MARKER = re.compile(r"\A\s*(?:\(?\d{1,3}[.):]+(?!\d)|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*", re.IGNORECASE)
+_MARKER = re.compile(r"\A\s*(?:\(?\d{1,2}[.):]+(?!\d)|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*", re.IGNORECASE)
 _INLINE = re.compile(r"(?:(?<=\s)|\A)\(?(\d{1,2})[.)]\s+")
 _LABEL = re.compile(
     r"\A\s*\**(?:(?:output|answer|response|input|question|q|query|keywords?|title|sentence"

@@ -78,6 +78,10 @@ class StopSignals:
             os.write(2, message.encode())  # print is not safe in a signal handler
 
 
+_FIRST_STEPS = 10
+"""Number of optimizer steps after which a run stops if all gradients were 0. A single batch may have nothing to learn."""
+
+
 class TrainingError(RuntimeError):
     """Raised when a run cannot start, or has to stop; the message names the step, the reason and what to do."""
 
@@ -171,7 +175,7 @@ class Trainer:
 
         Raises:
             TrainingError: for a loss or gradient that is not finite, or zero embeddings, before the optimizer step.
-                Also for a gradient of 0 in the first step, or too little memory for a single text or for the optimizer.
+                Also for a gradient of 0 in all first steps, or too little memory for a single text or for the optimizer.
             RankMemoryError: if an evaluation does not have enough memory for a single text.
             CheckpointError: if a checkpoint cannot be written, or no checkpoint can be read.
             FolderError: if the checkpoints belong to another run.
@@ -188,6 +192,7 @@ class Trainer:
             self._run.log(f"budget of the checkpoint, or as set: {budget}")
         self._use(budget)
         self._step = self._resumed = progress.step
+        self._learns = progress.step > 0  # whether a gradient was not 0 so far
         with (
             Metrics(self._settings, progress.metrics_bytes, progress.step, enabled=main) as self._metrics,
             progress_bar("train", self._schedule.steps, "step", done=self._step, enabled=main) as bar,
@@ -197,7 +202,7 @@ class Trainer:
                 self._train(bar)
                 self._model.finish()
             except Exception as error:
-                if self._step:
+                if self._learns:
                     with exit_lock:  # even if another rank is lost
                         self._model.rescue()
                 if not isinstance(error, DivergedError):
@@ -225,7 +230,7 @@ class Trainer:
 
         Raises:
             DivergedError: if the gradient norm is not finite.
-            TrainingError: if the gradient of the first step is 0.
+            TrainingError: if the gradient of the first steps, up to `_FIRST_STEPS`, is 0.
         """
         with paused(bar):
             self._evaluate_and_save()
@@ -236,15 +241,15 @@ class Trainer:
             norm = self._update(rate)
             if not math.isfinite(norm):
                 raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
-            # With MNTP, the texts of a step may have no masked token.
-            if norm == 0 and self._step == 0 and self._planner.encoder.masker is None:
-                raise TrainingError(
-                    f"step 1: the gradient is exactly 0 (loss {mean_loss(results):.3g}): nothing is learned, and this run saved "
-                    "no model. The in-batch term needs pairs of different texts and more than one in a batch; "
-                    "--objective.cosine-weight and --objective.angle-weight need pairs with different scores in a batch. Use a "
-                    "larger --batch-size and a new --run-dir; `angle-llm data check` shows what the data contain."
-                )
             self._step += 1
+            self._learns |= norm > 0
+            if not self._learns and self._step == min(_FIRST_STEPS, self._schedule.steps):
+                raise TrainingError(
+                    f"step {self._step}: the gradient is exactly 0, as in all steps before (loss {mean_loss(results):.3g}): "
+                    "nothing is learned. The in-batch term needs pairs of different texts and more than one in a batch; the "
+                    "other terms need different scores in a batch. Use a larger --batch-size and a new --run-dir; "
+                    "`angle-llm data check` shows what the data contain."
+                )
             seconds = time.perf_counter() - started
             batches = [each for group in groups for each in group.batches]
             sets = dict.fromkeys(name for each in batches for name in each.counts)

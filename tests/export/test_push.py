@@ -41,7 +41,13 @@ def adapter(hub: Hub, tmp_path: Path) -> Path:
     hub.put("org/base", base)
     run = tmp_path / "run"
     save_tiny_adapter(Path("org/base"), run / "model")
-    settings = {"data": {"path": "/home/me/secret/nli.jsonl"}, "learning_rate": 1e-3}
+    settings = {
+        "data": {"path": "/home/me/secret/nli.jsonl,/home/me/secret/stsb@train:2.0"},
+        "evaluation": {"tasks": ["/home/me/secret/issues@valid"], "corpus": "/home/me/secret/issues"},
+        "objective": {"teacher": "~/secret/teacher", "false_negatives": {"guide": "/home/me/secret/guide"}},
+        "model": {"prompt": {"query": "/home/me/secret/mine.yaml", "document": "plain"}},
+        "learning_rate": 1e-3,
+    }
     (run / "settings.yaml").write_text(yaml.safe_dump(settings))
     first = {"step": 0, "evaluation": 61.5, "evaluation/issues@valid/nDCG@10": 61.5, "evaluation/pairs/spearman": 9}
     lines: list[dict[str, object]] = [first, {"step": 1, "loss": 2.0}, {"step": 8, "evaluation": 70.25}]
@@ -85,7 +91,10 @@ def test_an_adapter_is_uploaded_and_opened(
     assert len(repo.messages) == 2  # the one of the hub, and ours: everything in one commit
     assert set(files) == {".gitattributes", "README.md", "angle_llm.json", "adapter_config.json", "adapter_model.safetensors",
         "modules.json", "tokenizer.json", "tokenizer_config.json"}  # fmt: skip
-    assert not any(str(tmp_path).encode() in content or b"/home/me" in content for content in files.values())
+    assert not any(
+        str(tmp_path).encode() in content or b"/home/me" in content or b"secret" in content
+        for content in files.values()
+    )
     base = json.loads(files["adapter_config.json"])
     assert (base["base_model_name_or_path"], base["revision"]) == ("org/base", hub.repos["org/base"].head)
     rows = SentenceEncoder.from_pretrained("user/mine", device="cpu").encode(TEXTS)
@@ -96,7 +105,7 @@ def test_an_adapter_is_uploaded_and_opened(
     assert (front["base_model"], front["license"], front["library_name"]) == ("org/base", "apache-2.0", "angle_llm")
     assert 'Summarize sentence "{text}" in one word:"' in card
     assert "| issues@valid during training, of the saved model | nDCG@10 | 70.25 |" in card
-    assert "path: nli.jsonl" in card
+    assert "path: nli.jsonl,stsb@train:2.0" in card
     ours = run_code(card, "angle_llm", "user/mine")["rows"]
     (tmp_path / "fetched").mkdir()
     for name, content in files.items():

@@ -33,12 +33,13 @@ def test_a_full_encoder_loads_as_it_was_saved(hub: Hub, tmp_path: Path) -> None:
     encoder = tiny_encoder("llama", prompt=None, pooling="mean", max_length=77)
     encoder.save_pretrained(tmp_path / "model")
     extra = dict.fromkeys(("pytorch_model.bin", "README.md", "training_args.bin", "evil.py", "onnx/model.onnx"), b"x")
+    extra["merge.json"] = b"{}"
     commit = hub.put("user/whole", files_of(tmp_path / "model") | extra)
     again = load("user/whole")
     assert (again.pooling, again.max_length, again.base, again.base_revision) == ("mean", 77, "user/whole", commit)
     assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
     assert hub.fetched() == {
-        CARD_NAME, "config.json", "model.safetensors", "modules.json", "tokenizer.json", "tokenizer_config.json"
+        CARD_NAME, "config.json", "merge.json", "model.safetensors", "modules.json", "tokenizer.json", "tokenizer_config.json"
     }  # fmt: skip
 
 

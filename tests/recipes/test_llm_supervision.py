@@ -407,6 +407,7 @@ def test_sentences_are_parsed_from_every_answer_format() -> None:
         assert sentences(f"1. {text}\n2. Other words.") == [text, "Other words."]
     assert sentences("1. A man eats.\n2. Someone is ea\n\n", finished=False) == ["A man eats."]
     assert sentences('{"many": [\n "A man eats.",\n "Someone is ea', finished=False) == ["A man eats."]
+    assert sentences("404: page not found\nThe page is missing.") == ["404: page not found", "The page is missing."]
     assert sentences('["A man\\n eats \\ud83d."]') == ["A man eats ?."]
 
 

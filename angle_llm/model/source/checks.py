@@ -25,6 +25,8 @@ from angle_llm.model.memory.out_of_memory import is_out_of_memory
 CARD_NAME = "angle_llm.json"
 EXPORT_NAME = "angle_llm_export.json"
 """Name of the file that marks a folder exported for another library, whose tokenizer can apply the prompt itself."""
+MERGE_NAME = "merge.json"
+"""Name of the file with the provenance of a merged model: its base and its adapter."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
     "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",

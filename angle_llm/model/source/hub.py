@@ -15,6 +15,7 @@ from typing import NamedTuple
 from angle_llm.model.source.checks import (
     CARD_NAME,
     EXPORT_NAME,
+    MERGE_NAME,
     TOKENIZER_FILES,
     ArtifactError,
     check_links,
@@ -65,7 +66,8 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
         )
     if CARD_NAME in files:
         weights = WHOLE_FILES if read_json(files[CARD_NAME]).get("base") is None else ADAPTER_FILES
-        return _snapshot(repo, files[CARD_NAME], [CARD_NAME, *weights, *TOKENIZER_FILES, *DENSE_FILES], bool(offline))
+        names = (CARD_NAME, MERGE_NAME, *weights, *TOKENIZER_FILES, *DENSE_FILES)
+        return _snapshot(repo, files[CARD_NAME], list(names), bool(offline))
     for name, hint in _NOT_A_BACKBONE.items():
         if name in files:
             raise ArtifactError(f"{repo} on the hub contains {name}: {hint}")

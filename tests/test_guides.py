@@ -123,7 +123,7 @@ def test_the_guide_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     with Writer(write) as server:
         words = [shlex.split(line.replace("http://127.0.0.1:8080/v1#MODEL", server.name)) for line in lines]
-        first, questions, own = words
+        first, search, serve, questions, own = words
         settings = parse_settings(domain_search.STARTER, first[2:])
         assert (settings.documents, settings.llm) == ("docs.jsonl", (server.name,))
         cli.run(questions[1:])
@@ -132,6 +132,8 @@ def test_the_guide_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         parse_settings(domain_search.STARTER, [*own[2:], "--model.max-length", "32", "--negatives", "0"])
     )
     assert (tmp_path / "runs/own/report.html").is_file()
+    assert (tmp_path / serve[2].replace("search", "own") / "angle_llm.json").is_file()
+    cli.run([word.replace("runs/search", "runs/own") for word in search[1:]])
 
 
 ONE_STEP = (Path(__file__).parents[1] / "docs" / "one_step.md").read_text(encoding="utf-8")

@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("line", RUNNING)
 def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
     program, *arguments = shlex.split(line)
-    if "recipes/" in line or program == "angle-llm":
+    if "recipes/" in line or "angle-llm" in line:
         trains = {"recipes/llama2_nli.py", "recipes/sts_finetune.py", "train", "plan"}
         training = "--help" not in arguments and not trains.isdisjoint(arguments)
         arguments += shlex.split(TINY) if training else []
@@ -86,7 +88,8 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
             arguments += ["--run-dir", f"runs/line{RUNNING.index(line)}"]
     if "sentence-transformers" in arguments and importlib.util.find_spec("sentence_transformers") is None:
         arguments.append("--no-verify")  # comparing the vectors needs the library, an extra
-    result = run(program, *arguments, cwd=place)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an activated environment
+    result = run(program, *arguments, cwd=place, environment={**os.environ, "PATH": path})
     assert result.returncode == 0, result.stdout + result.stderr
     for name in ("--output", "--json"):
         if name in arguments:

@@ -176,7 +176,8 @@ def _probe_texts(backbone: nn.Module) -> list[list[int]]:
 def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
     """Test whether a backbone can compute texts in one sequence; return None if it can, else the reason.
 
-    The hidden states of test texts in one sequence are compared with the hidden states of single texts.
+    The hidden states of test texts in one sequence are compared with the hidden states of single texts. An out-of-memory
+    error is raised.
 
     Args:
         shares: whether the sequence is a prefix trie; otherwise texts are packed (concatenated).
@@ -207,6 +208,8 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
             else:
                 plain_RD = torch.cat([states([text])[0] for text in probes])
     except Exception as error:  # an architecture can refuse unknown arguments in any way
+        if is_out_of_memory(error):
+            raise
         return f"the architecture does not accept positions or attention as arguments ({type(error).__name__})"
     # float32 sums in another order differ by about 1e-7 of a state. `rounding` measures the larger differences of half
     # precision and TF32, but it can be 0 by chance for a few texts.

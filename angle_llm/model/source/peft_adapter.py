@@ -70,9 +70,9 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
 
 
 def fitted(adapter: LoraAdapter, folder: Path, backbone: nn.Module, base: str) -> LoraAdapter:
-    """Return an adapter whose layer paths are paths of the backbone, and check that all layers fit.
+    """Check that an adapter fits a backbone, and return it with the layer names of the backbone.
 
-    An adapter that was trained on a model with a head has a prefix before every path, which is removed.
+    An adapter that was trained on a model with a head has a prefix before every layer name, which is removed.
 
     Raises:
         ArtifactError: if a layer is missing or has another shape; the message names adapter, base and layer.

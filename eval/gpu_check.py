@@ -227,8 +227,8 @@ def encode_part(settings: GpuSettings, rows: Rows) -> None:
             runs = [encoder.encode(texts, return_stats=True)[1] for _ in range(1 + settings.steps)]
         middle = sorted(runs[1:], key=lambda stats: stats.seconds)[settings.steps // 2]
         return {
-            "texts_per_second": middle.texts_per_second,
-            "computed_share": middle.computed_share,
+            "texts_per_second": middle.texts / middle.seconds,
+            "computed_share": middle.computed_tokens / middle.logical_tokens,
             "utilisation": middle.computed_tokens / middle.seconds / per_second,
             "layout": middle.layout,
             "first_seconds": runs[0].seconds,

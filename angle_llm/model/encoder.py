@@ -92,9 +92,8 @@ class SentenceEncoder:
             if is_made_bidirectional(backbone):
                 check_bidirectional(backbone)
             causal = is_causal(backbone)
-        pooling = checked_pooling(pooling, backbone, causal=causal)
-        max_length = checked_length(max_length, backbone)
-        with without_outliers(backbone):  # for the probes
+            pooling = checked_pooling(pooling, backbone, causal=causal)
+            max_length = checked_length(max_length, backbone)
             self.model = EmbeddingModel(backbone, pooling, causal, normalize=normalize, dense=dense)
             if layout == "padded":
                 self.layouts = LayoutSupport("padded", "as requested")

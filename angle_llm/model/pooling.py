@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -235,7 +236,9 @@ class EmbeddingModel(nn.Module):
 
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:
-        """Apply `read_layers(layers)` and disable autocast inside this context.
+        """Context manager for inference: rows also contain embeddings after the given layers, and autocast is off.
+
+        `layers` as in `read_layers`; the settings are restored at the end.
 
         Forward passes in other threads wait until the context exits.
         """
@@ -296,11 +299,10 @@ class EmbeddingModel(nn.Module):
     ) -> Tensor:
         """Return the row of `TokenPrediction.sums` for each text, (R, 3), from the codes of its tokens."""
         ids_BT, label_BT = prediction.decode(code_BT)
+        states_BTD = self._output(ids_BT, mask_BT, sequence).last_hidden_state
         if sequence is None:
-            states_BTD = self._output(ids_BT, attention_mask=mask_BT).last_hidden_state
             text_BT = torch.arange(len(ids_BT), device=ids_BT.device)[:, None].expand_as(ids_BT)
             return prediction.sums(states_BTD, label_BT, text_BT, len(ids_BT))
-        states_BTD = self._sequence_output(ids_BT, sequence).last_hidden_state
         lengths_R = torch.from_numpy(sequence.lengths_R).to(ids_BT.device)
         text_T = torch.arange(len(lengths_R), device=ids_BT.device).repeat_interleave(lengths_R)
         return prediction.sums(states_BTD, label_BT, text_T[None], len(lengths_R))
@@ -312,72 +314,44 @@ class EmbeddingModel(nn.Module):
 
     def _rows(self, ids_BT: Tensor, mask_BT: Tensor | None, sequence: TokenSequence | None) -> list[Tensor]:
         """Return a list of pooled states (R, D): after all layers, then after every layer in `inner_layers`."""
-        pooling = pooling_named(self.pooling).function
-        if sequence is None:
-            assert mask_BT is not None, "a micro-batch has a mask or a sequence"
-            if self.causal and self.pooling == "last":
-                return self._rows_at(last_position(mask_BT), lambda: self._output(ids_BT))
-            mask = None if self.causal else mask_BT
-            return self._pooled_rows(
-                lambda states_BTD: pooling(states_BTD, mask_BT),
-                lambda layers: self._output(ids_BT, attention_mask=mask, output_hidden_states=layers),
-            )
-        if self.causal and self.pooling == "last":
-            return self._rows_at(sequence.end_R, lambda: self._sequence_output(ids_BT, sequence))
-        return self._pooled_rows(
-            lambda states_1TD: torch.cat([pooling(*padded) for padded in sequence.padded_states(states_1TD[0])]),
-            lambda layers: self._sequence_output(ids_BT, sequence, all_states=layers),
-        )
+        pooling, at_end = pooling_named(self.pooling), self.causal and self.pooling == "last"
 
-    def _rows_at(self, end_R: Tensor, output: Callable[[], Any]) -> list[Tensor]:
-        """Return a list of pooled states (R, D) by last-token pooling: after all layers, then after `inner_layers`.
+        def pool(states_BTD: Tensor) -> Tensor:
+            if sequence is None:
+                assert mask_BT is not None, "a micro-batch has a mask or a sequence"
+                return last_token(states_BTD, mask_BT) if at_end else pooling.function(states_BTD, mask_BT)
+            if at_end:
+                return states_BTD.flatten(0, 1)[sequence.end_R]
+            return torch.cat([pooling.function(*padded) for padded in sequence.padded_states(states_BTD[0])])
 
-        Args:
-            end_R: index of the last token of each text, in the flattened tokens.
-            output: runs the backbone.
-        """
+        def finished(stack: LayerStack, states_BTD: Tensor) -> Tensor:
+            # With last-token pooling, the final norm runs on R rows instead of B × T.
+            return stack.finish(pool(states_BTD)) if at_end else pool(stack.finish(states_BTD))
 
-        def at_end(states_BTD: Tensor) -> Tensor:
-            return states_BTD.flatten(0, 1)[end_R]
-
-        # Positions are selected before the final norm, which then runs on R rows instead of B × T.
-        with self._inner(lambda stack, states_BTD: stack.finish(at_end(states_BTD))) as inner:
-            rows_RD = at_end(output().last_hidden_state)
-        return [rows_RD, *(inner[layer] for layer in self.inner_layers)]
-
-    def _pooled_rows(self, pool: Callable[[Tensor], Tensor], output: Callable[[bool], Any]) -> list[Tensor]:
-        """Return a list of pooled states (R, D) by any pooling: after all layers, then after `inner_layers`.
-
-        Args:
-            pool: maps states (B, T, D) to pooled states (R, D).
-            output: runs the backbone; its argument is whether the states of all layers are needed.
-        """
-        both = pooling_named(self.pooling).averages_first_layer
-        with self._inner(lambda stack, states_BTD: pool(stack.finish(states_BTD))) as inner:
-            states = output(both)
-        states_BTD = states.last_hidden_state
-        if both:
-            states_BTD = (states.hidden_states[1] + states_BTD) / 2
+        with self._inner(finished) as inner:
+            output = self._output(ids_BT, mask_BT, sequence, all_states=pooling.averages_first_layer)
+        states_BTD = output.last_hidden_state
+        if pooling.averages_first_layer:
+            states_BTD = (output.hidden_states[1] + states_BTD) / 2
         return [pool(states_BTD), *(inner[layer] for layer in self.inner_layers)]
 
-    def _sequence_output(self, ids_1T: Tensor, sequence: TokenSequence, *, all_states: bool = False) -> Any:
-        """Run the backbone on texts in one sequence of T tokens, and return its output."""
-        return sequence_output(self.backbone, ids_1T, sequence, self.attention_kernel, all_states=all_states)
+    def _output(
+        self, ids_BT: Tensor, mask_BT: Tensor | None, sequence: TokenSequence | None, *, all_states: bool = False
+    ) -> Any:
+        """Run the backbone on a micro-batch and return its output; arguments as in `forward`.
 
-    def _output(self, ids_BT: Tensor, **options: Any) -> Any:
-        """Run the backbone on padded texts, and return its output; `options` are further arguments of the backbone."""
-        return self.backbone(input_ids=ids_BT, **options, **({"use_cache": False} if self.causal else {}))
+        `all_states`: also return the states of every layer.
+        """
+        if sequence is not None:
+            return sequence_output(self.backbone, ids_BT, sequence, self.attention_kernel, all_states=all_states)
+        options = {"use_cache": False} if self.causal else {"attention_mask": mask_BT}
+        return self.backbone(input_ids=ids_BT, output_hidden_states=all_states, **options)
 
-    @contextmanager
-    def _inner(self, row: Callable[[LayerStack, Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
-        """Record pooled states after the layers `inner_layers` in a forward pass inside this context.
+    def _inner(self, row: Callable[[LayerStack, Tensor], Tensor]) -> AbstractContextManager[dict[int, Tensor]]:
+        """Record pooled states after the layers `inner_layers` in a forward pass inside the returned context.
 
         Yields a dictionary from layer number to pooled states (R, D). `row` computes them from the `LayerStack` of the
         backbone and the output (B, T, D) of the layer.
         """
         stack = self._stack
-        if stack is None:
-            yield {}
-        else:
-            with stack.states_after(self.inner_layers, lambda states_BTD: row(stack, states_BTD)) as found:
-                yield found
+        return nullcontext({}) if stack is None else stack.states_after(self.inner_layers, partial(row, stack))

@@ -6,7 +6,7 @@ Only the text is truncated. Names of special tokens in a text, such as `</s>`, a
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,7 +179,8 @@ class SentenceTokenizer:
         self.prompt = prompt
         self.max_length = max_length
         self.special_tokens = find_special_tokens(tokenizer)
-        self.template = _TEMPLATES[prompt.tokenization](tokenizer, prompt)
+        template = _joined if prompt.tokenization == "joined" else _segments
+        self.template = template(tokenizer, prompt)
         if prompt.append == "eos":
             self.template = self.template._replace(after=[*self.template.after, *self._end_of_sequence()])
         before, head, merge_span, after = self.template
@@ -298,10 +299,3 @@ def _segments(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate
     """Return the tokenized template of a prompt that is tokenized separately from the text (`segments`)."""
     head_ids, tail_ids = plain_ids(tokenizer, [prompt.head, prompt.tail])
     return TokenizedTemplate(head_ids, "", "", tail_ids)
-
-
-_TEMPLATES: dict[str, Callable[[Tokenizer, PromptTemplate], TokenizedTemplate]] = {
-    "joined": _joined,
-    "segments": _segments,
-}
-"""Value of `PromptTemplate.tokenization` → function that makes the tokenized template of a prompt."""

@@ -218,9 +218,8 @@ def fingerprint(encoder: SentenceEncoder) -> str:
             digest.update(f"{name}{tuple(parameter.shape)}".encode())
             digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
     for name, module in backbone.named_modules():
-        if isinstance(
-            scale := getattr(module, "scaling", None), dict
-        ):  # the scale of LoRA, alpha / rank, is not a parameter
+        # The scale of LoRA, alpha / rank, is not a parameter.
+        if isinstance(scale := getattr(module, "scaling", None), dict):
             digest.update(f"{name}{sorted(scale.items())}".encode())
     tokenizer: Any = encoder.tokenizer
     state: dict[str, Any] = {"vocabulary": tokenizer.get_vocab(), "special": str(tokenizer.special_tokens_map)}
@@ -277,15 +276,11 @@ class StoredSource:
     """Name of the column with the ids of the rows; None: no ids are stored."""
     stamps: list[tuple[int, int]]
     """Size and modification time of each input file."""
-    delimiter: str | None = None
-    """Setting of earlier versions, which this version does not write. If set, texts cannot be read from the input again."""
-    encoding: str = "utf-8"
-    """Setting of earlier versions, which this version does not write. If not utf-8, texts cannot be read again."""
 
 
 @checked_dataclass(frozen=True, config=_STRICT)
 class ShardRows:
-    """Number of the first input row of a shard, number of vectors, and number of skipped rows."""
+    """Input rows of a shard: number of the first row, and counts of embedded and skipped rows."""
 
     first: int
     """Number of the first row in the input, from 0."""

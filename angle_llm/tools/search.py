@@ -336,8 +336,7 @@ def source_texts(index: VectorIndex, rows: set[int]) -> dict[int, str]:
     from angle_llm.data.formats import DataError
 
     source = index.source
-    is_read_alike = source.delimiter is None and source.encoding == "utf-8"
-    if source.path is None or not is_read_alike or not rows:
+    if source.path is None or not rows:
         return {}
     try:
         corpus = Corpus.open(source.path, source.column, source.id_column)

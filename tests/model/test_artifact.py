@@ -26,6 +26,7 @@ from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.model.source.artifact import check_writable, write_earlier_names
 from angle_llm.model.source.backbone import weights_fingerprint
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.source.resolve import resolve_model
 from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man is eating.", 'Someone says "no", then eats something that takes a long time.', "Where is it?"]
@@ -104,6 +105,27 @@ def test_an_adapter_is_read_back_exactly(kind: str, dtype: str, lora: LoraSettin
     assert {name: parameter.dtype for name, parameter in again.model.named_parameters()} == expected
     assert not any(parameter.requires_grad for parameter in again.model.parameters())
     assert not any(module.training for module in again.model.modules())
+
+
+@pytest.mark.parametrize("kind", ["adapter", "saved"])
+def test_a_saved_encoder_is_found_with_a_revision_and_in_a_package(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder: Path = request.getfixturevalue(kind)
+    (folder / "modules.json").unlink(missing_ok=True)  # otherwise the model of sentence-transformers would be found
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path.parent)
+    expected = resolve_model(str(folder))
+    assert expected.card is not None
+    for name in (f"{tmp_path.name}/{folder.name}", f"{tmp_path.name}/{folder.name}@main", f"package:{folder.name}/"):
+        found = resolve_model(name)
+        assert found.card == expected.card
+        assert found.revision is None
+        assert Path(found.location.name).samefile(folder)
+        with pytest.raises(ValueError, match="adapter: expected a backbone"):
+            load(name, adapter=folder, prompt="plain")
+    assert np.array_equal(load(f"package:{folder.name}/").encode(TEXTS), load(folder).encode(TEXTS))
 
 
 def test_prompt_pooling_and_length_are_saved_and_can_be_replaced(tmp_path: Path) -> None:

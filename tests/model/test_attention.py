@@ -448,6 +448,18 @@ def test_a_bias_by_relative_position_is_found_by_the_probe() -> None:
     assert plan_micro_batches([[1, 2], [3]], 60, 0, layouts).layout == "padded"
 
 
+def test_a_lack_of_memory_in_the_probe_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("angle_llm.model.layout.support.sequence_output", fail)
+    backbone, error = tiny_backbone("llama"), torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        probe_layouts(backbone, "last", causal=True)
+    error = RuntimeError("unknown argument")
+    assert probe_layouts(backbone, "last", causal=True).layout == "padded"
+
+
 def test_texts_too_long_to_be_packed_are_padded_beside_the_others() -> None:
     ids = [[1] * 4, [2] * 9, [3] * 2, [4] * 5]
     plan = plan_micro_batches(ids, 100, 0, LayoutSupport("packed", "bidirectional", 8, causal=False))

@@ -208,8 +208,8 @@ def test_a_device_that_does_not_exist_is_refused(device: Any, tmp_path: Path) ->
 def test_a_corpus_is_planned_in_blocks_with_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, counts = encoder_of("llama").encode(TEXTS, return_stats=True)
     assert (counts.texts, counts.unique_texts, counts.layout) == (len(TEXTS), len(set(TEXTS)), "trie")
-    assert counts.texts_per_second == pytest.approx(len(TEXTS) / counts.seconds)
-    assert counts.computed_share == counts.computed_tokens / counts.logical_tokens < 1
+    assert counts.seconds > 0
+    assert 0 < counts.computed_tokens < counts.logical_tokens
     monkeypatch.setattr("angle_llm.model.encoder.TEXTS_PLANNED", 3)
     blocks, in_blocks = encoder_of("llama").encode(TEXTS, return_stats=True)
     assert_same_rows(blocks, whole)

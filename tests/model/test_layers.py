@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -322,6 +323,27 @@ def test_layers_of_another_form_are_unchanged() -> None:
     assert replaced_layers(lora.add_lora(gelu, LoraSettings(rank=2))) == {"LowMemoryNorm": 3}
     late = AutoModel.from_config(Olmo2Config(**sizes, num_attention_heads=2, pad_token_id=0))  # rounds after the weight
     assert replaced_layers(lora.add_lora(late, LoraSettings(rank=2))) == {"LowMemoryMlp": 1}
+
+
+def test_a_layer_whose_replacement_gives_a_gradient_of_nan_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        low_memory_layers._FrozenNorm, "backward", lambda _, gradient: (gradient * torch.nan, None, None)
+    )
+    assert replaced_layers(lora.add_lora(tiny_backbone("llama"), LoraSettings(rank=2))) == {"LowMemoryMlp": 3}
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no message"), RuntimeError("[enforce] can't allocate memory")]
+)
+def test_a_lack_of_memory_is_no_difference_of_a_replaced_layer(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(low_memory_layers._FrozenNorm, "apply", fail)
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        lora.add_lora(tiny_backbone("llama"), LoraSettings(rank=2))
 
 
 def test_a_norm_that_trains_or_is_partitioned_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

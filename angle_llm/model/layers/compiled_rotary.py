@@ -70,7 +70,10 @@ def _sizes(layer: Any) -> tuple[int, int, int] | None:
 
 @cache
 def _compiled(rotate: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """Return a function that is compiled for any length where the first argument is on a GPU."""
+    """Compile a rotary position embedding for texts of any length; return it as a function.
+
+    With the backend inductor, the function computes tensors on a CPU without the compiled kernel.
+    """
     compiled = torch._dynamo.config.patch(recompile_limit=64)(torch.compile(rotate, backend=backend))
 
     def call(query: Tensor, *others: Any, **named: Any) -> Any:

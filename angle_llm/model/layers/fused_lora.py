@@ -158,13 +158,13 @@ def use_fused_lora(adapted: nn.Module) -> None:
     for layer in adapted.modules():
         kind: Any = type(layer)
         if f"{kind.__module__}.{kind.__qualname__}" in _PEFT_LAYERS:
-            layer.__class__ = _fused_lora_class(kind)
+            layer.__class__ = mixed_class(FusedLora, kind)
 
 
 @cache
-def _fused_lora_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a LoRA layer class of peft, with the same name, whose forward method is `FusedLora.forward`."""
-    return type(kind.__name__, (FusedLora, kind), {})
+def mixed_class(mixin: type[nn.Module], original: type[nn.Module]) -> Any:
+    """Return a subclass of the layer class `original`, with the same name, whose forward method is `mixin.forward`."""
+    return type(original.__name__, (mixin, original), {})
 
 
 class FusedLora(nn.Module):

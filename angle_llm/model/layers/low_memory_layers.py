@@ -12,7 +12,6 @@ saved and merged models do not change.
 from __future__ import annotations
 
 import copy
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from angle_llm.losses.relation import is_gpu
-from angle_llm.model.layers.fused_lora import FusedLora, are_plain, swiglu
+from angle_llm.model.layers.fused_lora import FusedLora, are_plain, mixed_class, swiglu
+from angle_llm.model.source.checks import largest, trial_problem
 
 _WIDTHS = 24, 40
 """Hidden size and intermediate size of the small layers on which a replacement is compared with the original."""
@@ -99,15 +99,9 @@ def use_low_memory_layers(adapted: nn.Module) -> None:
         mixin = LowMemoryNorm if _is_norm(layer) else LowMemoryMlp if _is_mlp(layer) else None
         if mixin is not None:
             original: Any = type(layer)
-            replacement = _low_memory_class(mixin, original)
+            replacement = mixed_class(mixin, original)
             if _are_equal(layer, replacement, device):
                 layer.__class__ = replacement
-
-
-@cache
-def _low_memory_class(mixin: Any, original: Any) -> Any:
-    """Return a subclass of the layer class `original`, with the same name, whose forward method is that of `mixin`."""
-    return type(original.__name__, (mixin, original), {})
 
 
 def _is_norm(layer: Any) -> bool:
@@ -135,17 +129,15 @@ def _is_mlp(layer: nn.Module) -> bool:
 def _are_equal(layer: nn.Module, replacement: Any, device: torch.device) -> bool:
     """Return whether the class `replacement` gives the same values and gradients as the class of a layer.
 
-    Both classes are compared on a small copy of the layer with random weights, in float32 and bfloat16.
+    Both classes are compared on a small copy of the layer with random weights, in float32 and bfloat16. An out-of-memory
+    error is raised.
     """
-    try:
-        for dtype in (torch.float32, torch.bfloat16):
-            # A GPU adds in another order, which changes the last digit of values below 8.
-            limit = 1e-6 if device.type == "cpu" else 8 * torch.finfo(dtype).eps
-            if not _difference(layer, replacement, dtype, device) < limit:
-                return False
-        return True
-    except Exception:  # another architecture can fail in any way
-        return False
+    # A GPU adds in another order, which changes the last digit of values below 8.
+    limits = {
+        dtype: 1e-6 if device.type == "cpu" else 8 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16)
+    }
+    differences = (_difference(layer, replacement, dtype, device) / limit for dtype, limit in limits.items())
+    return trial_problem(differences, 1.0) is None
 
 
 def _difference(layer: nn.Module, replacement: Any, dtype: torch.dtype, device: torch.device) -> float:
@@ -174,4 +166,4 @@ def _difference(layer: nn.Module, replacement: Any, dtype: torch.dtype, device: 
             small.__class__ = layer_class
             value = small(x)
             found.append([value.detach(), *torch.autograd.grad(value, x, upstream)])
-    return max(float((one - other).abs().max()) for one, other in zip(*found, strict=True))
+    return largest(float((one - other).abs().max()) for one, other in zip(*found, strict=True))

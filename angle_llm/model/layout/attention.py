@@ -95,10 +95,6 @@ class _SequenceContext:
             self._cache[what] = make()
         return self._cache[what]
 
-    def _on_device(self, numbers: Any, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Convert numbers (a tensor, array or list) to a tensor on the device of the forward pass."""
-        return on_device(torch.as_tensor(numbers, dtype=dtype), self.device)
-
     # gathered
 
     def _groups(self) -> tuple[list[tuple[SequenceGroup, bool]], Tensor]:
@@ -109,8 +105,8 @@ class _SequenceContext:
         groups, place_T = self.sequence.groups()
         place_T = nn.functional.pad(place_T, (0, self.tokens - len(place_T)))
         masked = [self.sequence.causal or int(group.length_U.min()) < group.key_UL.shape[1] for group in groups]
-        groups_here = [SequenceGroup(*map(self._on_device, group)) for group in groups]
-        return list(zip(groups_here, masked, strict=True)), self._on_device(place_T)
+        groups_here = [SequenceGroup(*(on_device(index, self.device) for index in group)) for group in groups]
+        return list(zip(groups_here, masked, strict=True)), on_device(place_T, self.device)
 
     def mask(self, group: SequenceGroup, repeats: int, dtype: torch.dtype) -> Tensor:
         """Return the additive mask of attention scores for a group of U texts: 0 where a query attends to a key, else -inf.

@@ -64,9 +64,9 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class LayoutSupport:
-    """The layout of micro-batches with the fewest tokens that a model can compute, and its limits.
+    """Layout of micro-batches that a model supports (prefix trie, packed or padded), and its limits.
 
-    A layout is a prefix trie, packed (concatenated) texts or padded texts.
+    A layout is how the texts of a micro-batch become the input of a model. Packed texts are concatenated.
     """
 
     layout: Literal["trie", "packed", "padded"]
@@ -124,18 +124,14 @@ class Plan:
         """All micro-batches of the batch. Tensors are created on access, so that they are not all in memory."""
         return _LazyMicroBatches(self.groups)
 
-    @property
-    def rounds(self) -> int:
-        """Number of micro-batches that every process computes; dummy micro-batches fill up the processes with fewer."""
-        return max(map(len, self.shares))
-
     def share(self, process: int) -> Sequence[MicroBatch]:
         """Return the micro-batches that a process computes, filled up with dummy micro-batches of one token.
 
         All processes get the same number of micro-batches, because collective operations need this.
         """
         groups = [self.groups[position] for position in self.shares[process]]
-        return _LazyMicroBatches(groups + [_DUMMY] * (self.rounds - len(groups)))
+        rounds = max(map(len, self.shares))
+        return _LazyMicroBatches(groups + [_DUMMY] * (rounds - len(groups)))
 
     @property
     def unique(self) -> int:
@@ -204,19 +200,6 @@ class EncodeStats:
             seconds,
         )
 
-    @property
-    def texts_per_second(self) -> float:
-        """Number of texts per second, repeated texts included."""
-        return self.texts / self.seconds
-
-    @property
-    def computed_share(self) -> float:
-        """Number of tokens that the model computed, divided by the number of tokens of all texts.
-
-        It is below 1 if repeated texts and shared prefixes save more tokens than padding adds.
-        """
-        return self.computed_tokens / max(self.logical_tokens, 1)
-
 
 def plan_micro_batches(
     ids: Sequence[Sequence[int]], token_budget: int, pad_id: int, layouts: LayoutSupport, processes: int = 1
@@ -251,12 +234,15 @@ def plan_micro_batches(
             is_trie = layouts.layout == "trie"
             sequences = _Tries(texts, fitting) if is_trie else _Packed(texts, fitting, layouts.causal)
             rest = [row for row, text in enumerate(texts) if len(text) > longest]
-            nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
+            planned = sequences(token_budget)
+            nodes, tokens = _tokens(planned), _tokens(padded(fitting, token_budget))
             reason += f"{nodes} tokens {name}, {tokens} padded"
             reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
             if nodes * (layouts.token_cost or TOKEN_COST[layouts.layout]) < tokens:
                 layout = layouts.layout
-                grouped = lambda budget: sequences(budget) + padded(rest, budget)  # noqa: E731
+                grouped = lambda budget: (  # noqa: E731
+                    (planned if budget == token_budget else sequences(budget)) + padded(rest, budget)
+                )
     groups, lengths = _balanced(grouped, token_budget, processes), [len(text) for text in ids]
     # Longest first, so that a lack of memory shows at once.
     groups.sort(key=lambda group: -group.longest_side)
@@ -270,6 +256,23 @@ def _tokens(groups: Sequence[TextGroup]) -> int:
     return sum(group.computed_tokens for group in groups)
 
 
+def _in_one_sequence(
+    texts: Sequence[Sequence[int]], rows: list[int], shared: Sequence[int] | None = None, *, causal: bool = True
+) -> TextGroup:
+    """Return the planned micro-batch of texts in one sequence, with the indices `rows` among the unique texts.
+
+    `texts`, `shared` and `causal` are arguments of `build_sequence`.
+    """
+    # The first text is computed in full, later texts without the tokens shared with the text before.
+    tokens = sum(map(len, texts)) - sum(shared[1:] if shared else ())
+
+    def make() -> MicroBatch:
+        ids_1T, sequence = build_sequence(texts, shared, causal=causal)
+        return MicroBatch(rows, ids_1T, sequence=sequence)
+
+    return TextGroup(rows, tokens, tokens, make)
+
+
 class _Tries:
     """Splits texts into micro-batches with the layout `trie`: texts that are adjacent in sorted order share prefixes."""
 
@@ -279,21 +282,9 @@ class _Tries:
         self._shared = shared_prefixes(self._ordered)
 
     def __call__(self, token_budget: int) -> list[TextGroup]:
-        starts, _ = cut([len(text) for text in self._ordered], self._shared, token_budget)
-        return [self._group(first, last) for first, last in pairwise([*starts, len(self._order)])]
-
-    def _group(self, first: int, last: int) -> TextGroup:
-        """Return the planned micro-batch of the sorted texts `first` .. `last` - 1."""
-        # The first text of a group is computed in full, later texts without the tokens shared with the text before.
-        nodes = len(self._ordered[first]) + sum(
-            len(self._ordered[position]) - self._shared[position] for position in range(first + 1, last)
-        )
-        return TextGroup(self._order[first:last], nodes, nodes, partial(self._make, first, last))
-
-    def _make(self, first: int, last: int) -> MicroBatch:
-        """Create the tensors of the prefix trie of the sorted texts `first` .. `last` - 1."""
-        ids_1T, sequence = build_sequence(self._ordered[first:last], self._shared[first:last])
-        return MicroBatch(self._order[first:last], ids_1T, sequence=sequence)
+        starts = cut([len(text) for text in self._ordered], self._shared, token_budget)
+        parts = [slice(first, last) for first, last in pairwise([*starts, len(self._order)])]
+        return [_in_one_sequence(self._ordered[part], self._order[part], self._shared[part]) for part in parts]
 
 
 class _Packed:
@@ -312,17 +303,7 @@ class _Packed:
                 groups.append([])
                 tokens = len(self._texts[row])
             groups[-1].append(row)
-        return [self._group(rows) for rows in groups]
-
-    def _group(self, rows: list[int]) -> TextGroup:
-        """Return the planned micro-batch of the packed texts with the indices `rows`."""
-        tokens = sum(len(self._texts[row]) for row in rows)
-        return TextGroup(rows, tokens, tokens, partial(self._make, rows))
-
-    def _make(self, rows: list[int]) -> MicroBatch:
-        """Create the tensors of the packed texts with the indices `rows`."""
-        ids_1T, sequence = build_sequence([self._texts[row] for row in rows], causal=self._causal)
-        return MicroBatch(rows, ids_1T, sequence=sequence)
+        return [_in_one_sequence([self._texts[row] for row in rows], rows, causal=self._causal) for rows in groups]
 
 
 SPLIT_SHARE, SPLIT_TOKENS = 1 / 32, 128

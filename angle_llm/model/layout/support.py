@@ -31,8 +31,11 @@ _ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn
 _FLEX_WIDTH = 16
 """Minimum number of dimensions of an attention head that FlexAttention supports."""
 
-_NO_WINDOW = {"max_window_layers"}
-"""Config keys that contain `window` but are no window size: in Qwen, the first layer with a window."""
+_KNOWN_WINDOWS = {"sliding_window", "max_window_layers"}
+"""Config keys that contain `window` and allow texts in one sequence: a window size, and in Qwen the first such layer.
+
+The mask of a sliding window depends on positions, so it hides nothing in texts shorter than the window.
+"""
 
 _MOST_ROUNDING = 0.2
 """Largest relative difference of states that can be taken for rounding, if padded batches differ from single texts too."""
@@ -70,30 +73,26 @@ def probe_layouts(
     odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if odd:
         return LayoutSupport("padded", f"layers of type {min(odd)} are not plain attention")
-    windows = {
-        name: value
+    # Other windows than `_KNOWN_WINDOWS` depend on the order of tokens in the sequence.
+    windows = [
+        name
         for name, value in config.to_dict().items()
         if ("window" in name or "chunk" in name)
         and not name.startswith("_")
         and not name.endswith("_pattern")
-        and name not in _NO_WINDOW
+        and name not in _KNOWN_WINDOWS
         and type(value) is int
         and value > 0
-    }
-    # The mask of a sliding window depends on positions, so it hides nothing in texts shorter than the window. Other windows
-    # depend on the order of tokens in the sequence.
-    windows.pop("sliding_window", None)
+    ]
     window = getattr(config, "sliding_window", None)  # in ModernBERT a property, which is not in the dictionary
     device = device or next(backbone.parameters()).device
     longest = min(MOST_TOKENS, window if window and window > 0 else MOST_TOKENS, _steady_positions(config, MOST_TOKENS))
     if windows:
-        return LayoutSupport("padded", f"its config has an unknown window, {next(iter(windows))}")
+        return LayoutSupport("padded", f"its config has an unknown window, {windows[0]}")
     if longest < max(map(len, _probe_texts(backbone))):
         return LayoutSupport("padded", f"its attention window has {longest} tokens")
     problem = _flex_problem(backbone, causal, reason is None, device, autocasts) if device.type == "cuda" else None
-    if problem is not None:
-        return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
-    problem = _probe(backbone, causal=causal, shares=reason is None)
+    problem = problem or _probe(backbone, causal=causal, shares=reason is None)
     if problem is not None:
         return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
     return LayoutSupport("trie" if reason is None else "packed", reason or "", longest, causal)
@@ -176,7 +175,8 @@ def _probe_texts(backbone: nn.Module) -> list[list[int]]:
 def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
     """Test whether a backbone can compute texts in one sequence; return None if it can, else the reason.
 
-    The hidden states of test texts in one sequence are compared with the hidden states of single texts.
+    The hidden states of test texts in one sequence are compared with the hidden states of single texts. An out-of-memory
+    error is raised.
 
     Args:
         shares: whether the sequence is a prefix trie; otherwise texts are packed (concatenated).
@@ -207,6 +207,8 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
             else:
                 plain_RD = torch.cat([states([text])[0] for text in probes])
     except Exception as error:  # an architecture can refuse unknown arguments in any way
+        if is_out_of_memory(error):
+            raise
         return f"the architecture does not accept positions or attention as arguments ({type(error).__name__})"
     # float32 sums in another order differ by about 1e-7 of a state. `rounding` measures the larger differences of half
     # precision and TF32, but it can be 0 by chance for a few texts.

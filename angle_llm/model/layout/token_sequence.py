@@ -71,7 +71,7 @@ class SequenceGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Where the tokens of R texts are in one sequence of T tokens without padding; token ids are separate.
+    """Positions of R texts in one sequence of T tokens without padding (prefix trie or packed), without the token ids.
 
     In a prefix trie, texts share the tokens of common prefixes. Packed texts are concatenated. An index of the sequence is
     called a node.
@@ -183,13 +183,13 @@ def shared_prefixes(texts: Sequence[Sequence[int]]) -> list[int]:
     return shared
 
 
-def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple[list[int], int]:
+def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> list[int]:
     """Split sorted texts into prefix tries so that the total number of nodes, the computed tokens, is minimal.
 
-    Returns the index of the first text of each trie, and the total number of nodes. A trie has at most `most_nodes` nodes
-    and `KEYS_A_NODE` times as many gathered keys; a longer text is a trie by itself. A common prefix of two texts is
-    computed twice if the texts are in different tries. Complexity for N texts is O(N log N), by dynamic programming over
-    the first texts of tries: if a trie is too large, it is also too large with later texts.
+    Returns the index of the first text of each trie. A trie has at most `most_nodes` nodes and `KEYS_A_NODE` times as many
+    gathered keys; a longer text is a trie by itself. A common prefix of two texts is computed twice if the texts are in
+    different tries. Complexity for N texts is O(N log N), by dynamic programming over the first texts of tries: if a trie
+    is too large, it is also too large with later texts.
 
     Args:
         lengths: number of tokens of each text.
@@ -216,7 +216,7 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple
     while last > 0:
         last = start[last - 1]
         starts.append(last)
-    return starts[::-1], least[count]
+    return starts[::-1]
 
 
 def build_sequence(

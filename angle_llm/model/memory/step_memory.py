@@ -234,7 +234,7 @@ class PassCosts:
 
     @classmethod
     def proportional(cls, step: StepMemory, kept_per_micro_batch: int, overhead_tokens: float) -> PassCosts:
-        """Return costs in proportion to the memory of one micro-batch."""
+        """Estimate the costs from one micro-batch, as if all its memory grew with the number of tokens."""
         temporary = max(step.peak - step.gradients - step.kept, 0)
         return cls(
             step.kept / step.tokens, kept_per_micro_batch, temporary / step.tokens, step.gradients, overhead_tokens
@@ -242,7 +242,7 @@ class PassCosts:
 
     @classmethod
     def between(cls, small: tuple[StepMemory, float], large: tuple[StepMemory, float]) -> PassCosts:
-        """Return costs from the memory and the seconds of two micro-batches, of which `large` has more tokens."""
+        """Fit the costs per token and per micro-batch to measurements of a small and a large micro-batch."""
         (less, less_seconds), (more, more_seconds) = small, large
         tokens = more.tokens - less.tokens
         kept_per_token = max(more.kept - less.kept, 0) / tokens

@@ -86,9 +86,10 @@ class TokenBudget:
         return f"micro_batch_tokens {self.micro_batch_tokens:,}, graph_tokens {self.graph_tokens:,}{layers}"
 
     def halved(self, plans: Sequence[Plan]) -> TokenBudget | None:
-        """Return half the budget, or half of the tokens in the failed plans if they have fewer.
+        """Return a smaller budget to repeat a step that ran out of memory; None if no smaller one can help.
 
-        None if nothing can be halved: every micro-batch is a single text, and no activations are kept.
+        It is half the budget, or half of the tokens in the failed plans if they have fewer. None: every micro-batch is a
+        single text, and no activations are kept.
         """
         largest = max(group.computed_tokens for plan in plans for group in plan.groups)
         shares = [plan.largest_share for plan in plans]

@@ -38,7 +38,7 @@ from angle_llm.model.source.checks import (
 )
 from angle_llm.model.source.dense import read_dense, write_dense
 from angle_llm.model.source.encoder_card import EncoderCard
-from angle_llm.model.source.peft_adapter import fitted, no_backbone, read_peft_adapter
+from angle_llm.model.source.peft_adapter import fitted, read_peft_adapter
 from angle_llm.model.source.quantization import QuantizationError, bits_of
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.model.source.sentence_transformers_folder import (
@@ -90,7 +90,10 @@ def load_parts(
     """
     if source.card is not None:
         if adapter is not None:
-            raise no_backbone(source.path)
+            raise ValueError(
+                f"adapter: expected a backbone as its base, but {source.path} is a saved encoder. Give the path or hub id of "
+                "the backbone."
+            )
         return _load_saved(source, source.card, dtype, bits, device)
     other = Path(adapter or "").expanduser()
     peft_adapter = None if adapter is None else read_peft_adapter(other, source.path, prompt)
@@ -229,9 +232,8 @@ def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
     """Return the keys, with values, that transformers 4 reads and that transformers 5 moved or renamed in `config`."""
     rope, types = config.get("rope_parameters") or {}, config.get("layer_types") or []
     names: dict[str, Any] = {"torch_dtype": config["dtype"]} if config.get("dtype") else {}
-    if (
-        config.get("is_causal") is False
-    ):  # transformers before 5.2 ignores it; version 4 stops with an error at this key
+    # transformers before 5.2 ignores `is_causal`; version 4 stops with an error at the added key.
+    if config.get("is_causal") is False:
         names["pruned_heads"] = {"bidirectional attention needs transformers 5.2": []}
     nested = "full_attention" in rope
     keys = _EARLIER_THETAS.get(

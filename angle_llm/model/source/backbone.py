@@ -56,11 +56,6 @@ class BackboneLocation:
         """Keyword arguments for `from_pretrained` of `transformers`: `gguf_file` for a GGUF file, else none."""
         return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
 
-    @property
-    def path(self) -> Path:
-        """Path of the folder or GGUF file of a backbone on this machine."""
-        return Path(self.name) / (self.gguf_file or "")
-
 
 def absolute_name(path_or_id: str) -> str:
     """Return an existing local path as an absolute path; return a hub id or any other name unchanged."""
@@ -131,10 +126,8 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
         arguments["config"] = load_config(location, revision)
     if location.is_local and not location.gguf_file:
         stored = check_model_files(Path(location.name))
-        with (
-            as_artifact_error(location.name),
-            torch.device("meta"),
-        ):  # libraries make all modules before they read weights
+        # Libraries make all modules before they read weights.
+        with as_artifact_error(location.name), torch.device("meta"):
             described = sum(parameter.numel() for parameter in empty_backbone(load_config(location)).parameters())
         if described > _PACKED * stored + _SMALL:
             raise ArtifactError(

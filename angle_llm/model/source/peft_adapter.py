@@ -26,13 +26,6 @@ from angle_llm.model.source.checks import CARD_NAME, ArtifactError, check_links,
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 
-def no_backbone(base: str) -> ValueError:
-    """Return the error for an `adapter` argument whose base model `base` is a saved encoder instead of a backbone."""
-    return ValueError(
-        f"adapter: expected a backbone as its base, but {base} is a saved encoder. Give the path or hub id of the backbone."
-    )
-
-
 def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
     """Read and check an adapter that peft or angle-emb saved, before its base model is loaded.
 
@@ -42,10 +35,8 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
     Raises:
         FileNotFoundError: if the folder contains no adapter.
         ArtifactError: for pickle files, a damaged or unsupported adapter, or a base with another name.
-        ValueError: if `folder` or `base` is a saved encoder of this package, or `prompt` is None.
+        ValueError: if `folder` is a saved encoder of this package, or `prompt` is None.
     """
-    if is_saved_encoder(base):
-        raise no_backbone(base)
     if not folder.is_dir():
         raise FileNotFoundError(
             f"adapter: expected a folder with {CONFIG_NAME} and {WEIGHTS_NAME}, but {folder} is not a folder."
@@ -79,9 +70,9 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
 
 
 def fitted(adapter: LoraAdapter, folder: Path, backbone: nn.Module, base: str) -> LoraAdapter:
-    """Return an adapter whose layer paths are paths of the backbone, and check that all layers fit.
+    """Check that an adapter fits a backbone, and return it with the layer names of the backbone.
 
-    An adapter that was trained on a model with a head has a prefix before every path, which is removed.
+    An adapter that was trained on a model with a head has a prefix before every layer name, which is removed.
 
     Raises:
         ArtifactError: if a layer is missing or has another shape; the message names adapter, base and layer.

@@ -106,15 +106,15 @@ def resolve_model(
 
 def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
     """Find the kind and the files of a model. Arguments and errors as in `resolve_model`."""
-    if is_saved_encoder(path_or_id):
-        folder = Path(path_or_id).expanduser()
-        check_links(folder)
-        return ModelSource(path_or_id, BackboneLocation(str(folder)), card=EncoderCard.read(folder))
     path_or_id, pinned = split_revision(path_or_id)
     if pinned is not None:
         if revision not in (None, pinned):
             raise ValueError(f"{path_or_id}: expected one revision, got @{pinned} and revision={revision!r}.")
         revision = pinned
+    folder = _local_path(path_or_id)
+    if is_saved_encoder(folder):
+        check_links(folder)
+        return ModelSource(path_or_id, BackboneLocation(str(folder)), card=EncoderCard.read(folder))
     location = locate(path_or_id)
     if location.is_local:
         library = None if location.gguf_file else find_sentence_transformers(location.name)
@@ -144,7 +144,7 @@ def locate(path_or_id: str) -> BackboneLocation:
         FileNotFoundError: if the path is neither a model on this machine nor a valid hub id.
         ArtifactError: for a folder that was exported for another library.
     """
-    path = _inside_package(path_or_id) if path_or_id.startswith(PACKAGE_SCHEME) else Path(path_or_id).expanduser()
+    path = _local_path(path_or_id)
     if path.suffix == ".gguf" and path.is_file():
         return BackboneLocation(str(path.parent), path.name)
     if path.is_dir():
@@ -170,12 +170,14 @@ def locate(path_or_id: str) -> BackboneLocation:
     )
 
 
-def _inside_package(reference: str) -> Path:
-    """Return the path of `package:NAME/path/inside`, inside the installed Python package NAME.
+def _local_path(reference: str) -> Path:
+    """Return the path that a model path refers to on this machine; `package:NAME/path/inside` is in the package NAME.
 
     Raises:
         FileNotFoundError: if the package is not installed.
     """
+    if not reference.startswith(PACKAGE_SCHEME):
+        return Path(reference).expanduser()
     package, _, inside = reference.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:

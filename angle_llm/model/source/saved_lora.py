@@ -15,7 +15,7 @@ from angle_llm.settings.train import LoraSettings, ModelSettings
 
 
 def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) -> LoraSettings:
-    """Return the LoRA settings of a training run: of the saved adapter that the run starts from, or `given` without one.
+    """Return the LoRA settings for training: the settings of the saved adapter that training continues, or else `given`.
 
     Raises:
         SettingsError: if a setting in `given` is neither the default nor the value of the saved adapter. Also if

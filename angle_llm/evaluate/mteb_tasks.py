@@ -59,8 +59,7 @@ class MtebScore:
 def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebScore]:
     """Run `angle-llm eval mteb`: evaluate the model on tasks of MTEB, print the table of scores, write the files.
 
-    Task names are checked before the model is opened. `open_encoder` opens a model, such as
-    `SentenceEncoder.from_pretrained`.
+    Task names are checked before the model is opened.
 
     Raises:
         MissingLibraryError: if mteb is not installed.

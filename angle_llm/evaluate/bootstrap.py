@@ -267,8 +267,9 @@ def mean_difference(
     """
     ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_P, theirs_P))
     resampled_B = _resampled_means(ours - theirs, resamples, seed, stream)
-    means = (float(values.mean()) for values in (ours, theirs, ours - theirs))
-    return Difference(len(ours), *means, percentile_interval(resampled_B), two_sided_p(resampled_B))
+    value, other, difference = (float(values.mean()) for values in (ours, theirs, ours - theirs))
+    interval, p_value = percentile_interval(resampled_B), two_sided_p(resampled_B)
+    return Difference(len(ours), value, other, difference, interval, p_value)
 
 
 def compare(

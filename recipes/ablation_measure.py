@@ -33,7 +33,6 @@ from angle_llm.evaluate import (
     evaluate,
     evaluate_retrieval,
     evaluate_transfer,
-    read_flickr30k,
     read_groups,
     read_transfer_task,
     select_tasks,
@@ -153,7 +152,7 @@ def _retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, sco
 def _retrieval_task(source: str, data_dir: Path) -> RetrievalTask:
     """Read flickr30k, a BEIR folder or a file of groups as a retrieval task."""
     if source == "flickr30k":
-        return read_flickr30k(data_dir)
+        return read_groups(data_dir / "flickr30k/test_2016.jsonl.gz")
     return read_beir(source) if is_beir(source) else read_groups(source)
 
 

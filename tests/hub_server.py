@@ -272,7 +272,7 @@ def _lfs(path: str, content: bytes) -> dict[str, Any]:
     return {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}}
 
 
-_NAME = r"([\w.-]+/[\w.-]+)"
+_NAME = r"([\w.-]+(?:/[\w.-]+)?)"
 _ROUTES: list[tuple[str, str, Any]] = [
     ("GET", r"/api/whoami-v2", _Handler.whoami),
     ("GET", rf"/api/models/{_NAME}", _Handler.info),

@@ -2,7 +2,7 @@
 
 from angle_llm.evaluate.bootstrap import Interval, PairScores, UndefinedCorrelationError, compare, pearson, spearman
 from angle_llm.evaluate.retrieval import evaluate_retrieval
-from angle_llm.evaluate.retrieval_tasks import read_flickr30k, read_groups
+from angle_llm.evaluate.retrieval_tasks import read_groups
 from angle_llm.evaluate.sts import PUBLISHED, StsEvalSettings, evaluate, sts_main, sts_score
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsPair, StsTask, read_pairs, read_task, select_tasks
 from angle_llm.evaluate.transfer import evaluate_transfer
@@ -22,7 +22,6 @@ __all__ = [
     "evaluate_retrieval",
     "evaluate_transfer",
     "pearson",
-    "read_flickr30k",
     "read_groups",
     "read_pairs",
     "read_task",

@@ -66,29 +66,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """Spearman × 100 of two models on the same sentence pairs, and their difference.
+    """Metric of two models on the same test items, such as Spearman × 100 on sentence pairs, and their difference.
 
-    `spearman` is the score of the first model, `other` the score of the second model, and `difference` is `spearman -
-    other`. `interval` is the 95 % interval of the difference, and `p_value` its two-sided p-value. The difference, its
-    interval and its p-value are NaN if a correlation is undefined.
+    `items` is the number of items, `value` the metric of the first model, `other` the metric of the second model, and
+    `difference` is `value - other`. `interval` is the 95 % interval of the difference, and `p_value` its two-sided
+    p-value. The difference, its interval and its p-value are NaN if a correlation is undefined.
     """
 
-    pairs: int
-    spearman: float
-    other: float
-    difference: float
-    interval: Interval
-    p_value: float
-
-
-@dataclass(frozen=True)
-class MeanDifference:
-    """Means of a metric of two models over the same test items, and their difference.
-
-    `value` is the mean of the first model, `other` the mean of the second model, and `difference` is `value - other`.
-    `interval` is the 95 % interval of the difference, and `p_value` its two-sided p-value.
-    """
-
+    items: int
     value: float
     other: float
     difference: float
@@ -211,10 +196,7 @@ def _centred_ranks(values_P: NDArray[np.generic]) -> Callable[[Floats], Floats]:
 
 
 def _resampled_means(values_P: ArrayLike, resamples: int, seed: int, stream: str) -> Floats:
-    """Return the mean of P values in each of B bootstrap resamples, shape (B,).
-
-    `seed` and `stream` (any name, such as the task name) determine the resamples.
-    """
+    """Return the mean of P values in each of B bootstrap resamples, shape (B,)."""
     values = np.asarray(values_P, dtype=np.float64)
     blocks = _counts(len(values), resamples, seed, stream)
     return np.concatenate([values @ counts_PB / len(values) for counts_PB in blocks])
@@ -238,10 +220,7 @@ def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Float
 
 
 def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = "") -> Interval:
-    """Return the 95 % bootstrap interval of the mean of per-item values, such as the recall of each query.
-
-    `seed` and `stream` (any name, such as the task name) determine the resamples.
-    """
+    """Return the 95 % bootstrap interval of the mean of per-item values, such as the recall of each query."""
     return percentile_interval(_resampled_means(values_P, resamples, seed, stream))
 
 
@@ -280,16 +259,17 @@ def two_sided_p(differences_B: ArrayLike) -> float:
 
 def mean_difference(
     ours_P: ArrayLike, theirs_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
-) -> MeanDifference:
+) -> Difference:
     """Compare the mean metrics of two models by a paired bootstrap: difference, 95 % interval and p-value.
 
     `ours_P` and `theirs_P` are the metric values of the two models for the same P test items. The difference is
-    `ours_P` minus `theirs_P`. `seed` and `stream` (any name, such as the task name) determine the resamples.
+    `ours_P` minus `theirs_P`.
     """
     ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_P, theirs_P))
     resampled_B = _resampled_means(ours - theirs, resamples, seed, stream)
+    value, other, difference = (float(values.mean()) for values in (ours, theirs, ours - theirs))
     interval, p_value = percentile_interval(resampled_B), two_sided_p(resampled_B)
-    return MeanDifference(float(ours.mean()), float(theirs.mean()), float((ours - theirs).mean()), interval, p_value)
+    return Difference(len(ours), value, other, difference, interval, p_value)
 
 
 def compare(

@@ -45,15 +45,6 @@ class EvalSettings(EncoderOptions, EncoderName):
     """Also write model, settings and results to this JSON file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedSettings(EvalSettings):
-    """Settings of an evaluation command with bootstrap intervals and an optional second model."""
-
-    against: str | None = None
-    """Compare with a second model, pair by pair or query by query: differences with 95 % interval and p-value. The
-    value is a model, opened with the same flags (prompt, pooling, …), or a .json file written by --json."""
-
-
 def check_names(names: Sequence[str]) -> None:
     """Raise `ValueError` if the list of task names is empty, or two names are equal."""
     if not names or len(set(names)) < len(names):

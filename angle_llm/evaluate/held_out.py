@@ -19,7 +19,7 @@ from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import Example
 from angle_llm.data.leakage import EvaluationSet, count_shared
 from angle_llm.data.readers import STARTER, find_path, open_rows
-from angle_llm.evaluate.bootstrap import Difference, MeanDifference, PairScores, mean_difference
+from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
 from angle_llm.evaluate.bootstrap import compare as compare_pairs
 from angle_llm.evaluate.encoding import Encode, Rows, encode_functions
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
@@ -63,7 +63,7 @@ class HeldOutTask:
 
     It takes the encoder, the function that encodes queries (or all texts), and the function that encodes documents or
     None."""
-    compare: Callable[[Items, Items], Difference | MeanDifference] | None = None
+    compare: Callable[[Items, Items], Difference] | None = None
     """Function that compares two encoders from the second result of `measure`; None for a task of MTEB."""
     keys: Callable[[], EvaluationSet] | None = None
     """Function that returns hashes of the texts of the task, to search for them in training data; None for a task of
@@ -180,8 +180,16 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
     """Return an `angle-llm eval` command for a trained model, on data of the same kind as the first held-out task.
 
     The file or task name in the command is a placeholder for new data, because the first held-out task selected the
-    model.
+    model. If the file of this task no longer exists or is damaged, the result is `angle-llm eval --help`.
     """
+    try:
+        return _eval_command(settings, model)
+    except (OSError, ValueError):  # the file was moved or changed during the training, which takes hours
+        return "angle-llm eval --help"
+
+
+def _eval_command(settings: EvaluationSettings, model: Path) -> str:
+    """Return the command for `eval_command`. Raises the errors of `open_examples`."""
     source = settings.tasks[0] if settings.tasks else "pairs.tsv"
     held_out = "HELD_OUT" + "".join(Path(source).suffixes)
     if source.startswith(MTEB):

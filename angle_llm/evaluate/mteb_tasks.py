@@ -59,8 +59,7 @@ class MtebScore:
 def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebScore]:
     """Run `angle-llm eval mteb`: evaluate the model on tasks of MTEB, print the table of scores, write the files.
 
-    Task names are checked before the model is opened. `open_encoder` opens a model, such as
-    `SentenceEncoder.from_pretrained`.
+    Task names are checked before the model is opened.
 
     Raises:
         MissingLibraryError: if mteb is not installed.
@@ -125,11 +124,10 @@ def named_after(model: str) -> str:
 
     The name is the hub id without revision, or `local/` and the last part of the path for a local model.
     """
-    from angle_llm.model.source.resolve import split_revision
+    from angle_llm.model.source.resolve import is_hub_id, split_revision
 
     model, _ = split_revision(model)
-    is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~", "package:")) and not Path(model).exists()
-    return model if is_hub_id else f"local/{Path(model).expanduser().resolve().name}"
+    return model if "/" in model and is_hub_id(model) else f"local/{Path(model).expanduser().resolve().name}"
 
 
 def mteb_task(name: str, flag: str = "--tasks") -> Any:

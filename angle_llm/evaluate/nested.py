@@ -55,8 +55,7 @@ class Point:
 def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list[Point]:
     """Run `angle-llm eval nested`: evaluate the model cut to fewer layers and dimensions, print and write the results.
 
-    All combinations of the numbers of layers and dimensions are evaluated. `open_encoder` opens a model, such as
-    `SentenceEncoder.from_pretrained`.
+    All combinations of the numbers of layers and dimensions are evaluated.
     """
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
 
@@ -104,20 +103,18 @@ def quality_curve(
             f"--layers, --dimensions: expected 1 to {encoder.layers} layers and 1 to {encoder.dimensions} dimensions, got "
             f"{list(layers)} and {list(dimensions)}."
         )
-    texts = list(dict.fromkeys(text for task in tasks for pair in task.pairs for text in pair[:2]))  # as in `evaluate`
+    texts = list(dict.fromkeys(text for task in tasks for pair in task.pairs for text in pair[:2]))
+    row_of = {text: row for row, text in enumerate(texts)}
     encoded_NMD = encoder.encode_layers(texts, depths, show_progress=True)
     points = []
     for place, depth in enumerate(depths):
         for width in widths:
             rows_NK = encoded_NMD[:, place, :width]
-            results = evaluate(lambda _, rows=rows_NK: rows, tasks)  # type: ignore[misc]
+            results = evaluate(lambda texts, rows=rows_NK: rows[[row_of[text] for text in texts]], tasks)  # type: ignore[misc]
             points.append(Point(depth, width, {name: task.spearman for name, task in results.tasks.items()}))
     return points
 
 
 def halves(dimensions: int) -> list[int]:
     """Return 1/2, 1/4, 1/8, … of a number of dimensions, down to 8, in ascending order."""
-    found = [dimensions // 2]
-    while found[-1] // 2 >= 8:
-        found.append(found[-1] // 2)
-    return found[::-1]
+    return [dimensions >> p for p in range(dimensions.bit_length(), 0, -1) if dimensions >> p >= 8]

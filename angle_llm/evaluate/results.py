@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from angle_llm.evaluate.bootstrap import Difference, Interval, MeanDifference
+from angle_llm.evaluate.bootstrap import Difference, Interval
 
 _NAME_WIDTH = 26
 
@@ -151,7 +151,7 @@ def short_name(model: str) -> str:
     return model if len(model) <= _NAME_WIDTH else "…" + model[1 - _NAME_WIDTH :]
 
 
-def difference_cells(found: Difference | MeanDifference) -> list[object]:
+def difference_cells(found: Difference) -> list[object]:
     """Return the table cells of a comparison: score of the second model, difference, 95 % interval, p-value."""
     interval = f"{found.interval.low:+.2f} … {found.interval.high:+.2f}"
     return [found.other, f"{found.difference:+.2f}", interval, f"{found.p_value:.3g}"]

@@ -28,14 +28,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import tyro
 
-from angle_llm.evaluate.bootstrap import Interval, MeanDifference, mean_difference, mean_interval
+from angle_llm.evaluate.bootstrap import Difference, Interval, mean_difference, mean_interval
 from angle_llm.evaluate.encoding import (
     RESAMPLES,
     Encode,
@@ -59,8 +59,8 @@ from angle_llm.evaluate.results import (
     table,
 )
 from angle_llm.evaluate.retrieval_tasks import (
-    FLICKR30K,
     RetrievalTask,
+    is_flickr30k,
     read_answers,
     read_beir,
     read_groups,
@@ -120,8 +120,7 @@ class RetrievalSettings(RowSettings, EvalSettings):
     and speed of all models."""
 
     def __post_init__(self) -> None:
-        defaults = {item.name: getattr(RowSettings(), item.name) for item in fields(RowSettings)} | {"corpus": None}
-        for name, default in defaults.items():
+        for name, default in (vars(RowSettings()) | {"corpus": None}).items():
             if not self.pairs and getattr(self, name) != default:
                 raise SettingsError(f"--{name.replace('_', '-')} belongs to --pairs, which is not set.")
 
@@ -193,8 +192,8 @@ class QueryMetrics:
     digests: Mapping[str, str]
     values: Mapping[str, Mapping[str, tuple[float, ...]]]
     dimensions: int
-    texts_per_second: float
-    """Encoded texts per second, on the machine of the evaluation."""
+    texts_per_second: float | None
+    """Encoded texts per second, on the machine of the evaluation; None if the measured time is 0."""
 
     @classmethod
     def of(cls, model: str, encoder: EncoderFacts, content: Mapping[str, Any]) -> QueryMetrics:
@@ -210,7 +209,8 @@ class QueryMetrics:
             queries = len(task["query_ids"])
             if any(len(found) != queries or not np.isfinite(found).all() for found in values[name].values()):
                 raise ValueError(f"task {name!r}: expected a finite value of each query")
-        speed = int(content["texts"]) / float(content["encode_seconds"])
+        texts, seconds = int(content["texts"]), float(content["encode_seconds"])
+        speed = texts / seconds if seconds else None
         return cls(model, encoder, digests, values, int(content["dimensions"]), speed)
 
 
@@ -224,9 +224,9 @@ class RetrievalComparison:
 
     other: str
     encoder: EncoderFacts
-    tasks: dict[str, dict[str, MeanDifference]]
+    tasks: dict[str, dict[str, Difference]]
     dimensions: int
-    texts_per_second: float
+    texts_per_second: float | None
 
 
 # ----------------------------------------------------------------------------------------------- ranks and metrics
@@ -367,8 +367,7 @@ def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> Re
     """Run `angle-llm eval retrieval`: evaluate the model, compare it with the `--against` models, and write the report.
 
     The report is printed, and results are written to the file of `--json`. Data and output paths are checked before a
-    model is opened. One model is in memory at a time. `open_encoder` opens a model, such as
-    `SentenceEncoder.from_pretrained`.
+    model is opened. One model is in memory at a time.
     """
     tasks = settings.read_tasks()
     stored = {other: read_query_metrics(other) for other in settings.against if other.endswith(".json")}
@@ -415,7 +414,7 @@ def compare_queries(ours: QueryMetrics, theirs: QueryMetrics) -> RetrievalCompar
     Raises:
         ValueError: if `theirs` lacks a task, or has other queries, candidates, grades or metrics in a task.
     """
-    found: dict[str, dict[str, MeanDifference]] = {}
+    found: dict[str, dict[str, Difference]] = {}
     for name, values in ours.values.items():
         if theirs.digests.get(name) != ours.digests[name] or theirs.values[name].keys() != values.keys():
             problem = f"other queries, candidates, grades or metrics of task {name!r}"
@@ -489,7 +488,7 @@ def retrieval_report(
                 "strict: share of queries whose R answers are the first R candidates; in top 5: share of queries whose answers "
                 "are all in the first five."
             )
-        if task.name == FLICKR30K:
+        if is_flickr30k(task.source):
             published = ", ".join(f"{name} {strict}" for name, strict in PUBLISHED_STRICT.items())
             notes.append(
                 f"Published strict accuracy (AnglE's paper, arXiv 2309.12871): {published}. There the first caption of an image "
@@ -507,9 +506,10 @@ def _model_rows(
 ) -> tuple[list[str], list[list[object]]]:
     """Return header and rows of a table with a row for each model: size, speed, and metrics on a task."""
 
-    def first(model: str, encoder: EncoderFacts, dimensions: int, speed: float) -> list[object]:
+    def first(model: str, encoder: EncoderFacts, dimensions: int, speed: float | None) -> list[object]:
         millions = None if encoder.weights is None else f"{encoder.weights / 1e6:,.0f}"
-        return [short_name(model), millions, dimensions, encoder.max_length, f"{speed:,.0f}"]
+        rate = None if speed is None else f"{speed:,.0f}"
+        return [short_name(model), millions, dimensions, encoder.max_length, rate]
 
     header = [task.label, "weights", "dimensions", "tokens", "texts/s", *_COMPARED, "difference", "95 %", "p"]
     values = [task.metrics[name].value for name in _COMPARED]

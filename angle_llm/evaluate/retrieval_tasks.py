@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal
 
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
@@ -34,12 +33,7 @@ from angle_llm.data.readers import (
 from angle_llm.evaluate.task_files import file_folder
 from angle_llm.settings.train import DataSource
 
-FLICKR30K = "flickr30k"
-_FLICKR30K_FILE = "flickr30k/test_2016.jsonl.gz"
 GROUP_COLUMNS = ("captions", "texts", "set")
-
-OwnDocument = Literal["auto", "skip", "keep"]
-"""Whether a query skips the candidate that has the same id as the query; `read_beir` explains the values."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +62,11 @@ class RetrievalTask:
         grades = [sorted(answers.items()) for answers in self.relevant]
         content = json.dumps([self.queries, self.candidates, grades, self.itself])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def is_flickr30k(source: str | Path) -> bool:
+    """Return whether a path is the file of the retrieval task in AnglE's paper, the test captions of Flickr30k."""
+    return Path(source).match("flickr30k/test_2016.jsonl.gz")
 
 
 def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
@@ -100,8 +99,8 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
     if not asked:
         raise ValueError(f"{path}: expected a row with at least two texts, got none.")
     name = label = path.name.split(".")[0]
-    if path.as_posix().endswith(_FLICKR30K_FILE):
-        name, label = FLICKR30K, "Flickr30k test captions"
+    if is_flickr30k(path):
+        name, label = "flickr30k", "Flickr30k test captions"
     return RetrievalTask(
         name,
         label,
@@ -115,14 +114,6 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
     )
 
 
-def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
-    """Read the retrieval task of AnglE's paper: the test captions of Flickr30k, five for each of 1,000 images.
-
-    The file is `flickr30k/test_2016.jsonl.gz` in `data_dir`.
-    """
-    return read_groups(Path(data_dir) / _FLICKR30K_FILE, "captions")
-
-
 # ---------------------------------------------------------------------------------------------------- BEIR folders
 
 
@@ -132,19 +123,15 @@ def is_beir(source: str | Path) -> bool:
     return is_judged(root)
 
 
-def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = False) -> RetrievalTask:
+def read_beir(source: str | Path, *, binary: bool = False) -> RetrievalTask:
     """Read a retrieval task from a BEIR folder (corpus.jsonl, queries.jsonl, qrels/).
 
     `source` is FOLDER (judgements in qrels/test.tsv), FOLDER@NAME (qrels/NAME.tsv), or a file FOLDER/qrels/NAME.tsv.
-    Queries without a grade above 0 are skipped, as in trec_eval.
+    Queries without a grade above 0 are skipped, as in trec_eval. `binary` replaces every grade above 0 by 1.
 
-    Args:
-        source: folder or file.
-        own: treatment of the candidate that has the id of the query, such as a bug report if its title is the query. A
-            judged answer always stays a candidate. skip: it is no candidate for this query. keep: it is a candidate.
-            auto: skip, unless the ids are plain numbers and the two texts differ. Queries and documents that are
-            numbered separately share ids by chance.
-        binary: replace every grade above 0 by 1.
+    A query skips the candidate that has the id of the query, such as a bug report if its title is the query. The
+    candidate is not skipped if it is a judged answer, or if the id is a plain number and the two texts differ: queries
+    and documents that are numbered separately share ids by chance.
 
     Raises:
         FileNotFoundError: for missing judgements; the message lists the files in qrels/.
@@ -180,10 +167,10 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
 
     def skipped(query: str) -> int | None:
         place = place_of.get(query)
-        if place is None or own == "keep" or place in answers[query]:
+        if place is None or place in answers[query]:
             return None
         by_chance = query.isdecimal() and corpus[query] != queries[query]
-        return None if own == "auto" and by_chance else place
+        return None if by_chance else place
 
     folder = root.resolve().name  # resolved, because `.` has no name
     name = folder if split == "test" else f"{folder}@{split}"

@@ -35,7 +35,6 @@ from angle_llm.evaluate.bootstrap import (
 )
 from angle_llm.evaluate.encoding import (
     RESAMPLES,
-    ComparedSettings,
     Encode,
     EncodedTexts,
     EncoderFacts,
@@ -77,13 +76,17 @@ _PAIRS_AT_ONCE = 4096
 
 
 @settings_class
-class StsEvalSettings(ComparedSettings, StsTaskSettings):
+class StsEvalSettings(StsTaskSettings):
     """Spearman and Pearson correlation on STS tasks, with intervals and published scores.
 
     Scores depend on the text of the sentences. Published tables use SentEval's text (--variant senteval); published
     scores of prompted models also use --edits published; MTEB uses raw text. Intervals cover the choice of test pairs,
     not the training seed. --against compares two models pair by pair.
     """
+
+    against: str | None = None
+    """Compare with a second model, pair by pair: differences with 95 % interval and p-value. The value is a model, opened
+    with the same flags (prompt, pooling, …), or a .json file written by --json."""
 
     edits: Literal["none", "published"] = "none"
     """Edits of each sentence, with any prompt. published: the edits of PromptEOL and AnglE in evaluation with a prompt.
@@ -287,10 +290,7 @@ def pair_cosines(embeddings_ND: Rows, left_P: NDArray[np.intp], right_P: NDArray
 
 
 def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) -> tuple[Correlations, Floats]:
-    """Return the correlations of scored pairs, and Spearman × 100 in each of B bootstrap resamples (B,).
-
-    `seed` and `stream` (a name, such as the task name) determine the resamples.
-    """
+    """Return the correlations of scored pairs, and Spearman × 100 in each of B bootstrap resamples (B,)."""
     values, undefined, resampled_B = (math.nan, math.nan), None, np.full(resamples, math.nan)
     try:
         values = 100 * spearman(scores.cosine, scores.gold), 100 * pearson(scores.cosine, scores.gold)
@@ -326,7 +326,6 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults
     """Run `angle-llm eval sts`: evaluate the model, compare it with the `--against` model, print and write the results.
 
     Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time.
-    `open_encoder` opens a model, such as `SentenceEncoder.from_pretrained`.
     """
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
     if settings.edits == "published":
@@ -411,7 +410,7 @@ def sts_report(
         compared |= {f"{results.tasks[name].label}, mean": found for name, found in comparison.means.items()}
         if comparison.average:
             compared["average"] = comparison.average
-        rows = [[label, found.pairs, found.spearman, *difference_cells(found)] for label, found in compared.items()]
+        rows = [[label, found.items, found.value, *difference_cells(found)] for label, found in compared.items()]
         header = ["compared", "pairs", "this model", "the other", "difference", _INTERVAL, "p"]
         tables.append(table(header, rows, words=1))
         notes.append(

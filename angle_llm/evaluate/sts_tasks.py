@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import STARTER, RowSource, is_data_name, open_rows
-from angle_llm.evaluate.encoding import EvalSettings
+from angle_llm.evaluate.encoding import EvalSettings, check_names
 from angle_llm.evaluate.task_files import (
     Layout,
     data_file,
@@ -171,6 +171,7 @@ def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVaria
 
     Raises:
         FileNotFoundError: for a missing directory or file, or if no published task is available.
+        ValueError: if a task is selected twice.
     """
     if variant == "auto":
         only_senteval = data_dir is not None and not available_tasks(data_dir) and available_tasks(data_dir, "senteval")
@@ -188,7 +189,9 @@ def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVaria
             )
     tasks = [read_pairs(name) if _is_path(name) else read_task(data_dir, name, variant) for name in names]
     folders = [file_folder(name) if _is_path(name) else Path() for name in names]
-    apart = zip(tasks, unique_names([task.name for task in tasks], folders), strict=True)
+    unique = unique_names([task.name for task in tasks], folders)
+    check_names(unique)
+    apart = zip(tasks, unique, strict=True)
     return [task if name == task.name else replace(task, name=name, label=name) for task, name in apart]
 
 

@@ -118,25 +118,17 @@ class ProtocolResult:
     fits: int
     unconverged: int
 
-    def f1(self, positive: str) -> float:
-        """Return the F1 score in [0, 1] of the class `positive`; 0 if the class neither occurs nor is predicted."""
-        from sklearn.metrics import f1_score
-
-        return float(f1_score(self.gold_N == positive, self.predicted_N == positive, zero_division=0))
-
 
 @dataclass(frozen=True, kw_only=True)
 class TransferResult(TaskResult):
     """Result of a transfer task (classification on frozen embeddings); accuracies and F1 are × 100.
 
+    Fields that are not described here are described at `ProtocolResult` and `TransferTask`.
+
     `interval` is Wilson's 95 % interval of the accuracy. It covers the choice of test examples, not of training
-    examples. `f1` is the F1 score of the positive class, or None if the task has no positive class. `dev_accuracy` is
-    the best accuracy in the search for C, the inverse regularisation strength, and `chosen` has the selected values of
-    C. `majority` is the accuracy of always predicting the most frequent class. `rows` is the number of used examples by
-    split, and `official` the published number of examples in all splits. `repeated` is the number of test examples with
-    the text of a training example, and `dropped` the number of examples removed for this reason. `sampled` is whether
-    only a random sample of the training examples was used. `unconverged` is how many of the `fits` classifier fits
-    stopped before convergence. `seconds` is the time for features, fits and predictions.
+    examples. `f1` is the F1 score of the positive class, or None if the task has no positive class. `majority` is the
+    accuracy of always predicting the most frequent class. `rows` is the number of used examples by split. `seconds` is
+    the time for features, fits and predictions.
     """
 
     metric = "accuracy"
@@ -204,16 +196,21 @@ def _evaluate(encoded: EncodedTexts, task: TransferTask, folds: int, seed: int) 
 
     `folds` and `seed` are the number and seed of the cross-validation folds.
     """
+    from sklearn.metrics import f1_score
+
     started = time.perf_counter()
     parts = {split: _features(encoded, rows) for split, rows in task.splits.items()}
     found = run_protocol(task.protocol, parts, folds, seed)
     gold_N, right_N = found.gold_N, found.gold_N == found.predicted_N
+    f1 = None
+    if task.positive is not None:
+        f1 = 100 * float(f1_score(gold_N == task.positive, found.predicted_N == task.positive, zero_division=0))
     names = ("name", "label", "protocol", "source", "official", "repeated", "dropped", "sampled")
     return TransferResult(
         **{name: getattr(task, name) for name in names},
         accuracy=100 * found.accuracy,
         interval=accuracy_interval(int(right_N.sum()), len(gold_N)),
-        f1=None if task.positive is None else 100 * found.f1(task.positive),
+        f1=f1,
         dev_accuracy=100 * found.dev_accuracy,
         majority=100 * float(np.unique(gold_N, return_counts=True)[1].max()) / len(gold_N),
         rows={split: len(rows) for split, rows in task.splits.items()},
@@ -258,10 +255,10 @@ def run_protocol(protocol: Protocol, parts: dict[Split, FeaturesAndLabels], fold
         inner = [(train, parts["dev"])] if "dev" in parts else _folds(train, folds, seed)
         accuracies_C = np.mean([fitter.path(fit_on, grid, dev) for fit_on, dev in inner], axis=0)
         best = int(np.argmax(np.round(100 * accuracies_C, 2)))
-        predictions = fitter.fit(fitter.new(train), train, grid[best]).predict(test[0])
+        classifier = fitter.fit(fitter.new(train), train, grid[best])
         gold.append(test[1])
-        predicted.append(predictions)
-        accuracies.append(_accuracy(predictions, test[1]))
+        predicted.append(classifier.predict(test[0]))
+        accuracies.append(classifier.score(*test))
         found.append(accuracies_C[best])
         chosen.append(grid[best])
     return ProtocolResult(
@@ -309,7 +306,7 @@ class Fitter:
         The fit for each value starts from the coefficients of the previous fit.
         """
         classifier = self.new(train)
-        return [_accuracy(self.fit(classifier, train, strength).predict(test[0]), test[1]) for strength in grid]
+        return [self.fit(classifier, train, strength).score(*test) for strength in grid]
 
 
 def _folds(part: FeaturesAndLabels, folds: int, seed: int) -> Iterator[tuple[FeaturesAndLabels, FeaturesAndLabels]]:
@@ -333,19 +330,11 @@ def _folds(part: FeaturesAndLabels, folds: int, seed: int) -> Iterator[tuple[Fea
         yield (features_ND[train], labels_N[train]), (features_ND[test], labels_N[test])
 
 
-def _accuracy(predicted_N: Labels, gold_N: Labels) -> float:
-    """Return the fraction of correct predictions, in [0, 1]."""
-    return float((predicted_N == gold_N).mean())
-
-
 # --------------------------------------------------------------------------------------------------------- command
 
 
 def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> TransferResults:
-    """Run `angle-llm eval transfer`: read the tasks, evaluate the model, print the report, write the JSON file.
-
-    `open_encoder` opens a model, such as `SentenceEncoder.from_pretrained`.
-    """
+    """Run `angle-llm eval transfer`: read the tasks, evaluate the model, print the report, write the JSON file."""
     names = settings.tasks or tuple(available_transfer_tasks(settings.data_dir))
     if not names:
         raise FileNotFoundError(

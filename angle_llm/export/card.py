@@ -19,6 +19,7 @@ from angle_llm.export.formats.onnx_folder import is_onnx_folder, onnx_usage
 from angle_llm.export.programs import program_notes
 from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, MERGE_NAME, ArtifactError, is_saved_encoder, read_json
 from angle_llm.model.source.encoder_card import EncoderCard
+from angle_llm.model.source.resolve import is_hub_id
 from angle_llm.model.source.sentence_transformers_folder import opens_in_library
 from angle_llm.prompts import SIDES
 
@@ -70,7 +71,7 @@ class CardFacts:
         if is_gguf_export(folder):
             usage, pooling = Usage.read(folder), stored_facts(folder / GGUF_NAME)[1]
             facts = ExportFacts(usage.prompt, pooling, usage.max_length, normalize=usage.normalize)
-            return cls("gguf", facts, base, revision, origin, report, use=usage.described(Path()))
+            return cls("gguf", facts, base, revision, origin, report, use=usage.described())
         if (exported := ExportFacts.read(folder)) is not None:
             if is_onnx_folder(folder):
                 return cls("onnx", exported, base, revision, origin, report, use=onnx_usage(folder))
@@ -122,7 +123,7 @@ def model_card(
         library_name="sentence-transformers" if facts.form == "sentence-transformers" else "angle_llm",
         pipeline_tag="sentence-similarity",
         tags=["sentence-embeddings", "angle_llm"],
-        base_model=facts.base if is_on_hub(facts.base) else None,
+        base_model=facts.base if is_hub_id(facts.base) else None,
         license=license,
         model_name=name if results else None,
         eval_results=results or None,
@@ -179,13 +180,6 @@ def _is_simple(facts: CardFacts) -> bool:
     is_plain = prompt.tokenization == "joined" and not prompt.edits and prompt.append is None and not facts.usage.layers
     other_base = base is None or ":" in base or facts.usage.bits or facts.usage.attention
     return is_plain and not (facts.form == "adapter" and other_base)
-
-
-def is_on_hub(base: str | None) -> bool:
-    """Return whether the name of a base model is a hub id, and not a local path or a file in a package."""
-    if not base or ":" in base or base.startswith(("~", ".")) or base.count("/") > 1:
-        return False
-    return not (PurePath(base).is_absolute() or Path(base).exists())
 
 
 def file_name(name: str) -> str:

@@ -8,18 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angle_llm.io import read_object, write_json
+from angle_llm.io import write_json
 from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
-from angle_llm.settings.parsing import SettingsError, need_library
+from angle_llm.settings.parsing import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.export.comparison import Verification
     from angle_llm.export.verify import Score
-    from angle_llm.prompts import Side
 
 
 def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
@@ -47,7 +45,7 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
             found[name] = {task: score(encoder) for task, score in scores.items()}
             del encoder  # one model in memory at a time
             print(f"| {name} | {' | '.join(f'{value:.2f}' for value in found[name].values())} |")
-        write_json(folder / REPORT_NAME, (read_object(folder / REPORT_NAME) or {}) | {"spearman": found})
+        write_json(folder / REPORT_NAME, read_json(folder / REPORT_NAME) | {"spearman": found})
 
 
 def export_main(settings: ExportSettings) -> None:
@@ -66,11 +64,9 @@ def export_main(settings: ExportSettings) -> None:
     if settings.to == "sentence-transformers":
         _print_verification(settings, export_sentence_transformers, dtype=dtype, side=settings.side)
     else:
-        if settings.to == "gguf" and settings.verify:
-            need_library("xllamacpp", "the comparison (--no-verify skips it)", "gguf")
         options: dict[str, Any] = {"int8": dtype == "int8"} if settings.to == "onnx" else {"dtype": dtype or "float32"}
         export = export_onnx if settings.to == "onnx" else export_gguf
-        _print_verification(settings, partial(_export_checked, partial(export, **options)), side=settings.side)
+        _print_verification(settings, export, side=settings.side, **options)
         print(
             f"\nThe folder for {settings.to} is {settings.out}. To use it, in this folder:\n\n{CardFacts.read(folder).use}"
         )
@@ -87,22 +83,6 @@ def export_main(settings: ExportSettings) -> None:
     print("\n".join(f"    {line}" for line in code) + "\n")
     for note in program_notes(folder, facts):
         print(f"* {note}")
-
-
-def _export_checked(
-    export: Callable[..., object], run: str, out: str, *, check: bool, side: Side | None
-) -> Verification | None:
-    """Write a folder with `export`, compare it before it gets its name, and return the verification; None if skipped."""
-    from angle_llm.export.verify import finish_folder
-
-    found: list[Verification | None] = []
-
-    def finish(folder: Path) -> None:
-        source = Path(run).expanduser()
-        found.append(finish_folder(folder, source, (run, out), check=check, device=None, side=side))
-
-    export(run, out, side=side, finish=finish)
-    return found[0]
 
 
 def _print_verification(

@@ -170,12 +170,14 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], toleranc
     """
     ours, theirs = first.facts, other.facts
     half = any(facts.kind != "adapter" and facts.dtype != "float32" for facts in (ours, theirs))
-    if theirs.kind == "llama.cpp":
-        allowed = tolerance or LLAMA_CPP_TOLERANCES.get(theirs.dtype, TOLERANCE)
+    if tolerance is not None:
+        allowed = tolerance
+    elif theirs.kind == "llama.cpp":
+        allowed = LLAMA_CPP_TOLERANCES.get(theirs.dtype, TOLERANCE)
     elif is_quantised(theirs):
-        allowed = tolerance or LLAMA_CPP_TOLERANCES["q8_0"]
+        allowed = LLAMA_CPP_TOLERANCES["q8_0"]
     else:
-        allowed = tolerance or (TOLERANCE_HALF if half else TOLERANCE)
+        allowed = TOLERANCE_HALF if half else TOLERANCE
     problems = [
         f"{name} {found}, expected {expected}"
         for name in ("prompt", "pooling", "max_length", "dimensions", "normalize")
@@ -202,5 +204,5 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], toleranc
         apart = abs(theirs.spearman - ours.spearman)
         if not apart <= (SPEARMAN_TOLERANCE_HALF if half else SPEARMAN_TOLERANCE):
             problems.append(f"Spearman {theirs.spearman:.2f}, expected {ours.spearman:.2f}")
-    means = (float(differences_N.mean()), float(relative_N.max()))
-    return Comparison(theirs, allowed, largest, *means, texts[worst], other_ids, tuple(problems))
+    mean, relative = float(differences_N.mean()), float(relative_N.max())
+    return Comparison(theirs, allowed, largest, mean, relative, texts[worst], other_ids, tuple(problems))

@@ -39,7 +39,7 @@ from angle_llm.model.source.backbone import (
 from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError, is_saved_encoder, read_json
 from angle_llm.model.source.dense import dense_fingerprint, dense_folders, read_dense
 from angle_llm.model.source.encoder_card import EncoderCard
-from angle_llm.model.source.resolve import ModelSource, resolve_model
+from angle_llm.model.source.resolve import ModelSource, locate, resolve_model
 from angle_llm.model.source.weights import BaseWeights, open_base
 from angle_llm.model.tokenizer import find_special_tokens, plain_ids
 
@@ -136,9 +136,8 @@ def merge(
         "dtype": dtype,
         "angle_llm": __version__,
     }
-    found: list[Verification | None] = []
 
-    def fill(folder: Path) -> None:
+    def fill(folder: Path) -> Verification | None:
         alone = MergedWeights([parts[first]]) if check else merged
         _write_weights(folder, skeleton, alone, torch_dtype(dtype), shard_bytes)
         config: Any = skeleton.config
@@ -169,10 +168,9 @@ def merge(
             report = replace(report, notes=(*report.notes, note))
         if others:
             write_report(folder, report, str(out))
-        found.append(report)
+        return report
 
-    write_directory(target, fill)
-    return found[0]
+    return write_directory(target, fill)
 
 
 def _open_parts(
@@ -217,7 +215,7 @@ def _open_parts(
         trained_on = absolute_name(source.path) in bases  # a merged model that is itself the base of an adapter
         facts = {
             **({base: card.base_fingerprint} if card.base_fingerprint and not trained_on else {}),
-            "prompt": [(one.template, one.edits, one.tokenization, one.append) for one in vars(card.prompt).values()],
+            "prompt": [prompt.fingerprint for prompt in vars(card.prompt).values()],
             **{name: getattr(card, name) for name in ("pooling", "max_length", "dimensions", "normalize", "attention")},
             "Dense modules": dense_fingerprint(read_dense(source.dense, state_sizes(weights.skeleton)[0])).hex(),
             "shapes of the weights": {name: one.shape for name, one in weights.skeleton.state_dict().items()},
@@ -232,6 +230,23 @@ def _open_parts(
         cards.append(card)
         parts.append((weights, adapter))
     return cards, parts
+
+
+def check_paths(run: str | Path, out: str | Path) -> tuple[Path, Path, EncoderCard]:
+    """Return the folder of a saved encoder, the folder to write, and the card of the encoder.
+
+    Raises:
+        FileNotFoundError: if there is no saved encoder at `run`.
+        ArtifactError: if `out` has files, or would overwrite the encoder or its base.
+    """
+    source, target = Path(run).expanduser(), Path(out).expanduser()
+    if not is_saved_encoder(source):
+        raise FileNotFoundError(f"{source} is not a saved encoder. Give the model folder of a run, or a merged model.")
+    if target.is_dir() and any(target.iterdir()):
+        raise ArtifactError(f"OUT {target} has files. Name a new folder.")
+    card = EncoderCard.read(source)
+    check_target(source, locate(card.base or str(source)), target)
+    return source, target, card
 
 
 def check_target(source: Path, base: BackboneLocation, target: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from angle_llm.export.card import REPORT_NAME, CardFacts, file_name, is_on_hub, model_card
+from angle_llm.export.card import REPORT_NAME, CardFacts, file_name, model_card
 from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME
 from angle_llm.export.formats.onnx_folder import GRAPH_NAME
 from angle_llm.model.source.checks import (
@@ -33,7 +33,7 @@ from angle_llm.model.source.checks import (
 )
 from angle_llm.model.source.dense import DENSE_FILES
 from angle_llm.model.source.hub import ADAPTER_FILES, WHOLE_FILES
-from angle_llm.model.source.resolve import split_revision
+from angle_llm.model.source.resolve import is_hub_id, split_revision
 from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME
 from angle_llm.settings.export import PushSettings
 
@@ -92,15 +92,13 @@ def push(settings: PushSettings) -> str:
     files: dict[str, Path | bytes] = {}
     skipped = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if path.name in (REPORT_NAME, "README.md"):
+            continue
         name = path.relative_to(folder)
         hidden = any(part.startswith(".") for part in name.parts)
-        if (
-            path.suffix in _PUSHED | _WEIGHTS.get(facts.form, {".safetensors"})
-            and not hidden
-            and path.name != REPORT_NAME
-        ):
+        if path.suffix in _PUSHED | _WEIGHTS.get(facts.form, {".safetensors"}) and not hidden:
             files[name.as_posix()] = _content(path, facts)
-        elif path.name not in (REPORT_NAME, "README.md"):
+        else:
             skipped.append(name.as_posix())
     lines = [f"skipped: {', '.join(skipped)}"] if skipped else []
     if settings.dry_run:
@@ -315,7 +313,7 @@ def _license(api: Any, base: str | None) -> str | None:
     """Return the license that the hub's model card of a base model names; None if it is unknown."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    if base is None or not is_on_hub(base) or "/" not in base:
+    if base is None or not is_hub_id(base):
         return None
     try:
         data = api.model_info(base).card_data

@@ -30,8 +30,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from angle_llm.export.comparison import Verification
 from angle_llm.export.exported_folder import ExportFacts
-from angle_llm.export.formats.paths import check_paths
-from angle_llm.export.merge import merge
+from angle_llm.export.merge import check_paths, merge
 from angle_llm.export.tokenizer import PromptTokenizer, changed_names, check_same_ids, prompt_tokenizer
 from angle_llm.export.verify import finish_folder
 from angle_llm.io import write_json
@@ -103,9 +102,8 @@ def export_sentence_transformers(
         prompts, default = library_prompts(card.prompt, source)
         stored = SentenceTokenizer(tokenizer, replace(load_prompt("plain"), append=query.append), card.max_length)
     exported = prompt_tokenizer(stored)
-    found: list[Verification | None] = []
 
-    def fill(folder: Path) -> None:
+    def fill(folder: Path) -> Verification | None:
         if card.base is None:
             for path in _weights_files(source):
                 shutil.copyfile(path, folder / path.name)
@@ -127,10 +125,9 @@ def export_sentence_transformers(
         write_library_files(folder, backbone, card, prompts=prompts, default=default)
         facts = ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize)
         replace(facts, head=prompts.get(default or ""), as_llama=as_llama, dense=card.dense).write(folder)
-        found.append(finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=device))
+        return finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=device)
 
-    write_directory(target, fill)
-    return found[0]
+    return write_directory(target, fill)
 
 
 def _weights_files(folder: Path) -> list[Path]:

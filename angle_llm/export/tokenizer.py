@@ -83,7 +83,7 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
     else:
         for token in spec["added_tokens"] if steps else ():
             token["special"] = True  # and `split_special_tokens` does not split special tokens
-    spec["post_processor"] = _around(tokenizer, [*special.before, *before], [*after, *special.after])
+    spec["post_processor"] = _post_processor(tokenizer, [*special.before, *before], [*after, *special.after])
     spec["truncation"] = {
         "direction": "Right", "max_length": sentences.max_length, "strategy": "LongestFirst", "stride": 0
     }  # fmt: skip
@@ -155,7 +155,7 @@ def check_same_ids(
             )
 
 
-def _around(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> dict[str, Any]:
+def _post_processor(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> dict[str, Any]:
     """Return a post-processor for `tokenizer.json` that adds the token ids `before` and `after` around every text."""
     tokens = {
         name: {"id": name, "ids": list(ids), "tokens": tokenizer.convert_ids_to_tokens(list(ids))}

@@ -18,12 +18,11 @@ its base `TIMES_SMALLER` times more than from the other forms. One form is in me
 
 from __future__ import annotations
 
-import json
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -55,7 +54,7 @@ from angle_llm.export.tokenizer import changed_names
 from angle_llm.export.weights import WeightsCount, count_wrong
 from angle_llm.io import write_json
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.source.checks import MERGE_NAME, is_saved_encoder
+from angle_llm.model.source.checks import MERGE_NAME, is_saved_encoder, read_json
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.quantization import dequantize
 from angle_llm.model.source.resolve import resolve_model
@@ -64,10 +63,10 @@ from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompts
 from angle_llm.serve.client import ServerModel, is_server
 from angle_llm.serve.mistakes import likely_mistake
 
-ProgramModel: TypeAlias = Any
-"""An encoder that another program computes, with the interface of `SentenceTransformersModel`.
+Form: TypeAlias = Any
+"""A `SentenceEncoder`, or an encoder that another program computes, with the interface of `SentenceTransformersModel`.
 
-`tokenize` returns an empty list if token ids are not known."""
+`tokenize` of another program returns an empty list if token ids are not known."""
 
 
 class ProgramKind(NamedTuple):
@@ -76,13 +75,13 @@ class ProgramKind(NamedTuple):
     name: str
     recognises: Callable[[str | Path], bool]
     """Returns whether a path or URL is a form of this kind."""
-    open: Callable[[Any, str | None, dict[str, Any]], ProgramModel]
+    open: Callable[[Any, str | None, dict[str, Any]], Form]
     """Opens a form. Arguments: path or URL, device, and the expected `prompt`, `pooling`, `max_length`, `normalize`."""
     package: str = ""
     """Python package that computes the vectors; empty for a server."""
 
 
-def _open_library(path: str | Path, device: str | None, usage: dict[str, Any]) -> ProgramModel:
+def _open_library(path: str | Path, device: str | None, usage: dict[str, Any]) -> Form:
     """Open a sentence-transformers folder."""
     return SentenceTransformersModel(path, device=device, prompt=usage["prompt"], pooling=usage["pooling"])
 
@@ -96,8 +95,6 @@ PROGRAM_KINDS: tuple[ProgramKind, ...] = (
 )
 """The kinds of forms that other programs compute. The first kind that recognises a path is used."""
 
-Form: TypeAlias = Any
-"""A `SentenceEncoder` or a `ProgramModel`."""
 Score = Callable[[SentenceEncoder], float]
 """A function from an encoder to its Spearman × 100 on a file of scored pairs."""
 
@@ -241,7 +238,9 @@ def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
 def _library_versions(forms: Sequence[str | Path]) -> str:
     """Return the names and versions of the libraries that compute the embeddings of the forms, as text."""
     names = sorted({kind.package for form in forms if (kind := _program(form)) and kind.package})
-    return ", ".join(f"{name} {version(name)}" for name in (*names, "transformers", "torch"))
+    # From the module: its distribution can have another name, such as onnxruntime-gpu.
+    modules = {name: importlib.import_module(name.replace("-", "_")) for name in (*names, "transformers", "torch")}
+    return ", ".join(f"{name} {getattr(module, '__version__', 'unknown')}" for name, module in modules.items())
 
 
 def _count(forms: list[tuple[str | Path, FormFacts]], original_base: bool) -> WeightsCount | None:
@@ -394,13 +393,13 @@ def _encode(
         dimensions=rows_ND.shape[1],
         normalize=encoder.normalize,
         # A score calls only `encode`, which all forms have.
-        spearman=None if score is None else score(cast("SentenceEncoder", encoder if len(sides) > 1 else by_side[0])),
+        spearman=None if score is None else score(encoder if len(sides) > 1 else by_side[0]),
     )
     return Encoded(facts, [ids for form in by_side for ids in form.tokenize(texts)], rows_ND)
 
 
 def _by_side(encoder: Form, sides: Sequence[Side | None]) -> Sequence[Form]:
-    """Return an encoder for each of `sides`: for queries, for documents, or `encoder` unchanged (None).
+    """Return one encoder per side (query, document); for side None, the encoder itself.
 
     If the side is None and `encoder` has two prompts, the result uses the prompt of queries.
     """
@@ -447,7 +446,7 @@ def _base_rows(
         return None, "not compared: a whole model was not merged, so its base is unknown"
     try:
         unknown = {"base": named, "base_dtype": "auto"} | dict.fromkeys(("base_revision", "bits", "layers"))
-        origin: dict[str, Any] = unknown if named else json.loads(merged.read_text(encoding="utf-8"))
+        origin: dict[str, Any] = unknown if named else read_json(merged)
         base = SentenceEncoder.from_pretrained(
             origin["base"],
             prompt=encoder.prompts,

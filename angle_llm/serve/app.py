@@ -47,7 +47,7 @@ class EmbeddingRequest(BaseModel):
 
 
 class _Job(NamedTuple):
-    """The texts of a request, which wait for their vectors."""
+    """A request in the queue of the `Batcher`: texts and side, the future embeddings, and the time of its arrival."""
 
     texts: list[str]
     side: Side | None

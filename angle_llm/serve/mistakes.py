@@ -123,7 +123,11 @@ def _row(
     dense: bool = True,
     base: bool = False,
 ) -> Rows:
-    """Return the vector (1, D) of a text by an encoder with an edited text, prompt, maximum length, ids or pooling."""
+    """Encode a text with a changed encoder, such as with another prompt or pooling; return the embedding (1, D).
+
+    `edit`, `prompt` and `ids` are functions that change the text, the prompt of its side, and the token ids. `length` is
+    the maximum length. Without `dense`, the Dense modules are skipped; with `base`, the adapter is disabled.
+    """
     own = encoder.prompts.of(side or "query")
     tokenizer = SentenceTokenizer(encoder.tokenizer, prompt(own) if prompt else own, length or encoder.max_length)
     ids_BT = torch.tensor([ids(tokenizer([edit(text)])[0])], device=encoder.device)

@@ -116,9 +116,9 @@ def test_paired_interval_is_shorter_than_that_of_one_model() -> None:
     better, worse = models(0, 1000, noise=(0.5, 1.1), shared=2.0)
     one = compare({"stsb": better}, {"stsb": worse}).tasks["stsb"]
 
-    assert one.spearman == pytest.approx(100 * spearman(better.cosine, better.gold))
+    assert one.value == pytest.approx(100 * spearman(better.cosine, better.gold))
     assert one.other == pytest.approx(100 * spearman(worse.cosine, worse.gold))
-    assert one.difference == one.spearman - one.other > 0
+    assert one.difference == one.value - one.other > 0
     assert 0 < one.interval.low < one.difference < one.interval.high
     assert one.p_value < 0.01
     # Without pairing, even the interval of one model is longer.
@@ -138,7 +138,7 @@ def test_average_is_over_common_published_tasks() -> None:
     assert comparison.averaged == ("sts12", "stsb")
     assert comparison.left_out == ("sickr", "sts16")
     average, tasks = comparison.average, comparison.tasks
-    assert average.pairs == 600
+    assert average.items == 600
     assert average.difference == pytest.approx((tasks["sts12"].difference + tasks["stsb"].difference) / 2)
     lengths = [one.interval.high - one.interval.low for one in (average, tasks["sts12"], tasks["stsb"])]
     assert lengths[0] < min(lengths[1:])  # the mean of two independent tasks varies less
@@ -167,7 +167,7 @@ def test_undefined_correlation_gives_nan_differences() -> None:
     comparison = compare({"stsb": one, "sickr": one}, {"stsb": collapsed, "sickr": two})
     exchanged = compare({"stsb": collapsed, "sickr": two}, {"stsb": one, "sickr": one})
     for there, back in zip(differences(comparison), differences(exchanged), strict=True):
-        assert (there.spearman, back.spearman) == pytest.approx((back.other, there.other), nan_ok=True)
+        assert (there.value, back.value) == pytest.approx((back.other, there.other), nan_ok=True)
     assert not math.isnan(exchanged.tasks["stsb"].other)
     for difference in (comparison.tasks["stsb"], comparison.average):
         for number in (difference.other, difference.difference, difference.interval.low, difference.p_value):

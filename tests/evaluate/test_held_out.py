@@ -192,3 +192,12 @@ def test_the_advice_names_the_command_of_the_first_task(folder: Path) -> None:
         ({}, "sts --model run/model --tasks HELD_OUT.tsv"),
     ):
         assert eval_command(EvaluationSettings(**settings), model) == f"angle-llm eval {words}"
+
+
+def test_the_advice_needs_no_file_that_was_moved_during_the_training(folder: Path) -> None:
+    for task in ("sts.tsv", "beir@valid"):
+        (folder / task.partition("@")[0]).rename(folder / "moved")
+        assert eval_command(EvaluationSettings(tasks=[task]), Path("model")) == "angle-llm eval --help"
+        (folder / "moved").rename(folder / task.partition("@")[0])
+    write(folder / "sts.tsv", "something else\n")
+    assert eval_command(EvaluationSettings(tasks=["sts.tsv"]), Path("model")) == "angle-llm eval --help"

@@ -11,7 +11,7 @@ from tiny import tiny_encoder
 
 from angle_llm.evaluate import StsPair, StsTask, evaluate
 from angle_llm.evaluate.held_out import held_out_evaluation
-from angle_llm.evaluate.mteb_tasks import MtebSettings, evaluate_mteb, mteb_main
+from angle_llm.evaluate.mteb_tasks import MtebSettings, evaluate_mteb, mteb_main, named_after
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask
 from angle_llm.settings.train import EvaluationSettings
@@ -30,6 +30,19 @@ PAIRS = tuple(
 GROUPS = {"q1": "a man eats", "q2": "a dog barks"}
 CORPUS = {"d1": "a man eats .", "d2": "the dog barks", "d3": "someone sleeps", "d4": "a cat eats"}
 QRELS = {"q1": {"d1": 1, "d4": 1}, "q2": {"d2": 1}}
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("org/model@main", "org/model"),
+        ("gpt2", "local/gpt2"),
+        ("a/b/c", "local/c"),
+        ("package:some/model", "local/model"),
+    ],
+)
+def test_a_hub_id_with_an_organisation_is_the_name_in_result_files(model: str, name: str) -> None:
+    assert named_after(model) == name
 
 
 def described(name: str, kind: str, main_score: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from evaluate_samples import rows_of
 from tiny import tiny_encoder
 
-from angle_llm.evaluate import evaluate, read_pairs
+from angle_llm.evaluate import evaluate, nested, read_pairs
 from angle_llm.evaluate.nested import NestedEvalSettings, halves, nested_main, quality_curve
 
 PAIRS = "starter:graded_pairs.tsv"
@@ -32,6 +32,17 @@ def test_every_point_equals_the_score_of_the_cut_encoder_from_one_encoding() -> 
         # Float32 rounding may swap two pairs of nearly equal cosine; a figure moves by some 1e-4 then.
         assert point.spearman == pytest.approx({task.name: alone.tasks[task.name].spearman}, abs=0.01)
     assert len({round(point.mean, 1) for point in points}) > 1, "all points are equal, so this test checks nothing"
+
+
+def test_the_curve_does_not_depend_on_the_order_of_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reversed_texts(encode: Any, tasks: Any) -> Any:
+        return evaluate(lambda texts: encode(texts[::-1])[::-1], tasks)
+
+    curves = []
+    for function in (evaluate, reversed_texts):
+        monkeypatch.setattr(nested, "evaluate", function)
+        curves.append(quality_curve(tiny_encoder("llama"), [read_pairs(PAIRS)], layers=[1], dimensions=[8]))
+    assert curves[0] == curves[1]
 
 
 @pytest.mark.parametrize("cuts", [{"layers": [4]}, {"layers": [0]}, {"dimensions": [64]}, {"dimensions": [0]}])

@@ -1,5 +1,6 @@
 """Retrieval: ranks equal a plain sort, pessimistic ties, metrics, files, command."""
 
+import gzip
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -173,11 +174,9 @@ def test_the_own_document_of_a_query_is_skipped_unless_it_is_its_answer(tmp_path
     """The document q is that of query q. The number 2 is a document and a query, here with one text."""
     folder = beir_folder(tmp_path / "mini", "q\td1\t1", "2\td1\t1")
     assert read_beir(folder).itself == (2, 1)
-    assert read_beir(folder, own="keep").itself == (None, None)
-    assert read_beir(beir_folder(tmp_path / "own", "q\tq\t1"), own="skip").itself == (None,)
+    assert read_beir(beir_folder(tmp_path / "own", "q\tq\t1")).itself == (None,)
     write_jsonl(folder / "queries.jsonl", {"_id": "q", "text": "T a"}, {"_id": "2", "text": "another"})
     assert read_beir(folder).itself == (2, None), "queries and documents are counted from 1 separately"
-    assert read_beir(folder, own="skip").itself == (2, 1)
 
 
 def random_run(largest: int) -> tuple[np.ndarray, list[dict[int, float]], list[dict[int, int]]]:
@@ -332,8 +331,9 @@ def test_known_answers_of_minilm(data_dir: Path) -> None:
     folder = data_dir / "retrieval"
     cranfield = read_beir(folder / "cranfield", binary=True)
     issues = folder / "issues"
-    kept = replace(read_beir(f"{issues}@title_to_duplicate.test", own="keep"), name="kept")
-    tasks = [cranfield, read_beir(f"{issues}@title_to_body.test"), read_beir(f"{issues}@title_to_duplicate.test"), kept]
+    duplicates = read_beir(f"{issues}@title_to_duplicate.test")
+    kept = replace(duplicates, name="kept", itself=(None,) * len(duplicates.queries))
+    tasks = [cranfield, read_beir(f"{issues}@title_to_body.test"), duplicates, kept]
     assert [sum(place is not None for place in task.itself) for task in tasks] == [0, 0, 545, 0]
     found = evaluate_retrieval(encoder.encode, tasks, resamples=0).tasks
     names = ("nDCG@10", "MRR@10", "R@10", "MAP@100")
@@ -342,6 +342,33 @@ def test_known_answers_of_minilm(data_dir: Path) -> None:
     assert metrics["issues@title_to_body.test"] == pytest.approx([73.31, 68.44, 88.51, 68.83], abs=0.05)
     assert metrics["kept"] == pytest.approx([42.52, 34.88, 66.97, 35.50], abs=0.05)
     assert metrics["issues@title_to_duplicate.test"][0] == pytest.approx(51.97, abs=0.05)
+
+
+def test_published_scores_are_only_for_the_published_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    groups = [["a b c", "a b", "a c"], ["x y", "x y z", "b d"]]
+    other = write_groups(tmp_path / "flickr30k.jsonl", *groups)
+    file = tmp_path / "flickr30k/test_2016.jsonl.gz"
+    file.parent.mkdir()
+    file.write_bytes(gzip.compress(other.read_bytes()))
+    for paths, published in (([other], False), ([file], True), ([file, other], True)):
+        retrieval_main(RetrievalSettings(model="m", groups=tuple(paths)), lambda path, /, **options: Words())
+        assert ("Published strict accuracy" in capsys.readouterr().out) == published
+
+
+def test_an_encoding_time_of_0_gives_no_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a file of a machine with a coarse clock."""
+    groups = write_groups(tmp_path / "groups.jsonl", ["a b", "a"], ["c d", "c"])
+    out = tmp_path / "out.json"
+    retrieval_main(RetrievalSettings(model="m", groups=(groups,), json=out), lambda path, /, **options: Words())
+    out.write_text(json.dumps(json.loads(out.read_text()) | {"encode_seconds": 0.0}))
+    capsys.readouterr()
+    settings = RetrievalSettings(
+        model="m", groups=(groups,), against=(str(out), str(out)), json=tmp_path / "again.json"
+    )
+    retrieval_main(settings, lambda path, /, **options: Words())
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if "out.json" in line and "|" in line]
+    assert [row[5].strip() for row in rows] == ["–", "–"]
+    assert json.loads((tmp_path / "again.json").read_text())["comparisons"][0]["texts_per_second"] is None
 
 
 def test_two_prompts_encode_queries_and_documents(tmp_path: Path) -> None:

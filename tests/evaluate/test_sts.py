@@ -253,9 +253,18 @@ def test_comparison_with_a_model_equals_that_with_its_saved_scores(tmp_path: Pat
     here, other = (json.loads(file.read_text()) for file in files)
     assert here["comparison"] == other["comparison"]
     difference = here["comparison"]["tasks"]["pairs"]
-    assert difference["spearman"] == here["tasks"]["pairs"]["spearman"]
+    assert difference["value"] == here["tasks"]["pairs"]["spearman"]
     assert difference["other"] == json.loads(saved.read_text())["tasks"]["pairs"]["spearman"]
     assert difference["interval"]["low"] < difference["difference"] < difference["interval"]["high"]
+
+
+def test_a_task_that_is_named_twice_is_refused_before_a_model_is_opened(tmp_path: Path) -> None:
+    opened: list[str] = []
+    file = write(tmp_path / "pairs.tsv", "sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2\n")
+    settings = StsEvalSettings(model="m", tasks=(str(file), str(file)))
+    with pytest.raises(ValueError, match="unique names"):
+        sts_main(settings, lambda path, /, **options: opened.append(path))
+    assert opened == []
 
 
 def test_scores_of_other_sentences_are_compared_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

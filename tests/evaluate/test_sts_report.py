@@ -124,12 +124,12 @@ def test_comparison_in_the_report() -> None:
     comparison = compare(ours.scores, theirs, resamples=100)
     report = sts_report(ours, "m", comparison=comparison, other="the gold scores")
     one = comparison.tasks["sts12"]
-    row = rf"\| STS12 +\| +60 \| +{one.spearman:.2f} \| +100\.00 \| +{one.difference:.2f} \| +-.* … .* \| 0\.0198 \|"
+    row = rf"\| STS12 +\| +60 \| +{one.value:.2f} \| +100\.00 \| +{one.difference:.2f} \| +-.* … .* \| 0\.0198 \|"
     assert re.search(row, report)
     assert re.search(row.replace("STS12", "average"), report)
     mean = comparison.means["sts12"]
-    assert (mean.spearman, mean.other) == pytest.approx((ours.tasks["sts12"].mean_over_subtasks.spearman, 100))
-    assert f"| STS12, mean | 60 | {mean.spearman:.2f} |" in re.sub(" +", " ", report)
+    assert (mean.value, mean.other) == pytest.approx((ours.tasks["sts12"].mean_over_subtasks.spearman, 100))
+    assert f"| STS12, mean | 60 | {mean.value:.2f} |" in re.sub(" +", " ", report)
     assert "mine, sickr" in report  # not compared
 
 

@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen3Config
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.export.comparison import Comparison
 from angle_llm.export.formats import gguf_file, llama_cpp
-from angle_llm.export.formats.gguf_file import export_gguf
 from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME, Usage, is_gguf_export
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import verify
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.prompts import SidePrompts
 
+export_gguf = partial(gguf_file.export_gguf, check=False)
 LENGTH = 80
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -98,11 +99,12 @@ def compared(saved: Path, folder: Path, side: Any = None) -> Comparison:
 def test_llama_cpp_gives_the_token_ids_and_vectors_of_the_encoder(name: str, tmp_path: Path) -> None:
     config, tokenizer = MODELS[name]
     saved = save(tmp_path / "model", config(), tokenizer)
-    usage = export_gguf(saved, tmp_path / "out")
+    export_gguf(saved, tmp_path / "out")
     found = compared(saved, tmp_path / "out")
     assert found.problems == ()
     assert found.largest_difference <= 1e-6  # measured: 4e-11 at most, 2e-7 for Gemma, whose GELU is a table in float16
-    assert usage == Usage.read(tmp_path / "out")
+    usage = Usage.read(tmp_path / "out")
+    assert (usage.prompt, usage.max_length, usage.normalize) == (SidePrompts(ONE_WORD, ONE_WORD), LENGTH, False)
     assert is_gguf_export(tmp_path / "out")
 
 
@@ -118,7 +120,8 @@ def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path
     saved = save(tmp_path / "model", config(), tokenizer, prompt=prompts, pooling="mean")
     card = json.loads((saved / "angle_llm.json").read_text())
     (saved / "angle_llm.json").write_text(json.dumps(card | {"normalize": True}))
-    usage = export_gguf(saved, tmp_path / "out")
+    export_gguf(saved, tmp_path / "out")
+    usage = Usage.read(tmp_path / "out")
     assert [usage.requests[side].as_text for side in ("query", "document")] == [True, False]
     for side in ("query", "document"):
         assert compared(saved, tmp_path / "out", side).problems == ()
@@ -355,15 +358,18 @@ def test_this_package_opens_the_file_as_a_backbone(tmp_path: Path) -> None:
     np.testing.assert_allclose(theirs.encode(SENTENCES), ours.encode(SENTENCES), rtol=0, atol=1e-6)
 
 
-def test_nothing_is_written_if_the_check_fails(right: tuple[Path, Path], tmp_path: Path) -> None:
+def test_nothing_is_written_if_the_check_fails(
+    right: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
-    def refuse(folder: Path) -> None:
+    def refuse(folder: Path, *_: Any, **__: Any) -> None:
         seen.extend(sorted(path.name for path in folder.iterdir()))
         raise ValueError("differs")
 
+    monkeypatch.setattr(gguf_file, "finish_folder", refuse)
     with pytest.raises(ValueError, match="differs"):
-        export_gguf(right[0], tmp_path / "out", finish=refuse)
+        export_gguf(right[0], tmp_path / "out")
     assert seen == [GGUF_NAME, USAGE_NAME]
     assert list(tmp_path.iterdir()) == []
 
@@ -419,7 +425,8 @@ def test_usage_names_the_prompt_the_length_and_special_names(tmp_path: Path) -> 
     tiny_encoder("qwen2", max_length=LENGTH, prompt=replace(ONE_WORD, tokenization="segments")).save_pretrained(
         tmp_path / "model"
     )
-    text = export_gguf(tmp_path / "model", tmp_path / "out").described(tmp_path / "out")
+    export_gguf(tmp_path / "model", tmp_path / "out")
+    text = Usage.read(tmp_path / "out").described()
     for part in (ONE_WORD.template, f"at most {LENGTH} tokens", "<|im_end|>", "llama-server -m", "send token ids"):
         assert part in text
     assert tiny_backbone("qwen2").config.model_type in gguf_file.ARCHITECTURES

@@ -16,6 +16,7 @@ from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 from angle_llm import PromptTemplate, SentenceEncoder, cli
 from angle_llm.export.merge import merge
 from angle_llm.export.push import PushError
+from angle_llm.model.source.checks import CARD_NAME
 
 TEXTS = ["A man is eating.", "Where is it?"]
 
@@ -148,6 +149,15 @@ def test_a_dry_run_uses_no_network(hub: Hub, adapter: Path, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert "adapter_model.safetensors\n" in shown
     assert hub.requests == []
+
+
+def test_the_license_of_a_base_without_a_user_name_is_in_the_card(hub: Hub, adapter: Path, tmp_path: Path) -> None:
+    hub.put("gpt2", {"README.md": b"---\nlicense: mit\n---\n"})
+    card = json.loads((adapter / CARD_NAME).read_text())
+    (adapter / CARD_NAME).write_text(json.dumps(card | {"base": "gpt2", "base_revision": None}))
+    push(adapter, "user/mine")
+    front = yaml.safe_load(head(hub)["README.md"].decode().split("---\n")[1])
+    assert (front["base_model"], front["license"]) == ("gpt2", "mit")
 
 
 def test_a_repository_of_another_kind_is_not_changed(hub: Hub, adapter: Path) -> None:

@@ -1,7 +1,9 @@
 """`verify` accepts forms of one encoder, and names each difference of another one."""
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ from tiny import save_tiny_adapter, save_tiny_base
 from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.evaluate import sts_score
 from angle_llm.export.comparison import TIMES_SMALLER, Verification
+from angle_llm.export.formats.onnx_folder import FACTS_NAME, GRAPH_NAME
 from angle_llm.export.merge import merge
-from angle_llm.export.verify import verify
+from angle_llm.export.verify import _library_versions, verify
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.settings.train import LoraSettings
 
@@ -138,3 +141,23 @@ def test_correlations_are_compared_too(forms: Path) -> None:
     scores = iter([70.0, 70.2])
     odd = verify([forms / "adapter", forms / "merged"], score=lambda _: next(scores), device="cpu")
     assert "Spearman 70.20" in problems(odd)
+
+
+def test_the_tolerance_may_be_0(forms: Path) -> None:
+    found = verify([forms / "adapter", forms / "merged", forms / "adapter"], tolerance=0, device="cpu")
+    merged, itself = found.comparisons
+    assert (merged.tolerance, itself.problems) == (0, ())
+    assert "exceeds 0e+00" in problems(found)
+
+
+def test_versions_are_those_of_the_imported_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The distribution onnxruntime-gpu has the module onnxruntime, and no distribution of this name."""
+    for name in (FACTS_NAME, GRAPH_NAME):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    library: Any = ModuleType("onnxruntime")
+    monkeypatch.setitem(sys.modules, "onnxruntime", library)
+    assert _library_versions([tmp_path]).startswith("onnxruntime unknown, transformers ")
+    library.__version__ = "1.2.3"
+    assert _library_versions([tmp_path]).startswith("onnxruntime 1.2.3, transformers ")
+    assert _library_versions([tmp_path]).endswith(f", torch {torch.__version__}")

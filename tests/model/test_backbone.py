@@ -32,7 +32,7 @@ from angle_llm.model.source.backbone import (
 )
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.quantization import dequantize
-from angle_llm.model.source.resolve import locate
+from angle_llm.model.source.resolve import is_hub_id, locate
 from angle_llm.model.source.weights import BaseWeights, open_base
 from angle_llm.model.tokenizer import count_positions
 
@@ -75,6 +75,14 @@ def test_a_folder_a_gguf_file_and_a_path_in_a_package_are_found(
 @pytest.mark.parametrize("name", ["gpt2", "NousResearch/Llama-2-7b-hf", "Qwen/Qwen2.5-0.5B", "a_b/c.d-e_f"])
 def test_a_hub_id_is_a_name_that_is_not_a_path(name: str) -> None:
     assert locate(name) == BackboneLocation(name)
+    assert is_hub_id(name)
+
+
+def test_an_existing_path_a_package_and_none_are_no_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpt2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in (None, "", "gpt2", "./model", "~/model", "/a/b", "a/b/c", "package:a/b", "a/b@main"):
+        assert not is_hub_id(name)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -28,15 +27,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from angle_llm.export.comparison import Verification
 from angle_llm.export.formats.llama_cpp import FILE_TYPES, GGUF_NAME, Request, Usage
-from angle_llm.export.formats.paths import check_paths
-from angle_llm.export.merge import merge
+from angle_llm.export.merge import check_paths, merge
+from angle_llm.export.verify import finish_folder
 from angle_llm.model.source.artifact import write_directory
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.model.source.weights import BaseWeights, open_base
 from angle_llm.model.tokenizer import SideTokenizers
 from angle_llm.prompts import Side, load_prompts
+from angle_llm.settings.parsing import need_library
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 """Architecture in llama.cpp by model type of transformers."""
@@ -66,22 +67,28 @@ def export_gguf(
     *,
     dtype: Literal["float32", "float16", "q8_0"] = "float32",
     side: Side | None = None,
-    finish: Callable[[Path], object] | None = None,
-) -> Usage:
-    """Export a saved encoder to a folder with a GGUF file and its usage, and return the usage.
+    check: bool = True,
+) -> Verification | None:
+    """Export a saved encoder to a folder with a GGUF file and its usage, and return the verification.
+
+    The verification compares the folder with the encoder.
 
     Args:
         run: folder of the encoder: an adapter, which is merged in float32 first, or a whole model.
         out: folder to write.
         dtype: type of the weight matrices; vectors stay in float32.
         side: use only the prompt of queries, or only the prompt of documents, for all texts.
-        finish: called with the complete folder under its temporary name. If it raises an exception, nothing is written.
+        check: False skips the verification, which needs xllamacpp; the result is then None.
 
     Raises:
         FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
         ArtifactError: for a model, tokenizer or pooling that llama.cpp cannot hold, a damaged encoder, or a target that
             would overwrite its inputs.
+        MissingLibraryError: if xllamacpp is not installed and `check` is True.
+        VerificationError: if the folder differs from the encoder; nothing is written.
     """
+    if check:
+        need_library("xllamacpp", "the comparison (--no-verify skips it)", "gguf")
     source, target, card = check_paths(run, out)
     if card.pooling not in _POOLINGS:
         raise ArtifactError(f"{source} has pooling {card.pooling!r}; a GGUF file supports {', '.join(_POOLINGS)}.")
@@ -107,7 +114,7 @@ def export_gguf(
         requests={"query": Request.of(tokenizers.query), "document": Request.of(tokenizers.document)},
     )
 
-    def fill(folder: Path) -> None:
+    def fill(folder: Path) -> Verification | None:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.merged.", dir=folder.parent) as work:
             merged = source if card.base is None else Path(work) / "merged"
             if card.base is not None:
@@ -115,11 +122,9 @@ def export_gguf(
             weights = open_base(BackboneLocation(str(merged)), dtype="float32")
             write_gguf(folder / GGUF_NAME, weights, vocabulary, card.pooling, dtype)
         usage.write(folder)
-        if finish is not None:
-            finish(folder)
+        return finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=None)
 
-    write_directory(target, fill)
-    return usage
+    return write_directory(target, fill)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ def _add_tensors(writer: gguf.GGUFWriter, weights: BaseWeights, architecture: st
 
 
 def _converted(source: str, values: Tensor, config: Any, architecture: str) -> Tensor:
-    """Return a tensor as llama.cpp computes with it."""
+    """Convert the weight `source` of a backbone to the row order and scale that llama.cpp expects."""
     if architecture == "gemma3" and source.endswith("q_norm.weight"):
         # llama.cpp takes query_pre_attn_scalar from other sizes, in a model of 62 layers (27B) from all heads.
         size = config.hidden_size / config.num_attention_heads if config.num_hidden_layers == 62 else config.head_dim
@@ -209,10 +214,10 @@ def _converted(source: str, values: Tensor, config: Any, architecture: str) -> T
 
 
 def _check_config(config: Any, architecture: str) -> None:
-    """Check the parts of a configuration that llama.cpp decides by the architecture.
+    """Check that a model has the activation, attention and windows that llama.cpp computes for its architecture.
 
     Raises:
-        ArtifactError: for a part with another value.
+        ArtifactError: for a model with others.
     """
     gemma = architecture == "gemma3"
     activation = config.hidden_activation if gemma else config.hidden_act
@@ -273,7 +278,7 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size
 
 
 class Vocabulary:
-    """The tokenizer of an encoder as llama.cpp describes it, with the special tokens that the encoder adds."""
+    """Metadata of a tokenizer for a GGUF file: vocabulary, merges, split of words, and the BOS and EOS tokens to add."""
 
     def __init__(self, tokenizers: SideTokenizers) -> None:
         """Read the tokenizer.
@@ -297,7 +302,7 @@ class Vocabulary:
                 f"llama.cpp does not have the normalizer or pre-tokenizer of this tokenizer: {parts:.400}"
             )
         self.pre, self.add_space = pre, add_space
-        self.bos, self.eos = _around(tokenizers)
+        self.bos, self.eos = _added_tokens(tokenizers)
         self.nfc = bool(_steps(self.spec["normalizer"])) and not self.sentencepiece
         """Whether the tokenizer normalises a text to NFC, which llama.cpp does not."""
         self.special_names = [token["content"] for token in self.spec["added_tokens"] if token["special"]]
@@ -365,7 +370,7 @@ def _split_name(spec: dict[str, Any]) -> str | None:
     return next((name for name, known in _SPLITS.items() if known == split), None)
 
 
-def _around(tokenizers: SideTokenizers) -> tuple[int | None, int | None]:
+def _added_tokens(tokenizers: SideTokenizers) -> tuple[int | None, int | None]:
     """Return the ids of the special tokens that llama.cpp adds before and after all texts, None for no token.
 
     Raises:

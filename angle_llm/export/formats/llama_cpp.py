@@ -50,7 +50,7 @@ _SLOTS = 4
 
 @dataclass(frozen=True)
 class Request:
-    """How a client makes the input for a text: a formatted text, or token ids.
+    """Rule by which a client builds the request for a text: the formatted text, or token ids.
 
     The formatted text is `template` with the edited text. It has the right ids if `as_text` is true and it has at most
     `max_length` tokens. The ids of all texts are `before + tokenize(head + text + merge_span)[:most] + after`, where
@@ -69,7 +69,7 @@ class Request:
 
     @classmethod
     def of(cls, sentences: SentenceTokenizer) -> Request:
-        """Return the rule for the tokenizer of an encoder."""
+        """Create the rule from the tokenizer of an encoder, with the prompt and maximum length of a side."""
         (before, head, merge_span, after), special = sentences.template, sentences.special_tokens
         start, end = [*special.before, *before], [*after, *special.after]
         most = sentences.max_length - len(start) - len(end)
@@ -115,11 +115,11 @@ class Usage:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(f"{file} is missing or damaged ({error}). Export the encoder again.") from error
 
-    def described(self, folder: Path) -> str:
-        """Return how to serve and how to use the file, as text for the command line."""
+    def described(self) -> str:
+        """Return instructions for users of the folder: the command of llama-server, and the text or ids to send."""
         batch = max(512, self.max_length)
         options = f"--embedding --kv-unified -np {_SLOTS} -c {_SLOTS * self.max_length} -b {batch} -ub {batch}"
-        lines = [f"    llama-server -m {folder / GGUF_NAME} {options}", ""]
+        lines = [f"    llama-server -m {GGUF_NAME} {options}", ""]
         for side in SIDES if self.prompt.differ else SIDES[:1]:
             prompt = self.prompt.of(side)
             lines.append(f"The file has no prompt. Send each {side if self.prompt.differ else 'text'} as")
@@ -219,7 +219,7 @@ class LlamaCppModel:
         return ids
 
     def _post(self, path: str, values: dict[str, Any]) -> Any:
-        """Send a request to llama.cpp and return the answer. Raises `ArtifactError` if llama.cpp refuses it or has died."""
+        """Send a request to llama.cpp and return the answer. Raises `ArtifactError` if llama.cpp refuses it or ended."""
         try:
             answer = self._client.post(path, json=values)
         except httpx.HTTPError as error:

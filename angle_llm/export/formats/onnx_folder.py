@@ -97,7 +97,7 @@ class OnnxModel:
 
     @property
     def _head(self) -> str:
-        """The prompt that is sent with each text; empty if the tokenizer adds it."""
+        """Prompt of the side that goes before each text; empty if the tokenizer of the folder adds the prompt."""
         return self._heads.get(self.side or "", self._heads.get(self._default, ""))
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:

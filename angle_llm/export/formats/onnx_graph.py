@@ -21,7 +21,7 @@ import inspect
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from angle_llm.export.comparison import Verification
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.formats.onnx_folder import FORM, GRAPH_NAME
-from angle_llm.export.formats.paths import check_paths
+from angle_llm.export.merge import check_paths
 from angle_llm.export.sentence_transformers import export_sentence_transformers
+from angle_llm.export.verify import finish_folder
 from angle_llm.io import write_json
 from angle_llm.model.pooling import pooling_named
 from angle_llm.model.source.artifact import write_directory
@@ -54,28 +56,31 @@ def export_onnx(
     *,
     int8: bool = False,
     side: Side | None = None,
-    finish: Callable[[Path], object] | None = None,
-) -> None:
-    """Export a saved encoder to a folder with an ONNX graph and its tokenizer.
+    check: bool = True,
+) -> Verification | None:
+    """Export a saved encoder to a folder with an ONNX graph and its tokenizer, and return the verification.
+
+    The verification compares the folder with the encoder.
 
     Args:
         run: folder of the encoder: an adapter, which is merged first, or a whole model.
         out: folder to write.
         int8: quantize the weights of linear layers to 8 bits.
         side: use only the prompt of queries, or only the prompt of documents, for all texts.
-        finish: called with the complete folder under its temporary name. If it raises an exception, nothing is written.
+        check: False skips the verification; the result is then None.
 
     Raises:
         FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
         ArtifactError: for a model that torch cannot export, prompts, a pooling or dimensions that the folder cannot store,
             or a target that has files or would overwrite its inputs.
         MissingLibraryError: if onnx, onnxscript or onnxruntime is not installed.
+        VerificationError: if the folder differs from the encoder; nothing is written.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         need_library(module, "export --to onnx", "onnx")
     source, target, _ = check_paths(run, out)
 
-    def fill(folder: Path) -> None:
+    def fill(folder: Path) -> Verification | None:
         export_sentence_transformers(source, folder, side=side, check=False)
         _write_graph(folder)
         for path in folder.glob("model*"):  # the weights and their index
@@ -83,10 +88,9 @@ def export_onnx(
         if int8:
             _quantize_graph(folder / GRAPH_NAME)
         _adapt_files(folder, bits=8 if int8 else None)
-        if finish is not None:
-            finish(folder)
+        return finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=None)
 
-    write_directory(target, fill)
+    return write_directory(target, fill)
 
 
 def _write_graph(folder: Path) -> None:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -50,6 +50,8 @@ from angle_llm.model.source.sentence_transformers_folder import (
 )
 from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, count_positions
 from angle_llm.prompts import SIDES, SidePrompts
+
+Filled = TypeVar("Filled")
 
 # transformers imports DeepSpeed to save a model, if it is installed, and DeepSpeed then warns on a machine without a GPU.
 logging.getLogger("DeepSpeed").addFilter(
@@ -325,8 +327,8 @@ def check_writable(target: Path, **read: str | Path) -> None:
             raise ArtifactError(f"writing {target} would overwrite the {what}, {path}. Choose another folder.")
 
 
-def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
-    """Write a folder with the function `fill`, complete or not at all (see `io.write_folder`).
+def write_directory(target: Path, fill: Callable[[Path], Filled]) -> Filled:
+    """Write a folder with the function `fill`, complete or not at all (see `io.write_folder`); return its result.
 
     An existing `target` is replaced only if it is empty or a saved encoder.
 
@@ -335,4 +337,6 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
     """
     target = target.expanduser()
     check_writable(target)
-    write_folder(target, fill)
+    found: list[Filled] = []
+    write_folder(target, lambda folder: found.append(fill(folder)))
+    return found[0]

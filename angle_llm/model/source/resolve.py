@@ -127,6 +127,11 @@ def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
     return ModelSource(path_or_id, location, found.commit or revision, library=found.folder)
 
 
+def is_hub_id(name: str | None) -> bool:
+    """Return whether a model name has the form of a hub id (MODEL or USER/MODEL) and is not an existing local path."""
+    return name is not None and _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+
+
 def split_revision(path_or_id: str) -> tuple[str, str | None]:
     """Split `ID@REVISION` into hub id and revision; return any other path unchanged, with revision None."""
     name, _, pinned = path_or_id.partition("@")

@@ -158,7 +158,7 @@ class Contrast:
         own_negatives = None
         keeps_own = false_negatives is not None and false_negatives.scope == "in_batch"
         if keeps_own or hardness_strength:
-            own_negatives = _own_negatives(relation, is_positive_P, anchor_L, edges.candidate, rows, form is symmetric)
+            own_negatives = _own_negatives(relation, is_positive_P, anchor_L, edges.candidate, form is symmetric)
         skips = _partners(edges, anchor_L, edges.candidate, text_N)
         anchor_L, candidate_C = on_device(anchor_L, device), on_device(edges.candidate, device)
         partner_L = None if partner_L is None else on_device(partner_L, device)
@@ -225,7 +225,7 @@ def _partners(edges: Edges, anchor_L: Tensor, candidate_C: Tensor, text_N: Tenso
 
 
 def _own_negatives(
-    relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, rows: int, both: bool
+    relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, both: bool
 ) -> MaskIndices:
     """Return the candidates that form a pair with an anchor in the data that is not positive: explicit negatives.
 
@@ -236,19 +236,8 @@ def _own_negatives(
     if both:
         left, right = torch.cat((left, right)), torch.cat((right, left))
     line, link = equal_entries(anchor_L, left)
-    return _entries(line, right[link], candidate_C, rows)
-
-
-def _entries(line_K: Tensor, row_K: Tensor, candidate_C: Tensor, rows: int) -> MaskIndices:
-    """Convert K pairs (line, embedding row number) to indices into the matrix (L, C) of lines and candidates.
-
-    A line is an anchor, or an anchor with one of its positives. Pairs whose row is not in `candidate_C` are dropped.
-    `rows` is the number of rows of the embedding matrix.
-    """
-    place_N = torch.full((rows,), -1, device=candidate_C.device)
-    place_N[candidate_C] = torch.arange(len(candidate_C), device=candidate_C.device)
-    place_K = place_N[row_K]
-    return MaskIndices(line_K[place_K >= 0], place_K[place_K >= 0])
+    place, candidate = equal_entries(right[link], candidate_C)
+    return MaskIndices(line[place], candidate)
 
 
 def equal_entries(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,10 +59,6 @@ def forward(relation: Relation, is_positive_P: Tensor, rows: int) -> Edges:
     Queries are compared with all positives and hard negatives, as in supervised SimCSE (Gao et al. 2021) and
     `contrastive_with_negative_loss` of angle-emb 0.6.1. Queries are not negatives of other queries. A left text whose
     positive is the anchor itself is neither a positive nor a negative of this anchor.
-
-    Args:
-        is_positive_P: whether each of the P pairs is positive.
-        rows: number of embeddings.
     """
     anchor_M, positive_M = _distinct(relation.left[is_positive_P], relation.right[is_positive_P], rows)
     return Edges(anchor_M, positive_M, torch.unique(relation.right[relation.left != relation.right]))
@@ -122,11 +118,8 @@ class Contrast:
         """Prepare the in-batch contrastive loss (InfoNCE) for the scored pairs of a batch.
 
         Args:
-            relation: Scored pairs of embedding rows.
             rows: Number of rows of the embedding matrix.
-            temperature: Divides the cosines.
             positive_above: A pair is positive if its score is above this value.
-            form: Function that chooses anchors and candidates for negatives; a value of `CONTRASTIVE_FORMS`.
             device: Device of the embeddings.
             false_negatives: Rule for candidates that are too similar to be negatives; None: all candidates are
                 negatives.

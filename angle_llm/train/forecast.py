@@ -88,7 +88,10 @@ class Sharding:
         return f"ZeRO-{self.zero}, processes: {self.processes}, offloaded: {self.offload}"
 
     def part(self, size: int, from_stage: int) -> int:
-        """Return the bytes per process of `size` bytes that ZeRO partitions from stage `from_stage`."""
+        """Return the bytes on one process of a tensor group of `size` bytes that ZeRO partitions from stage `from_stage`.
+
+        Examples: optimizer state from stage 1, gradients from stage 2, weights from stage 3.
+        """
         return -(-size // self.processes) if self.zero >= from_stage else size
 
 
@@ -444,7 +447,7 @@ class StepForecast:
         return max(round(seconds[0] / seconds[1], 1), 0.1)
 
     def _sampled(self, tokens: int) -> TextGroup:
-        """Return the sampled texts of the largest micro-batch with at most `tokens` tokens."""
+        """Plan micro-batches of at most `tokens` tokens for the sampled texts; return the one with the most tokens."""
         plan = self._encoder.plan_ids(self.sample.ids, tokens)
         return max(plan.groups, key=lambda group: group.computed_tokens)
 

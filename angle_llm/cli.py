@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from itertools import groupby
 from typing import Annotated, Any, Union
 
 from angle_llm import __version__
@@ -31,8 +31,8 @@ These libraries read the variables when they are first imported."""
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables with the settings of torch's GPU memory allocator, read when torch is imported.
 
-torch 2.9 reads only PYTORCH_CUDA_ALLOC_CONF, and prints a warning if only this variable is set. Later versions read
-both.
+`set_allocator` sets both: torch 2.9 reads the settings from PYTORCH_CUDA_ALLOC_CONF, but warns that this name is
+deprecated unless PYTORCH_ALLOC_CONF is set too. Later versions read either variable.
 """
 
 _USAGE = """
@@ -166,26 +166,18 @@ def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], chosen: 
     """
     from tyro.conf import subcommand
 
-    top: list[Any] = []
-    groups: dict[str, list[Any]] = {}
+    entries: dict[str, Any] = {}
     for name, (kind, _, summary) in commands.items():
-        group, _, leaf = name.rpartition(" ")
+        about = describe(kind, summary) if name == chosen else summary  # the list of commands has the summary only
         given = {"default": defaults[name]} if name in defaults else {}
-        if name == chosen:  # not in the list of commands
-            summary = describe(kind, summary)
-        entry: Any = Annotated[kind, subcommand(leaf, description=summary, **given)]
-        if group and group not in groups:
-            groups[group] = []
-            # tyro calls the factory when it builds the parser, after all commands of the group are known.
-            factory = partial(_union, groups[group])
-            top.append(Annotated[Any, subcommand(group, description=_GROUPS[group], constructor_factory=factory)])
-        (groups[group] if group else top).append(entry)
-    return _union(top)
-
-
-def _union(members: list[Any]) -> Any:
-    """Return the union type of types that are only known at run time."""
-    return Union[tuple(members)]  # noqa: UP007
+        entries[name] = Annotated[kind, subcommand(name.rpartition(" ")[2], description=about, **given)]
+    top: list[Any] = []
+    for group, names in groupby(entries, lambda name: name.rpartition(" ")[0]):
+        members = [entries[name] for name in names]
+        if group:
+            members = [Annotated[Union[tuple(members)], subcommand(group, description=_GROUPS[group])]]  # noqa: UP007
+        top += members
+    return Union[tuple(top)]  # noqa: UP007
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -369,7 +369,7 @@ class ResumableFolder:
     def names(self) -> list[str]:
         """Return the sorted names of all complete parts of the results; their files are not checked.
 
-        A part is complete if it has a manifest (a JSON file with the sizes and SHA-256 of its files).
+        A part is complete if it has a manifest.
         """
         found = self.path.glob(".*.json") if self._flat else self.path.glob(f"*/{MANIFEST}")
         names = [path.stem[1:] if self._flat else path.parent.name for path in found]
@@ -477,7 +477,7 @@ class ResumableFolder:
         return False
 
     def _manifest_path(self, name: str) -> Path:
-        """Return the path of the manifest of a part: a JSON file with names, sizes and SHA-256 of its files."""
+        """Return the path of the manifest of a part."""
         return self.path / (f".{name}.json" if self._flat else f"{name}/{MANIFEST}")
 
     def manifest(self, name: str) -> dict[str, Any]:

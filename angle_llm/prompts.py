@@ -210,10 +210,7 @@ def check_sides(given: Mapping[Any, object], where: str) -> None:
 
 
 def load_prompts(choice: PromptChoice) -> SidePrompts:
-    """Load the prompts of queries and documents.
-
-    `choice` is a prompt for all texts (a template, the name of a bundled prompt, or the path of a YAML file), or a
-    mapping with the keys `query` and `document` and a prompt for each key.
+    """Load the prompts of queries and documents; `choice` is described at `PromptChoice`.
 
     Raises:
         PromptError: as in `load_prompt`, and for a mapping whose keys are not `query` and `document`.

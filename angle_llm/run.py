@@ -40,7 +40,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.model.layers.lora import count_parameters, is_adapted
     from angle_llm.model.source.saved_lora import lora_of_run, make_trainable
     from angle_llm.train.budget import choose_budget
-    from angle_llm.train.loading import check_cpu, load_encoder, prepare_pretraining
+    from angle_llm.train.loading import check_cpu, check_zero_3, load_encoder, prepare_pretraining
     from angle_llm.train.metrics import check_trackers
     from angle_llm.train.objectives import check_teacher_scores, make_losses
     from angle_llm.train.precomputed_vectors import precompute_vectors
@@ -54,6 +54,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         evaluate = held_out_evaluation(settings.evaluation, settings.micro_batch_tokens)
         source, others = resolve_models(settings)
         check_cpu(source, settings, run.processes)
+        check_zero_3(source, settings, run.processes)
         settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
 
         # 2. The examples.

@@ -59,10 +59,6 @@ def forward(relation: Relation, is_positive_P: Tensor, rows: int) -> Edges:
     Queries are compared with all positives and hard negatives, as in supervised SimCSE (Gao et al. 2021) and
     `contrastive_with_negative_loss` of angle-emb 0.6.1. Queries are not negatives of other queries. A left text whose
     positive is the anchor itself is neither a positive nor a negative of this anchor.
-
-    Args:
-        is_positive_P: whether each of the P pairs is positive.
-        rows: number of embeddings.
     """
     anchor_M, positive_M = _distinct(relation.left[is_positive_P], relation.right[is_positive_P], rows)
     return Edges(anchor_M, positive_M, torch.unique(relation.right[relation.left != relation.right]))
@@ -122,11 +118,8 @@ class Contrast:
         """Prepare the in-batch contrastive loss (InfoNCE) for the scored pairs of a batch.
 
         Args:
-            relation: Scored pairs of embedding rows.
             rows: Number of rows of the embedding matrix.
-            temperature: Divides the cosines.
             positive_above: A pair is positive if its score is above this value.
-            form: Function that chooses anchors and candidates for negatives; a value of `CONTRASTIVE_FORMS`.
             device: Device of the embeddings.
             false_negatives: Rule for candidates that are too similar to be negatives; None: all candidates are
                 negatives.
@@ -158,7 +151,7 @@ class Contrast:
         own_negatives = None
         keeps_own = false_negatives is not None and false_negatives.scope == "in_batch"
         if keeps_own or hardness_strength:
-            own_negatives = _own_negatives(relation, is_positive_P, anchor_L, edges.candidate, rows, form is symmetric)
+            own_negatives = _own_negatives(relation, is_positive_P, anchor_L, edges.candidate, form is symmetric)
         skips = _partners(edges, anchor_L, edges.candidate, text_N)
         anchor_L, candidate_C = on_device(anchor_L, device), on_device(edges.candidate, device)
         partner_L = None if partner_L is None else on_device(partner_L, device)
@@ -225,7 +218,7 @@ def _partners(edges: Edges, anchor_L: Tensor, candidate_C: Tensor, text_N: Tenso
 
 
 def _own_negatives(
-    relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, rows: int, both: bool
+    relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, both: bool
 ) -> MaskIndices:
     """Return the candidates that form a pair with an anchor in the data that is not positive: explicit negatives.
 
@@ -236,19 +229,8 @@ def _own_negatives(
     if both:
         left, right = torch.cat((left, right)), torch.cat((right, left))
     line, link = equal_entries(anchor_L, left)
-    return _entries(line, right[link], candidate_C, rows)
-
-
-def _entries(line_K: Tensor, row_K: Tensor, candidate_C: Tensor, rows: int) -> MaskIndices:
-    """Convert K pairs (line, embedding row number) to indices into the matrix (L, C) of lines and candidates.
-
-    A line is an anchor, or an anchor with one of its positives. Pairs whose row is not in `candidate_C` are dropped.
-    `rows` is the number of rows of the embedding matrix.
-    """
-    place_N = torch.full((rows,), -1, device=candidate_C.device)
-    place_N[candidate_C] = torch.arange(len(candidate_C), device=candidate_C.device)
-    place_K = place_N[row_K]
-    return MaskIndices(line_K[place_K >= 0], place_K[place_K >= 0])
+    place, candidate = equal_entries(right[link], candidate_C)
+    return MaskIndices(line[place], candidate)
 
 
 def equal_entries(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The sum over negatives in a contrastive loss, in blocks, with detection of false negatives and weights for hard ones.
+"""Log-sum-exp over the negatives of each anchor, in blocks; skips false negatives, weights hard ones.
 
 Shapes: N rows, D columns, G columns of a guide, L lines, C candidates, K pairs of a line and a candidate. In a block: a
 lines, c candidates; B blocks of candidates.

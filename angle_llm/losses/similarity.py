@@ -44,11 +44,10 @@ def angle_reference(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
         similarity = |Re q + Im q|,   q = Σ z·conj(w) / (‖z‖‖w‖)
 
-    z and w are the left and the right row as complex numbers: real parts in the first half of the columns, imaginary
-    parts in the second half. The value is not an angle. Identical rows give 1. If every complex number of the left row
-    is turned by +45° against the right row, the value is √2, the maximum; at 135° it is 0, and opposite rows give 1
-    again. So the value alone does not distinguish a row from its opposite. Swapping the two rows changes the value,
-    because Im q changes its sign.
+    z and w are the left and the right row as complex numbers (see the module docstring). The value is not an angle.
+    Identical rows give 1. If every complex number of the left row is turned by +45° against the right row, the value is
+    √2, the maximum; at 135° it is 0, and opposite rows give 1 again. So the value alone does not distinguish a row from
+    its opposite. Swapping the two rows changes the value, because Im q changes its sign.
 
     Source: angle-emb 0.6.1, `angle_emb/loss.py::angle_loss` with `pooling_strategy='sum'`, before the factor tau. For a
     row of zeros, angle-emb returns NaN, and this function 0.
@@ -62,11 +61,10 @@ def angle_paper(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
         similarity = -Δθ,   Δθ = |q|,   q = Σ z·conj(w) / (‖z‖‖w‖)
 
-    z = a + bi and w = c + di are the left and the right row as complex numbers: real parts in the first half of the
-    columns, imaginary parts in the second half. Eq. 7 is abs[((ac + bd) + (bc - ad)i) / √((c² + d²)(a² + b²))].
-    Computed for each column, the value is always 1 and has no gradient, because it is the modulus of a quotient divided
-    by the same modulus. With vectors a, b, c, d and dot products, the value is |q|. Eq. 8 requires a *smaller* Δθ for
-    the more similar pair, hence the minus sign.
+    z = a + bi and w = c + di are the left and the right row as complex numbers (see the module docstring). Eq. 7 is
+    abs[((ac + bd) + (bc - ad)i) / √((c² + d²)(a² + b²))]. Computed for each column, the value is always 1 and has no
+    gradient, because it is the modulus of a quotient divided by the same modulus. With vectors a, b, c, d and dot
+    products, the value is |q|. Eq. 8 requires a *smaller* Δθ for the more similar pair, hence the minus sign.
 
     Δθ is a modulus, not an angle. Its maximum is 1, for identical rows, so eq. 8 moves similar pairs apart. Δθ ignores
     a rotation of all columns by the same angle, and opposite rows count as identical.
@@ -84,11 +82,11 @@ def angle_phase(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
         similarity = 1 - 2θ̄/π,   θ_h = |arg(z_h·conj(w_h))| ∈ [0, π],   m_h = |z_h||w_h|,   θ̄ = Σ m_h θ_h / Σ m_h
 
-    z and w are the left and the right row as complex numbers: real parts in the first half of the columns, imaginary
-    parts in the second half. The weight m_h is the size of complex column h of the product, so the phase of a small,
-    noisy number counts little. Identical rows give 1, opposite rows -1, and a rotation of all columns by φ gives 1 -
-    2φ/π. So the similarity is linear in the angle. Unlike the slope of the cosine, its slope does not vanish for almost
-    parallel or opposite rows, which is the motivation of the paper. Swapping the two rows has no effect.
+    z and w are the left and the right row as complex numbers (see the module docstring). The weight m_h is the size of
+    complex column h of the product, so the phase of a small, noisy number counts little. Identical rows give 1, opposite
+    rows -1, and a rotation of all columns by φ gives 1 - 2φ/π. So the similarity is linear in the angle. Unlike the slope
+    of the cosine, its slope does not vanish for almost parallel or opposite rows, which is the motivation of the paper.
+    Swapping the two rows has no effect.
 
     If θ_h is exactly 0 or π, or m_h = 0, the gradient through θ_h is 0. If Σ m = 0, for example because a row is zero,
     similarity and gradient are 0.

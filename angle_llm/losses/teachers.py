@@ -114,9 +114,12 @@ class TeacherDistance:
 
 @dataclass(frozen=True)
 class _TeacherExpectation:
-    """Σ_j p_ij · (log p_ij - cosine(x_i, x_j) / temperature) for each row i, shape (N,); a `RowVector`.
+    """Part of the KL divergence between teacher and model that is a sum over the teacher's probabilities; a `RowVector`.
 
-    p_ij is the softmax of the teacher's cosines. The sum is over the rows j with another text than row i.
+        value_i = Σ_j p_ij · (log p_ij - cosine(x_i, x_j) / temperature),   shape (N,)
+
+    p_ij is the softmax of the teacher's cosines. The sum is over the rows j with another text than row i. The
+    divergence is this value plus the log-sum-exp of the model's logits.
     """
 
     temperature: float

@@ -334,8 +334,8 @@ def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *
     """
     kind = type(defaults)
     loaded, rest = config_defaults(kind, sys.argv[1:] if arguments is None else arguments, defaults)
-    chosen = parse_flags(kind, rest, default=loaded or defaults, description=describe(kind, description))
-    return settings_from_dict(kind, settings_to_dict(chosen), where="command line")
+    settings: Settings = parse_flags(kind, rest, default=loaded or defaults, description=describe(kind, description))
+    return settings
 
 
 def describe(kind: type, summary: str) -> str:

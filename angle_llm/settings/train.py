@@ -232,7 +232,10 @@ BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointi
 
 
 _LATER = (("model", "attention", None), ("lora", "train_dense", False), ("objective", "teacher_similarity_weight", 0.0))
-"""Settings of later versions and their defaults. The hash omits a default, so that older checkpoints stay valid."""
+"""Settings (group, name, default) that checkpoints of earlier versions do not have.
+
+`TrainSettings.fingerprint` omits such a setting if it has its default, so that a run can resume from these checkpoints.
+"""
 
 
 @settings_class

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from types import MappingProxyType
@@ -163,21 +163,25 @@ class BatchPlanner:
         """
         self._vectors = vectors or {}
         self.encoder, self.data, self.losses, self.world_size, self.budget = encoder, data, losses, world_size, budget
-        self._tokenizers: list[Callable[[Sequence[str]], list[list[int]]]] = []
-        self.prompts: list[tuple[int, int]] = []
+        encoders = [encoder if each.prompt is None else encoder.with_prompt(each.prompt) for each in data.sets]
+        tokenizers = {
+            each.prompts.of(side).fingerprint: each.for_side(side).tokenize
+            for each in (encoder, *encoders)
+            for side in SIDES
+        }
+        self._tokenizers = list(tokenizers.values())
+        number = {fingerprint: n for n, fingerprint in enumerate(tokenizers)}
+        self.prompts = [
+            (number[each.prompts.query.fingerprint], number[each.prompts.document.fingerprint]) for each in encoders
+        ]
         """(query prompt number, document prompt number) of each dataset."""
-        known: dict[str, int] = {}
-        for each in [None, *(one.prompt for one in data.sets)]:
-            own = encoder if each is None else encoder.with_prompt(each)
-            numbers = []
-            for side in SIDES:
-                mark = own.prompts.of(side).fingerprint
-                if mark not in known:
-                    known[mark] = len(self._tokenizers)
-                    self._tokenizers.append(own.for_side(side).tokenize)
-                numbers.append(known[mark])
-            self.prompts.append((numbers[0], numbers[1]))
-        del self.prompts[0]  # the prompts of the encoder, which belong to no dataset
+        # MNTP (`vectors` is 0) has no negatives, so prompts do not matter.
+        kinds = [
+            (loss, prompts if getattr(loss, "vectors", 1) else None)
+            for loss, prompts in zip(losses, self.prompts, strict=True)
+        ]
+        self._kind_of_set = np.array([kinds.index(kind) for kind in kinds])
+        """Number of the first dataset with the same loss and prompts, for each dataset."""
 
     def sets_without_pairs(self) -> Iterator[str]:
         """Yield the names of datasets from which nothing can be learned, because every pair is a text with itself.
@@ -271,19 +275,15 @@ class BatchPlanner:
         If the losses or prompts of the datasets differ, a loss applies only to pairs of datasets with the same loss and
         prompts. With another prompt, the same text is another row and would be its own negative.
         """
-        # MNTP has no negatives, so prompts do not matter.
-        kinds = [
-            (loss, self.prompts[n] if getattr(loss, "vectors", 1) else None) for n in sets for loss in [self.losses[n]]
-        ]
-        different = [kind for place, kind in enumerate(kinds) if kind not in kinds[:place]]
-        if len(different) == 1:
-            return different[0][0]
-        part_of_example = np.array([different.index(kind) for kind in kinds])
-        part_of_pair = part_of_example[batch.group.numpy()]
+        kind_of_example = self._kind_of_set[sets]
+        kinds: list[int] = list(dict.fromkeys(kind_of_example.tolist()))  # in the order of first occurrence
+        if len(kinds) == 1:
+            return self.losses[kinds[0]]
+        kind_of_pair = kind_of_example[batch.group.numpy()]
         parts = []
-        for number, (loss, _) in enumerate(different):
-            of_part = torch.from_numpy(np.flatnonzero(part_of_pair == number))
-            parts.append(Part(loss, float((part_of_example == number).mean()), of_part))
+        for kind in kinds:
+            of_kind = torch.from_numpy(np.flatnonzero(kind_of_pair == kind))
+            parts.append(Part(self.losses[kind], float((kind_of_example == kind).mean()), of_kind))
         return MixedObjective(parts)
 
 

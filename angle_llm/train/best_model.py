@@ -13,7 +13,7 @@ from angle_llm.io import log, restore_folder, write_file
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.lora import is_adapted
 from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved, random_state, set_random_state
-from angle_llm.train.metrics import Metrics
+from angle_llm.train.metrics import METRICS, Metrics, scores_after
 from angle_llm.train.strategies import DataParallelStrategy
 
 Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
@@ -29,6 +29,11 @@ RESCUE_FOLDER = "interrupted"
 def deciding_metric(metrics: Mapping[str, float] | None) -> float | None:
     """Return the value of the first metric, which decides which model is best; None without metrics."""
     return None if metrics is None else next(iter(metrics.values()))
+
+
+def _is_better(score: float, best: float) -> bool:
+    """Return whether the score of an encoder is better than the best score so far; any number is better than NaN."""
+    return score > best or (math.isnan(best) and not math.isnan(score))
 
 
 class BestModel:
@@ -48,31 +53,38 @@ class BestModel:
     ) -> None:
         self._encoder, self._evaluate, self._strategy = encoder, evaluate, strategy
         self.folder = folder
+        # `Progress` describes these attributes.
         self.evaluated: int | None = None
-        """Optimizer step of the last evaluation; None before the first evaluation."""
         self.start: dict[str, float] | None = None
-        """Metrics of the encoder before the first optimizer step; None if not evaluated."""
         self.best: dict[str, float] | None = None
-        """Metrics of the best encoder so far, which is saved in `folder`; None if no encoder was saved."""
 
     def resume(self, progress: Progress) -> None:
-        """Continue with the metrics of a checkpoint; restore the saved best encoder if a kill interrupted a save."""
-        self.start = progress.start
-        self.best = self._strategy.processes.from_main(lambda: self._restore(progress.best))
-        if self.best is not None or progress.best is None:
-            self.evaluated = progress.evaluated
+        """Continue with the metrics of a checkpoint; restore the saved best encoder if a kill interrupted a save.
 
-    def _restore(self, best: dict[str, float] | None) -> dict[str, float] | None:
-        """Restore the saved best encoder after an interrupted save, and return its metrics `best`.
-
-        If the encoder is missing, log a warning and return None.
+        Must be called before the lines of metrics.jsonl after the checkpoint are removed.
         """
-        target = self.folder.resolve()
+        self.start = progress.start
+        self.best, self.evaluated = self._strategy.processes.from_main(lambda: self._restore(progress))
+
+    def _restore(self, progress: Progress) -> tuple[dict[str, float] | None, int | None]:
+        """Restore the saved best encoder after an interrupted save; return `best` and `evaluated` of the checkpoint.
+
+        If the encoder is missing, log a warning and return (None, None), so that the current encoder is evaluated again.
+        If the encoder may be from after the checkpoint, log a warning and return None for `best`, so that the next
+        evaluation saves the encoder.
+        """
+        target, score = self.folder.resolve(), deciding_metric(progress.best)
         restore_folder(target)
-        if best is not None and not target.exists():
+        if score is None:
+            return None, progress.evaluated
+        if not target.exists():
             log(f"warning: {target}, the best model so far, is missing; the best model from now on is saved")
-            return None
-        return best
+            return None, None
+        lost = scores_after(self.folder.with_name(METRICS), progress.metrics_bytes)
+        if any(_is_better(later, score) for later in lost):
+            log(f"warning: {target} may be newer than the checkpoint; the best model from now on is saved")
+            return None, progress.evaluated
+        return progress.best, progress.evaluated
 
     def evaluate(self, step: int, metrics: Metrics) -> None:
         """Evaluate the encoder after an optimizer step, log the metrics, and save the encoder if it is the best so far.
@@ -102,14 +114,17 @@ class BestModel:
         if step == 0:
             self.start = values
             self._keep_items("start")
-        elif best is None or score > best or (math.isnan(best) and not math.isnan(score)):
+        elif best is None or _is_better(score, best):
             self._save()
             self.best = values
             self._keep_items("best")
         self.evaluated = step
 
     def _keep_items(self, name: str) -> None:
-        """Write the values of each pair or query in the last evaluation to `ITEMS`, on rank 0, if the evaluation has them."""
+        """Add the values of each pair or query in the last evaluation to the file `ITEMS`, as array `name`, on rank 0.
+
+        `name` is `start` (a new file) or `best`. Nothing is written if the evaluation has no such values.
+        """
         items, path = getattr(self._evaluate, "items", None), self.folder.with_name(ITEMS)
         if items is not None and self._strategy.processes.is_main:
             values = {**(self._items() if name != "start" else {}), name: items}

@@ -36,6 +36,8 @@ FOLDER = "checkpoints"
 """Name of the folder with the checkpoints in a run directory."""
 FILES = ("weights", "optimizer")
 """Names of the safetensors files in a checkpoint."""
+Tensors = dict[str, dict[str, Tensor]]
+"""Content of the safetensors files of a checkpoint: name in `FILES` → tensors by name."""
 
 
 class CheckpointError(RuntimeError):
@@ -90,7 +92,7 @@ class Checkpoints:
             SettingsError: if `--resume` names no checkpoint of this run.
         """
         strategy, processes = self._strategy, self._strategy.processes
-        tensors: dict[str, dict[str, Tensor]] = {}  # filled on rank 0
+        tensors: Tensors = {}  # filled on rank 0
         values = processes.from_main(lambda: self._find(tensors))
         if values is None:
             return Progress()
@@ -106,11 +108,11 @@ class Checkpoints:
                 progress[name] = {key: math.nan if value is None else value for key, value in progress[name].items()}
         return Progress(**{**progress, "budget": None if budget is None else TokenBudget(**budget)})
 
-    def _find(self, tensors: dict[str, dict[str, Tensor]]) -> dict[str, Any] | None:
+    def _find(self, tensors: Tensors) -> dict[str, Any] | None:
         """Return the manifest values of the checkpoint to resume from; None if there is none. Called on rank 0.
 
-        The tensors of the checkpoint are added to `tensors`: `weights` and `optimizer` → tensors by name. Damaged
-        checkpoints are skipped with a warning. Incomplete and later checkpoints are removed.
+        The tensors of the checkpoint are added to `tensors`. Damaged checkpoints are skipped with a warning. Incomplete
+        and later checkpoints are removed.
 
         Raises:
             CheckpointError: if no checkpoint is complete.
@@ -144,10 +146,8 @@ class Checkpoints:
             f"no checkpoint is complete: {'; '.join(damaged)}. Restore the files, or start over with --resume never."
         )
 
-    def _read(self, name: str, tensors: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+    def _read(self, name: str, tensors: Tensors) -> dict[str, Any]:
         """Return the manifest values of the checkpoint `name`, and add its tensors to `tensors`.
-
-        `tensors` maps `weights` and `optimizer` to tensors by name.
 
         Raises:
             FolderError: if the checkpoint is damaged, or the weights do not fit the model.
@@ -173,10 +173,10 @@ class Checkpoints:
             tensors["weights"] = {name: weight.detach().cpu().contiguous() for name, weight in strategy.weights.items()}
         return processes.from_main(lambda: self._write(progress.step, tensors, values))
 
-    def _write(self, step: int, tensors: Mapping[str, dict[str, Tensor]], values: dict[str, Any]) -> Path:
+    def _write(self, step: int, tensors: Tensors, values: dict[str, Any]) -> Path:
         """Write the checkpoint of an optimizer step, remove old checkpoints, and return its path. Called on rank 0.
 
-        `tensors` maps `weights` and `optimizer` to tensors by name; `values` goes to the manifest.
+        `values` goes to the manifest.
 
         Raises:
             CheckpointError: if the checkpoint cannot be written.

@@ -88,7 +88,10 @@ class Sharding:
         return f"ZeRO-{self.zero}, processes: {self.processes}, offloaded: {self.offload}"
 
     def part(self, size: int, from_stage: int) -> int:
-        """Return the bytes per process of `size` bytes that ZeRO partitions from stage `from_stage`."""
+        """Return the bytes on one process of a tensor group of `size` bytes that ZeRO partitions from stage `from_stage`.
+
+        Examples: optimizer state from stage 1, gradients from stage 2, weights from stage 3.
+        """
         return -(-size // self.processes) if self.zero >= from_stage else size
 
 
@@ -144,41 +147,6 @@ class Device:
     """Peak bytes of the loss and its gradient, embeddings included."""
     accumulates: bool = False
     """Whether an optimizer step averages the gradients of several batches."""
-
-    @classmethod
-    def of(
-        cls,
-        backbone: nn.Module,
-        width: int,
-        sharding: Sharding,
-        kind: str,
-        *,
-        embeddings: int,
-        loss: int,
-        accumulates: bool,
-    ) -> Device:
-        """Compute the bytes that do not depend on the plan, for a run that trains `backbone` (perhaps on the meta device).
-
-        Args:
-            kind: device type, `cuda` or `cpu`.
-            width: hidden size of the backbone.
-            embeddings: bytes of the embeddings of a batch.
-            loss: peak bytes of the loss and its gradient, embeddings included.
-            accumulates: whether an optimizer step averages the gradients of several batches.
-        """
-        trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
-        size, numbers = sum(weight.nbytes for weight in trained), sum(weight.numel() for weight in trained)
-        return cls(
-            kind,
-            sharding,
-            base_bytes=held_bytes(backbone) - size,
-            trained_bytes=size,
-            trained_numbers=numbers,
-            bucket_numbers=width**2,
-            embedding_bytes=embeddings,
-            loss_bytes=loss,
-            accumulates=accumulates,
-        )
 
     def memory(self, step: StepMemory, *, cached: bool) -> Memory:
         """Return the peak memory of a training step: in the backward pass, the loss or the update.
@@ -405,23 +373,27 @@ class StepForecast:
         """Costs of the passes, without and with activation checkpointing."""
         dimensions, width = embedding_size(bare, encoder.model.dense), state_sizes(bare)[1]
         columns = dimensions * max(1, getattr(objective, "vectors", 1))
+        trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        trained_bytes = sum(weight.nbytes for weight in trained)
+        mntp, table_VD = settings.pretraining.task == "mntp", bare.get_input_embeddings().weight
+        # Without tied weights, the output layer of MNTP has its own weight, of the same size as the embedding table.
+        output_bytes = table_VD.nbytes if mntp and not bare.config.tie_word_embeddings else 0
         loss = loss_memory(objective, sample.examples, columns)
-        self.device = Device.of(
-            backbone,
-            width,
-            sharding,
+        self.device = Device(
             kind,
-            embeddings=4 * columns * sample.batch_texts,
-            loss=loss + 8 * columns * (sample.step_texts - sample.batch_texts),
+            sharding,
+            base_bytes=held_bytes(backbone) - trained_bytes + output_bytes,
+            trained_bytes=trained_bytes,
+            trained_numbers=sum(weight.numel() for weight in trained),
+            bucket_numbers=width**2,
+            embedding_bytes=4 * columns * sample.batch_texts,
+            loss_bytes=loss + 8 * columns * (sample.step_texts - sample.batch_texts),
             accumulates=settings.accumulation > 1,
         )
         self._copies = 2 * product_weights(backbone) if settings.autocasts else 0
         """Bytes of the bfloat16 copies of weights that the graph of a micro-batch keeps under autocast."""
-        mntp, table_VD = settings.pretraining.task == "mntp", bare.get_input_embeddings().weight
         self._logits = settings.pretraining.mask_fraction * len(table_VD) * mntp
         """Expected number of logits of MNTP per token."""
-        if mntp and not bare.config.tie_word_embeddings:  # the output layer has its own weight, of the same size
-            self.device = replace(self.device, base_bytes=self.device.base_bytes + table_VD.nbytes)
 
     def supports_checkpointing(self) -> bool:
         """Return whether activation checkpointing is possible for the layers of the model."""
@@ -475,7 +447,7 @@ class StepForecast:
         return max(round(seconds[0] / seconds[1], 1), 0.1)
 
     def _sampled(self, tokens: int) -> TextGroup:
-        """Return the sampled texts of the largest micro-batch with at most `tokens` tokens."""
+        """Plan micro-batches of at most `tokens` tokens for the sampled texts; return the one with the most tokens."""
         plan = self._encoder.plan_ids(self.sample.ids, tokens)
         return max(plan.groups, key=lambda group: group.computed_tokens)
 

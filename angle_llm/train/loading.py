@@ -40,6 +40,29 @@ def check_cpu(source: ModelSource, settings: TrainSettings, processes: Processes
         )
 
 
+def check_zero_3(source: ModelSource, settings: TrainSettings, processes: Processes) -> None:
+    """Raise `SettingsError` for a model, or a pretraining task, that cannot be trained with ZeRO-3."""
+    if processes.zero_stage != 3:
+        return
+    path, bits, task, card = settings.model.path, settings.model.bits, settings.pretraining.task, source.card
+    for refused, problem in (
+        (
+            source.adapter is not None,
+            f"continue training the adapter in {path}. Use ZeRO-2, or merge the adapter (angle-llm merge) and train the merged "
+            "model",
+        ),
+        (bits is not None, f"partition a base quantised to {bits} bits. Use ZeRO-2, or --model.bits None"),
+        (
+            card is not None and bool(card.dimensions or card.layers),
+            f"train {path}, which uses only some layers or dimensions of its base model. Use ZeRO-2",
+        ),
+        (bool(source.dense), f"train {path}, which has Dense modules. Use ZeRO-2"),
+        (task is not None, f"train with --pretraining.task {task}. Use ZeRO-2"),
+    ):
+        if refused:
+            raise SettingsError(f"ZeRO-3 cannot {problem}.")
+
+
 def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes) -> SentenceEncoder:
     """Load the encoder of a training run; all ranks get the same layouts of texts.
 
@@ -47,32 +70,13 @@ def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes
     them.
 
     Raises:
-        SettingsError: with ZeRO-3, for a saved adapter, a quantized base, or a model with fewer layers or dimensions than
-            its base model, a model with Dense modules, or a pretraining task.
         RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and the other
             ranks report a lost process (`ProcessWatch`).
         ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see
             `SentenceEncoder.from_pretrained`.
     """
     settings = train.loaded_model
-    if processes.zero_stage == 3 and source.adapter is not None:
-        raise SettingsError(
-            f"ZeRO-3 cannot continue training the adapter in {settings.path}. Use ZeRO-2, or merge the adapter (angle-llm "
-            "merge) and train the merged model."
-        )
-    if processes.zero_stage == 3 and settings.bits is not None:
-        raise SettingsError(
-            f"ZeRO-3 cannot partition a base quantised to {settings.bits} bits. Use ZeRO-2, or --model.bits None."
-        )
     partitioned = processes.zero_stage == 3
-    if partitioned and source.card is not None and (source.card.dimensions or source.card.layers):
-        raise SettingsError(
-            f"ZeRO-3 cannot train {settings.path}, which uses only some layers or dimensions of its base model. Use ZeRO-2."
-        )
-    if partitioned and source.dense:
-        raise SettingsError(f"ZeRO-3 cannot train {settings.path}, which has Dense modules. Use ZeRO-2.")
-    if partitioned and train.pretraining.task is not None:
-        raise SettingsError(f"ZeRO-3 cannot train with --pretraining.task {train.pretraining.task}. Use ZeRO-2.")
     without_weights = partitioned and not processes.is_main
     if without_weights:
         encoder, config = meta_model.tiny_encoder_copy(source, settings)

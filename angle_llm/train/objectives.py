@@ -26,7 +26,6 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
     common, nested = settings_to_dict(settings.objective), settings.nested
     losses: list[Objective] = []
     all_own: list[ObjectiveSettings] = []
-    learns_vectors = False
     for each in sets_of(settings.data):
         own = settings_from_dict(
             ObjectiveSettings, merged_settings(common, each.objective), f"objective of {each.path}"
@@ -53,8 +52,9 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
             losses.append(NestedObjective(loss, **settings_to_dict(nested)))
         else:
             losses.append(loss)
-        learns_vectors |= loss.learns_vectors
-    if settings.objective.teacher is not None and not learns_vectors:
+    if settings.objective.teacher is not None and not any(
+        own.teacher_vector_weight or own.teacher_similarity_weight for own in all_own
+    ):
         raise SettingsError(
             "--objective.teacher: expected --objective.teacher-vector-weight or --objective.teacher-similarity-weight above 0, "
             "got 0 for both. Set one of them, such as to 1."
@@ -72,14 +72,11 @@ def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
         SettingsError: names the setting without effect.
     """
     unset = ObjectiveSettings()
-    for name, needed in (
-        ("false_negatives", "in_batch_weight"),
-        ("hardness_strength", "in_batch_weight"),
-    ):
+    for name in ("false_negatives", "hardness_strength"):
         given = [each for each in objectives if getattr(each, name) != getattr(unset, name)]
-        if given and not any(getattr(each, needed) for each in given):
+        if given and not any(each.in_batch_weight for each in given):
             raise SettingsError(
-                f"objective.{name} is set, but objective.{needed} is 0. Set it above 0, or omit {name}."
+                f"objective.{name} is set, but objective.in_batch_weight is 0. Set it above 0, or omit {name}."
             )
 
 

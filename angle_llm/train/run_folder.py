@@ -128,7 +128,9 @@ class Run:
         return starts_over
 
     def _identity_before(self) -> TrainSettings:
-        """Return the settings in the run directory, which a resumed run must have too, or of this run if it is new.
+        """Return the settings saved in the run directory, or the settings of this run if the directory is new.
+
+        Only settings that a resumed run must not change are kept (`TrainSettings.identity`).
 
         Raises:
             SettingsError: if the settings in the directory cannot be read.
@@ -155,7 +157,8 @@ class Run:
     def finish(self, result: TrainResult) -> None:
         """Write result.json, which marks the run as finished, and remove `interrupted/`; only on the main process."""
         if self.processes.is_main:
-            self._remove_encoder(RESCUE_FOLDER)
+            if is_saved_encoder(self.folder / RESCUE_FOLDER):
+                shutil.rmtree(self.folder / RESCUE_FOLDER)
             metrics = {"start": result.start, "best": result.best}
             scores = {name: deciding_metric(values) for name, values in metrics.items()}
             content = {
@@ -167,8 +170,3 @@ class Run:
                 "encoder": result.encoder,
             }
             write_json(self.folder / RESULT, plain({**content, "budget": result.budget}))
-
-    def _remove_encoder(self, name: str) -> None:
-        """Remove the folder `name` of the run directory if it contains a saved encoder."""
-        if is_saved_encoder(self.folder / name):
-            shutil.rmtree(self.folder / name)

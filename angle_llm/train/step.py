@@ -323,9 +323,9 @@ def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
 
 
 def own_rows(unique: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the matrix of `unique` embeddings, (U, D), with the rows of the given micro-batches and 0 elsewhere.
+    """Copy the embeddings of micro-batches into a zero matrix with a row for each unique text, (U, D).
 
-    `parts` yields row numbers (R,) and embeddings (R, D) of a micro-batch.
+    `unique` is U. `parts` yields row numbers (R,) and embeddings (R, D) of a micro-batch.
     """
     rows_UD = torch.empty(0)
     for index_R, part_RD in parts:

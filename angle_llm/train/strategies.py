@@ -46,9 +46,9 @@ class SingleProcess:
         scalar.backward()  # type: ignore[no-untyped-call]
 
     def guard_ranks(self) -> AbstractContextManager[None]:
-        """Return a context manager that raises a failure of memory, or of a compiled kernel, of any rank on all ranks.
+        """Return a context manager that re-raises an out-of-memory or kernel error of one rank on all ranks.
 
-        A strategy for a single process does not change errors.
+        With a single process, errors are not changed.
 
         Raises:
             RankMemoryError, RankKernelError: on every rank. The caller may repeat the step.

@@ -123,22 +123,13 @@ class Trainer:
             vectors: embeddings of the texts from a guide or teacher encoder, by field of `Relation`.
 
         Raises:
-            TrainingError: for no examples, no trainable weight, or a dataset from which nothing can be learned.
+            TrainingError: for a dataset from which nothing can be learned.
             ArtifactError: if the encoder could not be saved at the end.
             RemoteRankError: if another rank failed, or has other data, weights or settings.
         """
         encoder.check_savable(run.folder / "model")
-        if not data:
-            raise TrainingError("no examples to train on. See the data report above: rows may all be filtered.")
-        if not any(parameter.requires_grad for parameter in encoder.model.parameters()):
-            raise TrainingError(
-                "no weight is trainable: a loaded adapter is not trained. To train it further, call `fine_tune` with its "
-                "folder as `model.path`."
-            )
         self._run, self._processes, self._settings = run, run.processes, settings
         mixture = Mixture.of(data)
-        if len(mixture.sets) != len(losses):
-            raise TrainingError(f"expected one loss per dataset: {len(mixture.sets)}, got {len(losses)}.")
         self._schedule = StepSchedule(mixture.draws, settings)
         for warning in self._schedule.warnings():
             run.log(f"warning: {warning}")

@@ -19,10 +19,17 @@ from angle_llm.model.layers.lora import is_adapted
 from angle_llm.model.source import saved_lora
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
-from angle_llm.model.source.resolve import resolve_model
+from angle_llm.model.source.resolve import ModelSource, resolve_model
 from angle_llm.run import fine_tune, resolve_models
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.settings.train import DataSettings, LoraSettings, ModelSettings, OptimizerSettings, TrainSettings
+from angle_llm.settings.train import (
+    DataSettings,
+    LoraSettings,
+    ModelSettings,
+    OptimizerSettings,
+    PretrainingSettings,
+    TrainSettings,
+)
 from angle_llm.train import loading
 from angle_llm.train.distributed import Processes
 
@@ -142,19 +149,42 @@ def test_a_cut_model_is_refused_under_zero_3(tmp_path: Path, monkeypatch: pytest
     base = SentenceEncoder.from_pretrained(save_tiny_base("llama", tmp_path / "base"))
     base.truncated(dimensions=8).save_pretrained(tmp_path / "cut")
     monkeypatch.setattr(Processes, "zero_stage", 3)
-    with pytest.raises(SettingsError, match="ZeRO-3"):
-        loading.load_encoder(
+    with pytest.raises(SettingsError, match=r"ZeRO-3 .*only some layers or dimensions"):
+        loading.check_zero_3(
             resolve_model(str(tmp_path / "cut")),
             TrainSettings(model=ModelSettings(path=str(tmp_path / "cut"), dtype="float32")),
             Processes(),
         )
 
 
-def test_a_quantised_base_is_refused_under_zero_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_and_tasks_that_zero_3_cannot_train_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = str(save_tiny_base("llama", tmp_path / "base"))
+    adapter = str(save_tiny_adapter(Path(base), tmp_path / "adapter"))
+    run = TrainSettings(model=ModelSettings(base))
+    loading.check_zero_3(resolve_model(adapter), replace(run, model=ModelSettings(adapter)), Processes())
     monkeypatch.setattr(Processes, "zero_stage", 3)
+    loading.check_zero_3(resolve_model(base), run, Processes())
     with pytest.raises(SettingsError, match=r"ZeRO-3.*--model\.bits None"):
-        loading.load_encoder(resolve_model(base), TrainSettings(model=ModelSettings(base, bits=4)), Processes())
+        loading.check_zero_3(resolve_model(base), replace(run, model=ModelSettings(base, bits=4)), Processes())
+    with pytest.raises(SettingsError, match=r"ZeRO-3.*adapter.*angle-llm merge"):
+        loading.check_zero_3(resolve_model(adapter), replace(run, model=ModelSettings(adapter)), Processes())
+    task = replace(run, pretraining=PretrainingSettings(task="simcse"))
+    with pytest.raises(SettingsError, match=r"ZeRO-3.*--pretraining\.task simcse"):
+        loading.check_zero_3(resolve_model(base), task, Processes())
+    monkeypatch.setattr(ModelSource, "dense", [Path("2_Dense")])
+    with pytest.raises(SettingsError, match=r"ZeRO-3.*Dense modules"):
+        loading.check_zero_3(resolve_model(base), run, Processes())
+
+
+def test_zero_3_refuses_a_model_before_the_data_are_read(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_adapter(Path(settings.model.path), settings.run_path / "model", settings.lora, dtype="float32")
+    monkeypatch.setattr(Processes, "zero_stage", 3)
+    monkeypatch.setattr(Processes, "deepspeed_config", {})
+    monkeypatch.setattr("angle_llm.run.load_data", lambda *_: pytest.fail("the data are read"))
+    with pytest.raises(SettingsError, match=r"ZeRO-3 .*adapter"):
+        fine_tune(second(settings))
 
 
 def test_a_large_model_is_not_trained_on_a_cpu_by_accident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

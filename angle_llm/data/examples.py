@@ -166,12 +166,16 @@ class ExampleReader:
 
         `labels[i]` is the name of NLI class i. Raises `RowError` for a row that cannot be converted.
         """
-        if not all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items()):
+        if not self.is_wanted(row):
             return Dropped("filtered by where")
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
         if labels:
             fields["label"] = label_word(fields.get("label"), labels)
         return FORMATS[self.format].read(fields, self.source.score_range)
+
+    def is_wanted(self, row: Values) -> bool:
+        """Return whether a row (column → value) passes the row filter `source.where`."""
+        return all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items())
 
     def examples(self, report: DataReport) -> Iterator[Example]:
         """Yield all examples in file order, and count every row in `report`.

@@ -23,7 +23,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -32,7 +32,7 @@ import numpy as np
 import tyro
 import yaml
 
-from angle_llm.data.corpus import Corpus, bad_row
+from angle_llm.data.corpus import Corpus, bad_row, corpus_texts
 from angle_llm.data.formats import DataError
 from angle_llm.data.keys import normalized
 from angle_llm.data.readers import BadRow, Row
@@ -204,14 +204,14 @@ def read_passages(settings: QuestionFiles) -> list[Passage]:
     """
     from semantic_text_splitter import MarkdownSplitter
 
-    corpus = Corpus.open(settings.documents, settings.column)
-    id_column = settings.id_column
-    if id_column is None:  # a column of all files
+    corpus = Corpus.open(settings.documents, settings.column, settings.id_column)
+    if settings.id_column is None:  # a column of all files
         firsts = [next((row for row in file.rows() if isinstance(row, Row)), None) for file in corpus.source.files]
-        id_column = next((name for name in ("id", "_id") if all(row and name in row.values for row in firsts)), None)
+        usual = (name for name in ("id", "_id") if all(row and name in row.values for row in firsts))
+        corpus = replace(corpus, id_column=next(usual, None))
     splitter = MarkdownSplitter(settings.passage_characters)
     passages, seen = list[Passage](), set[str]()
-    for number, row in enumerate(Corpus.open(settings.documents, settings.column, id_column)):
+    for number, row in enumerate(corpus):
         if isinstance(row, BadRow):
             raise bad_row(row.place, row.reason)
         document = str(number) if row.id is None else row.id
@@ -246,9 +246,7 @@ def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Seq
     if settings.shuffle_seed is not None:
         random.Random(settings.shuffle_seed).shuffle(documents)  # a larger limit includes a smaller one
     chosen = set(documents[: settings.limit])
-    examples = []
-    if settings.examples is not None:
-        examples = [row.text for row in Corpus.open(settings.examples) if not isinstance(row, BadRow)]
+    examples = [] if settings.examples is None else list(corpus_texts(settings.examples))
     for number, passage in enumerate(passages):
         if passage.document not in chosen or len(_WORD.findall(passage.text)) < _PASSAGE_WORDS:
             continue

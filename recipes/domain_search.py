@@ -48,7 +48,7 @@ from angle_llm.data.keys import is_distinctive, normalized
 from angle_llm.data.readers import open_rows
 from angle_llm.evaluate.retrieval import RetrievalSettings, query_metrics, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
-from angle_llm.io import read_object, write_file, write_folder, write_json, write_text
+from angle_llm.io import read_object, write_folder, write_json, write_json_lines, write_text
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
 from angle_llm.run import fine_tune
@@ -260,7 +260,7 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_folder(folder / HELD_OUT, partial(fill_beir, held, corpus))
     allowed = allowed_negatives(material, held) if negatives else None
-    write_rows(folder / TRAIN, (training_row(query, text, allowed) for query, text in train))
+    write_json_lines(folder / TRAIN, (training_row(query, text, allowed) for query, text in train))
     write_json(folder / MADE_FROM, made_from)
     print(f"{len(pairs):,} pairs: {len(train):,} to train on, {len(held):,} held out")
 
@@ -276,8 +276,8 @@ def fill_beir(held: list[tuple[str, str]], corpus: dict[str, str], folder: Path)
     """Write held-out pairs and all texts as a BEIR folder."""
     ids = {query: f"q{number}" for number, query in enumerate(dict.fromkeys(query for query, _ in held))}
     (folder / "qrels").mkdir()
-    write_rows(folder / "corpus.jsonl", ({"_id": key, "text": text} for text, key in corpus.items()))
-    write_rows(folder / "queries.jsonl", ({"_id": key, "text": query} for query, key in ids.items()))
+    write_json_lines(folder / "corpus.jsonl", ({"_id": key, "text": text} for text, key in corpus.items()))
+    write_json_lines(folder / "queries.jsonl", ({"_id": key, "text": query} for query, key in ids.items()))
     lines = ["query-id\tcorpus-id\tscore", *(f"{ids[query]}\t{corpus[text]}\t1" for query, text in held)]
     write_text(folder / "qrels" / "test.tsv", "\n".join(lines) + "\n")
 
@@ -377,12 +377,6 @@ def training_row(query: str, text: str, negatives: dict[str, list[str]] | None) 
     if negatives is None:
         return {"query": query, "positive": text}
     return {"query": query, "positives": [text], "negatives": negatives.get(query, [])}
-
-
-def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a JSONL file atomically."""
-    lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-    write_file(path, lambda file: file.writelines(lines))
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ checked. The first bad row raises an error with its file and line, except in `da
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -26,7 +28,7 @@ from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format,
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.readers import STANDARD_INPUT, BadRow, Row, RowSource, open_rows
-from angle_llm.io import log
+from angle_llm.io import log, remove_folder
 from angle_llm.settings.train import DataSource
 
 _COLUMNS_SHOWN = 12
@@ -333,15 +335,22 @@ def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example],
     """Return the examples and the report that an earlier `load_examples` stored in `folder`.
 
     Returns None if `folder` is None, missing or damaged; a damaged folder is deleted.
+
+    Raises:
+        DataError: if the system cannot open the folder (too many open files, no memory, no permission).
     """
-    found = None if folder is None else store.open_store(folder)
-    if folder is None or found is None:
+    if folder is None or not folder.exists():
         return None
     try:
-        rejected = [BadRow(*each) for each in found.account["rejected"]]
-        return found, DataReport(source, **found.account | {"rejected": rejected})
-    except (TypeError, LookupError) as error:
-        store.remove_damaged(folder, error)
+        examples = store.StoredExamples(folder)
+        rejected = [BadRow(*each) for each in examples.account["rejected"]]
+        return examples, DataReport(source, **examples.account | {"rejected": rejected})
+    except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow and json raise these
+        if getattr(error, "errno", None) not in (None, errno.ENOENT):
+            raise DataError(f"{folder} cannot be opened: {error}. Remove it to write it again") from error
+        log(f"warning: {folder} is damaged ({error!r}); it is written again")
+        with suppress(OSError):  # another process has removed it
+            remove_folder(folder)
         return None
 
 

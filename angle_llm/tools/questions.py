@@ -17,7 +17,6 @@ Promptagator, arXiv 2209.11755, section 3.2).
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import sys
@@ -36,7 +35,7 @@ from angle_llm.data.corpus import Corpus, bad_row, corpus_texts
 from angle_llm.data.formats import DataError
 from angle_llm.data.keys import normalized
 from angle_llm.data.readers import BadRow, Row
-from angle_llm.io import plain, progress_bar, write_json, write_text
+from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.model.vectors import Array, unit_rows
 from angle_llm.settings.encoder import EncoderName
 from angle_llm.settings.parsing import Positive, SettingsError, need_library, settings_class, unknown_name
@@ -396,36 +395,23 @@ def _write(
                 "llm": question.request.llm}  # fmt: skip
 
     dropped = [question for question in questions if question.dropped is not None]
-    _write_rows(settings.beside("passages.jsonl"), (passage._asdict() for passage in passages))
-    _write_rows(settings.beside("dropped.jsonl"), (row(each) | {"reason": each.dropped} for each in dropped))
-    _write_rows(settings.out.expanduser(), map(row, kept(questions)))
-    lines: dict[str, Counter[str]] = {f"{request.kind} by {request.llm}": Counter() for request in requests}
-    for question in questions:
-        lines[f"{question.request.kind} by {question.request.llm}"][question.dropped or "kept"] += 1
-    answered = [answers.by_key[request.key] for request in requests if request.key in answers.by_key]
-    counts = {"answered": len(answered), "failed": len(answers.failures)}
+    write_json_lines(settings.beside("passages.jsonl"), (passage._asdict() for passage in passages), writer="")
+    write_json_lines(
+        settings.beside("dropped.jsonl"), (row(each) | {"reason": each.dropped} for each in dropped), writer=""
+    )
+    write_json_lines(settings.out.expanduser(), map(row, kept(questions)), writer="")
     report = {
         "note": EASIER,
         "documents": len({passage.document for passage in passages}),
         "passages": len(passages),
         "documents with questions": len({passages[question.request.row].document for question in kept(questions)}),
-        "requests": counts | {"not sent": len(requests) - sum(counts.values())},
-        "failures": dict(Counter(answers.failures.values()).most_common(10)),
-        "tokens read": sum(answer.read_tokens for answer in answered),
-        "tokens written": sum(answer.new_tokens for answer in answered),
-        "cost": round(answers.cost, 6),
+        **answers.report(requests, ((question.request, question.dropped) for question in questions)),
         "questions": len(kept(questions)),
-        "lines": lines,
         "settings": asdict(settings),
     }
     written: dict[str, Any] = plain(report)
     write_json(settings.beside("report.json"), written, writer="")
     return written
-
-
-def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a JSONL file atomically."""
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), writer="")
 
 
 def format_report(report: dict[str, Any], questions: Sequence[Question]) -> str:

@@ -36,9 +36,10 @@ from contextlib import suppress
 from dataclasses import field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Gt, Lt
 
 from angle_llm.cli import run_cli
 from angle_llm.data import DataError
@@ -53,6 +54,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import (
+    NonNegative,
     SettingsError,
     changed_settings,
     merged_settings,
@@ -98,22 +100,15 @@ class DomainSearchSettings(TrainSettings):
     real: str | None = None
     """Questions of people with their answers, to measure on: positive pairs, as for training. An answer is a document, a
     passage, or a part of one. They are not trained on."""
-    held_out: float = 0.1
+    held_out: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Fraction of the pairs held out for evaluation; at most 1,000 pairs."""
-    negatives: int = 1
+    negatives: NonNegative = 1
     """Number of hard negatives to mine for each training pair. 0: mine none."""
     database: Literal["lancedb", "none"] = "none"
     """none: search the vectors directly, which is exact. lancedb: search a LanceDB table in database/ (pip install
     'angle_llm[search]')."""
     ask: list[str] = field(default_factory=list)
     """Questions to answer at the end."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.held_out < 1:
-            raise SettingsError(f"--held-out: expected a share between 0 and 1, got {self.held_out}.")
-        if self.negatives < 0:
-            raise SettingsError(f"--negatives: expected 0 or more, got {self.negatives}.")
 
 
 # All weights are trained and each query is compared with all documents of its batch, as recommended for a small BERT.
@@ -211,10 +206,11 @@ def write_questions(settings: DomainSearchSettings, folder: Path) -> None:
 
 
 class Material(NamedTuple):
-    """Pairs (query, text), negatives in the data by query, and all texts to search in."""
+    """The data of a run before it is split: pairs of a query and its answer, negatives, and all texts to search in."""
 
     pairs: list[tuple[str, str]]
     negatives: dict[str, list[str]]
+    """Query → negatives in the data, if it has negatives."""
     corpus: dict[str, str]
     """Id of each text, by text."""
     documents: list[str]

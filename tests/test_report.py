@@ -58,9 +58,11 @@ def test_measured_rows_are_not_listed_as_missing(data: pd.DataFrame) -> None:
     _, runs = report.read(RESULTS)
     grid = yaml.safe_load((ROOT / "recipes" / "grids" / "encoder.yaml").read_text(encoding="utf-8"))
     assert grid["rows"]["all-average"]["train"] is None
-    assert report.section("encoder", grid, data, runs)["missing"] == []
+    missing = report.section("encoder", grid, data, runs)["missing"]
+    assert not [name for name in missing if name.split()[0] == "all-average"]
     runs = runs[(runs.row != "all-average") | (runs.seed != "1")]
-    assert report.section("encoder", grid, data, runs)["missing"] == ["all-average seed 1"]
+    without = report.section("encoder", grid, data, runs)["missing"]
+    assert set(without) - set(missing) == {"all-average seed 1"}
 
 
 def test_a_speed_comparison_is_added(tmp_path: Path) -> None:

@@ -188,29 +188,33 @@ class ExampleReader:
             DataError: for the first bad row, unless `source.skips_bad_rows`.
         """
         format = FORMATS[self.format]
+        each = (example for _, example in self.used_rows(report))
         if format.combine is None:
-            yield from self._each(report)
+            yield from each
             return
-        rows = list(self._each(report))
+        rows = list(each)
         examples = format.combine(rows)
         report.drop("unpaired", len(rows) - len(examples) * format.rows_per_example)
         yield from examples
 
-    def _each(self, report: DataReport) -> Iterator[Example]:
-        """Yield one example per usable row, before rows are combined, and count every row in `report`.
+    def used_rows(self, report: DataReport) -> Iterator[tuple[Row, Example]]:
+        """Yield (row, example) for every usable row in file order, and count every row in `report`.
+
+        Rows are not combined to triples, shuffled or limited.
 
         Raises:
             DataError: for the first bad row, unless `source.skips_bad_rows`.
         """
-        for _, result in self.outcomes():
+        for row, result in self.outcomes():
             report.count(result)
-            if isinstance(result, BadRow) and not self.source.skips_bad_rows:
-                raise DataError(
-                    f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: angle-llm data check "
-                    "FILE --fix FOLDER"
-                )
-            if not isinstance(result, Dropped | BadRow):
-                yield result
+            if isinstance(result, BadRow):
+                if not self.source.skips_bad_rows:
+                    raise DataError(
+                        f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: angle-llm data "
+                        "check FILE --fix FOLDER"
+                    )
+            elif isinstance(row, Row) and not isinstance(result, Dropped):
+                yield row, result
 
 
 def open_examples(source: DataSource) -> ExampleReader:

@@ -76,21 +76,18 @@ class FileKeys:
     """
 
     rows: array[int] = field(default_factory=lambda: array("Q"))
-    """Four numbers per used row: line, and hashes of its texts, its normalized texts and its normalized query.
-
-    Normalized texts have no case, spacing and punctuation.
-    """
+    """Four numbers per used row: line, exact key of its texts, near key of its texts, near key of its query."""
     pairs: array[int] = field(default_factory=lambda: array("Q"))
-    """Four numbers per pair: line, hash of both normalized texts, whether the row is used, whether both are equal.
+    """Four numbers per pair: line, near key of the two texts, whether the row is used, whether their near keys are equal.
 
-    Normalized texts have no case, spacing and punctuation. A neutral NLI row is not used.
+    A neutral NLI row is not used.
     """
     scores: array[float] = field(default_factory=lambda: array("d"))
     """Score of each pair, from 0 to 1, in the order of `pairs`."""
     texts: set[int] = field(default_factory=set)
-    """Hashes of all texts of the file."""
+    """Exact keys of all texts of the file."""
     sentences: set[int] = field(default_factory=set)
-    """Hashes of the texts of 4 words or more (`is_distinctive`), without case, spacing and punctuation."""
+    """Near keys of the texts of 4 words or more (`is_distinctive`)."""
     ids: array[int] = field(default_factory=lambda: array("Q"))
     """Two numbers per value of an id column: line, and hash of the id."""
     ROW_VALUES: ClassVar[int] = 4
@@ -435,7 +432,9 @@ def _read_judged(folder: Path, split: str) -> EvaluationSet:
     rows = [row.values for row in RowSource(str(folder), [judged]).good_rows()]
     queries = [str(row["query"]) for row in rows]
     passages = [each for row in rows for name in ("positive_passages", "negative_passages") for each in row[name]]
-    pairs = [(query, each["text"]) for query, row in zip(queries, rows, strict=True) for each in row["positive_passages"]]
+    pairs = [
+        (query, each["text"]) for query, row in zip(queries, rows, strict=True) for each in row["positive_passages"]
+    ]
     found = EvaluationSet.of(
         f"{folder.name}@{split}", pairs, queries, queries, documents=[each["text"] for each in passages]
     )

@@ -426,7 +426,7 @@ def _find_labels(source: DataSource, report: FileReport) -> None:
 
 
 def data_settings(source: DataSource, report: FileReport) -> dict[str, Any]:
-    """Return the values under `data` in training settings that make training read a file as `data check` did."""
+    """Return the `data` section of training settings that reads a file exactly as this check did."""
     named = {name: column for name, column in report.columns.items() if source.columns.get(name) == column}
     return {
         "path": source.path,

@@ -151,7 +151,8 @@ COMMANDS += [f"angle-llm {name}" for name in ("eval", "merge", "verify", "export
 COMMANDS += [
     f"python recipes/{name}.py" for name in ("llama2_nli", "bert_nli", "sts_finetune", "llm_supervision", "ablation")
 ]
-COMMANDS += [f"python eval/{name}.py" for name in ("sts", "transfer", "retrieval", "nested", "speed", "gpu_check")]
+COMMANDS += [f"angle-llm eval {name}" for name in ("transfer", "retrieval", "nested")]
+COMMANDS += [f"python eval/{name}.py" for name in ("sts", "speed", "gpu_check")]
 
 
 @pytest.mark.parametrize("words", COMMANDS)

@@ -1,6 +1,7 @@
 """Atomic writes of files and folders, folders that resume after a kill, and progress of long commands.
 
     write_file, write_text, write_json   write a file completely or not at all
+    write_json_lines                     write the rows of a JSON Lines file completely or not at all
     write_folder                         write a folder completely or not at all
     checksums, check_files               sizes and SHA-256 of the files of a folder
     ResumableFolder                      results of long work, written part by part
@@ -112,6 +113,12 @@ def write_text(path: str | Path, text: str, writer: str | None = None) -> None:
 def write_json(path: str | Path, values: Any, writer: str | None = None) -> None:
     """Write a value as an indented JSON file, atomically; `writer` is described at `write_file`."""
     write_text(path, json_text(values), writer)
+
+
+def write_json_lines(path: str | Path, rows: Iterable[Mapping[str, Any]], writer: str | None = None) -> None:
+    """Write rows as a JSON Lines file, atomically; lone surrogates are escaped. `writer` is described at `write_file`."""
+    lines = (json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n" for row in rows)
+    write_file(Path(path), lambda file: file.writelines(lines), writer)
 
 
 def json_text(values: Any) -> str:

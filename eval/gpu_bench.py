@@ -256,7 +256,7 @@ def random_backbone(
 
 
 def match_layout(encoder: SentenceEncoder) -> None:
-    """Compile the rotary position embeddings of an encoder with an adapter, unless texts are padded, as a run does."""
+    """Use the rotary position embeddings of a training run: compiled if an adapter is trained on texts without padding."""
     padded = encoder.layouts.layout == "padded" or not is_adapted(encoder.model.backbone)
     (use_plain_rotary if padded else use_compiled_rotary)(encoder.model)
 

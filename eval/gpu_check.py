@@ -124,7 +124,7 @@ def plain_part(settings: GpuSettings, rows: Rows) -> None:
 
 
 def trial_part(settings: GpuSettings, rows: Rows) -> None:
-    """Compile and test FlexAttention with the heads of the model; the encoder must choose its layout accordingly."""
+    """Check that an encoder uses the layout `trie` if and only if FlexAttention works with its heads on the device."""
 
     def run() -> dict[str, Any]:
         heads, width, problem = settings.heads, settings.hidden // settings.heads, None

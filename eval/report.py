@@ -184,10 +184,8 @@ def svg(drawn: Figure) -> Markup:
     file = io.StringIO()
     drawn.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
-    text = text[text.index("<svg") :].replace(INK, "currentColor")
-    return Markup(
-        re.sub(r'<svg [^>]*?width="([\d.]+)pt"', lambda m: m[0].replace("<svg ", '<svg role="img" '), text, count=1)
-    )
+    text = text[text.index("<svg") :].replace("<svg ", '<svg role="img" ', 1)
+    return Markup(text.replace(INK, "currentColor"))
 
 
 def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
@@ -212,11 +210,11 @@ def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFr
         }
         table = (f"{kind}: {metric}", html(values.pivot_table(**pivot)))
         (first if metric in ("spearman", "accuracy", "times ours") else rest).append(table)
-    planned = [
-        (row, "" if "train" in values and values["train"] is None else str(seed))
-        for row, values in ((row, values or {}) for row, values in rows.items())
-        for seed in values.get("seeds", grid.get("seeds", [42]))
-    ]
+    planned: list[tuple[str, str]] = []
+    for row, values in ((row, values or {}) for row, values in rows.items()):
+        models = [grid.get("train", {}).get("model"), values.get("model")]
+        by_seed = values.get("train", {}) is not None or "{seed}" in str(models)
+        planned += [(row, str(seed) if by_seed else "") for seed in values.get("seeds", grid.get("seeds", [42]))]
     done = set(zip(runs.row, runs.seed, strict=True))
     missing = [
         f"{row} seed {seed}".removesuffix(" seed ") for row, seed in dict.fromkeys(planned) if (row, seed) not in done

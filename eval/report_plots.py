@@ -83,23 +83,9 @@ def dots(ax: Axes, found: pd.DataFrame, y: Sequence[float], colour: str, label: 
         label = None
 
 
-def names(ax: Axes, y: Sequence[float], labels: Sequence[str], xlabel: str) -> None:
-    """Label the rows of a plot at the heights `y`, and its x axis."""
-    ax.set_yticks(y, [wrapped(label) for label in labels])
-    ax.set_ylim(min(y) - 0.6, max(y) + 0.6)
-    ax.set_xlabel(xlabel)
-    ax.grid(axis="x")
-
-
 def legend(ax: Axes, columns: int = 3) -> None:
     """Add a legend above the axes, where it covers nothing."""
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8, columnspacing=1.2, borderpad=0.2)
-
-
-def wrapped(text: str, width: int = 36) -> str:
-    """Break a label longer than `width` characters into two lines."""
-    cut = text.rfind(" ", 0, width) if len(text) > width else -1
-    return text if cut < 0 else f"{text[:cut]}\n{text[cut + 1 :]}"
 
 
 def series(
@@ -114,6 +100,9 @@ def series(
     for index, ((label, (grid, row)), colour) in enumerate(zip(rows.items(), (GREY, ORANGE, BLUE), strict=False)):
         found = pd.concat([pick(data, grid, row, task, **where) for task in tasks])
         dots(ax, found, [place + 0.22 * (1 - index) for place in y], colour, label)
-    names(ax, y, list(tasks.values()), xlabel)
+    ax.set_yticks(y, list(tasks.values()))
+    ax.set_ylim(-0.6, len(tasks) - 0.4)
+    ax.set_xlabel(xlabel)
+    ax.grid(axis="x")
     legend(ax)
     return fig

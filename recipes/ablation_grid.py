@@ -235,7 +235,10 @@ def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Seq
 
 
 def _stated(measures: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return kind of measurement → fields of `Measures` that the grid file sets for this kind."""
+    """Return the measures in a grid file by kind of measurement: kind → name and value of its fields of `Measures`.
+
+    Kinds that the grid file does not request are omitted.
+    """
     stated = {kind: {name: measures[name] for name in names if measures.get(name)} for kind, names in KINDS.items()}
     return {kind: values for kind, values in stated.items() if {*values} - {"variant"}}
 

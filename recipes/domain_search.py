@@ -36,9 +36,10 @@ from contextlib import suppress
 from dataclasses import field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Gt, Lt
 
 from angle_llm.cli import run_cli
 from angle_llm.data import DataError
@@ -48,11 +49,12 @@ from angle_llm.data.keys import is_distinctive, normalized
 from angle_llm.data.readers import open_rows
 from angle_llm.evaluate.retrieval import RetrievalSettings, query_metrics, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
-from angle_llm.io import read_object, write_file, write_folder, write_json, write_text
+from angle_llm.io import read_object, write_folder, write_json, write_json_lines, write_text
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import (
+    NonNegative,
     SettingsError,
     changed_settings,
     merged_settings,
@@ -98,22 +100,15 @@ class DomainSearchSettings(TrainSettings):
     real: str | None = None
     """Questions of people with their answers, to measure on: positive pairs, as for training. An answer is a document, a
     passage, or a part of one. They are not trained on."""
-    held_out: float = 0.1
+    held_out: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Fraction of the pairs held out for evaluation; at most 1,000 pairs."""
-    negatives: int = 1
+    negatives: NonNegative = 1
     """Number of hard negatives to mine for each training pair. 0: mine none."""
     database: Literal["lancedb", "none"] = "none"
     """none: search the vectors directly, which is exact. lancedb: search a LanceDB table in database/ (pip install
     'angle_llm[search]')."""
     ask: list[str] = field(default_factory=list)
     """Questions to answer at the end."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.held_out < 1:
-            raise SettingsError(f"--held-out: expected a share between 0 and 1, got {self.held_out}.")
-        if self.negatives < 0:
-            raise SettingsError(f"--negatives: expected 0 or more, got {self.negatives}.")
 
 
 # All weights are trained and each query is compared with all documents of its batch, as recommended for a small BERT.
@@ -211,10 +206,11 @@ def write_questions(settings: DomainSearchSettings, folder: Path) -> None:
 
 
 class Material(NamedTuple):
-    """Pairs (query, text), negatives in the data by query, and all texts to search in."""
+    """The data of a run before it is split: pairs of a query and its answer, negatives, and all texts to search in."""
 
     pairs: list[tuple[str, str]]
     negatives: dict[str, list[str]]
+    """Query → negatives in the data, if it has negatives."""
     corpus: dict[str, str]
     """Id of each text, by text."""
     documents: list[str]
@@ -260,7 +256,7 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_folder(folder / HELD_OUT, partial(fill_beir, held, corpus))
     allowed = allowed_negatives(material, held) if negatives else None
-    write_rows(folder / TRAIN, (training_row(query, text, allowed) for query, text in train))
+    write_json_lines(folder / TRAIN, (training_row(query, text, allowed) for query, text in train))
     write_json(folder / MADE_FROM, made_from)
     print(f"{len(pairs):,} pairs: {len(train):,} to train on, {len(held):,} held out")
 
@@ -276,8 +272,8 @@ def fill_beir(held: list[tuple[str, str]], corpus: dict[str, str], folder: Path)
     """Write held-out pairs and all texts as a BEIR folder."""
     ids = {query: f"q{number}" for number, query in enumerate(dict.fromkeys(query for query, _ in held))}
     (folder / "qrels").mkdir()
-    write_rows(folder / "corpus.jsonl", ({"_id": key, "text": text} for text, key in corpus.items()))
-    write_rows(folder / "queries.jsonl", ({"_id": key, "text": query} for query, key in ids.items()))
+    write_json_lines(folder / "corpus.jsonl", ({"_id": key, "text": text} for text, key in corpus.items()))
+    write_json_lines(folder / "queries.jsonl", ({"_id": key, "text": query} for query, key in ids.items()))
     lines = ["query-id\tcorpus-id\tscore", *(f"{ids[query]}\t{corpus[text]}\t1" for query, text in held)]
     write_text(folder / "qrels" / "test.tsv", "\n".join(lines) + "\n")
 
@@ -377,12 +373,6 @@ def training_row(query: str, text: str, negatives: dict[str, list[str]] | None) 
     if negatives is None:
         return {"query": query, "positive": text}
     return {"query": query, "positives": [text], "negatives": negatives.get(query, [])}
-
-
-def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a JSONL file atomically."""
-    lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-    write_file(path, lambda file: file.writelines(lines))
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------

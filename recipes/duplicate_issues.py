@@ -27,16 +27,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 import tyro
 from github_issues import Found, GitHub, Issue, Key, read_repositories, read_targets, read_token
 from issue_texts import Claim, find_claims, issue_text, mark, mentioned_pairs
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from angle_llm.cli import run_cli
 from angle_llm.data import DataError
 from angle_llm.data.keys import normalized
+from angle_llm.data.positives import components
 from angle_llm.io import write_file, write_json
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.tools.journal import Row
@@ -155,9 +153,8 @@ def find_clusters(links: Sequence[tuple[Key, Key]]) -> dict[Key, Key]:
     """
     keys = sorted({key for pair in links for key in pair}, key=lambda key: (key[1], key[0]))
     index_of = {key: index for index, key in enumerate(keys)}
-    left, right = ([index_of[pair[side]] for pair in links] for side in (0, 1))
-    graph = csr_array((np.ones(len(links)), (left, right)), (len(keys), len(keys)))
-    labels: list[int] = connected_components(graph)[1].tolist() if keys else []
+    edges = [(index_of[left], index_of[right]) for left, right in links]
+    labels: list[int] = components(len(keys), edges).tolist() if edges else []
     oldest = dict[int, Key]()
     return {key: oldest.setdefault(label, key) for key, label in zip(keys, labels, strict=True)}
 

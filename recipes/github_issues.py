@@ -216,7 +216,10 @@ class GitHub:
         return sorted(list(rows.values())[:most], key=lambda row: row.id)
 
     def one(self, path: str, kind: type[BaseModel], version: str = "") -> Any:
-        """Return the JSON content of an API path, None if it is deleted or not visible; request a version only once."""
+        """Return the fields of `kind` in the JSON answer of an API path; None if it is deleted or not visible.
+
+        An answer is kept in the journal: a later call with the same `version` sends no request.
+        """
         key = f"{path} {version}"
         if key not in self._objects:
             content = self._request(path, required=False)[1]

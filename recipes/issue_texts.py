@@ -84,7 +84,7 @@ def is_duplicate_label(label: str) -> bool:
 
 
 def mark(issue: Issue) -> str:
-    """Return what marks an issue as a duplicate: `state_reason` or `label`; an empty string if nothing does."""
+    """Return the field of an issue that marks it as a duplicate: `state_reason` or `label`; else an empty string."""
     if issue.state_reason == "duplicate":
         return "state_reason"
     return "label" if any(is_duplicate_label(label.name) for label in issue.labels) else ""

@@ -14,10 +14,8 @@ train: trains on the generated pairs, and prints the Spearman correlation on the
 `recipes/grids/supervision.yaml` compares them with human-scored pairs.
 """
 
-import json
 import random
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, field
 from pathlib import Path
@@ -34,7 +32,7 @@ from angle_llm.data import DataError
 from angle_llm.data.corpus import Corpus, bad_row
 from angle_llm.data.keys import normalized
 from angle_llm.data.readers import BadRow
-from angle_llm.io import plain, progress_bar, write_json, write_text
+from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.settings.parsing import Positive, SettingsError, parse_settings, settings_class, unknown_name
 from angle_llm.settings.train import (
     DataSettings,
@@ -49,7 +47,6 @@ from angle_llm.tools.journal import Journal
 from angle_llm.tools.language_models import (
     Answers,
     LanguageModelSettings,
-    LlmRequest,
     make_request,
     open_language_model,
 )
@@ -192,7 +189,8 @@ def generate(arguments: Sequence[str] | None = None) -> None:
     write_pairs(pairs, settings)
 
     # 5. Report.
-    write_report({"rows": rows, **count_lines(requests, answers, pairs), "prompts": prompts}, settings)
+    counts = answers.report(requests, ((pair.request, pair.dropped) for pair in pairs))
+    write_report({"rows": rows, **counts, "pairs": len(kept(pairs)), "prompts": prompts}, settings)
     sys.exit(any(request.key not in answers.by_key for request in requests))
 
 
@@ -270,28 +268,7 @@ def write_pairs(pairs: Sequence[Pair], settings: GenerateSettings) -> None:
         row = {"text1": request.text, "text2": pair.text, "score": SCORES[request.kind], "side": request.kind}
         row |= {"generator": " + ".join(pair.generators), "prompt": settings.prompt, "row": request.row}
         rows.append(row | ({} if pair.cosine is None else {"cosine": pair.cosine}))
-    write_text(settings.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), writer="")
-
-
-def count_lines(requests: Sequence[LlmRequest], answers: Answers, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Return the numbers of requests, tokens and lines of answers.
-
-    Lines are counted by language model, side (synonym or antonym) and reason to drop them.
-    """
-    lines: dict[str, Counter[str]] = {f"{request.kind} by {request.llm}": Counter() for request in requests}
-    for pair in pairs:
-        lines[f"{pair.request.kind} by {pair.request.llm}"][pair.dropped or "kept"] += 1
-    answered = [answers.by_key[request.key] for request in requests if request.key in answers.by_key]
-    counts = {"answered": len(answered), "failed": len(answers.failures)}
-    return {
-        "requests": counts | {"not sent": len(requests) - sum(counts.values())},
-        "failures": dict(Counter(answers.failures.values()).most_common(10)),
-        "tokens read": sum(answer.read_tokens for answer in answered),
-        "tokens written": sum(answer.new_tokens for answer in answered),
-        "cost": round(answers.cost, 6),
-        "lines": lines,
-        "pairs": len(kept(pairs)),
-    }
+    write_json_lines(settings.out, rows, writer="")
 
 
 def write_report(report: dict[str, Any], settings: GenerateSettings) -> None:

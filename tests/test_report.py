@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import report
+import yaml
 from report_figures import FIGURES, PICTURES
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +51,18 @@ def test_mean_deviation_and_interval_over_seeds(data: pd.DataFrame) -> None:
     assert [round(published[name], 2) for name in ("value", "low", "high")] == [0.06, -0.26, 0.39]
     one_seed = line(data, grid="nli", row="cosent", kind="difference", task="average")
     assert [round(one_seed[name], 2) for name in ("value", "low", "high")] == [-8.9, -9.6, -8.18]
+
+
+def test_measured_rows_are_not_listed_as_missing(data: pd.DataFrame) -> None:
+    """Row all-average is not trained, but has a model for each seed."""
+    _, runs = report.read(RESULTS)
+    grid = yaml.safe_load((ROOT / "recipes" / "grids" / "encoder.yaml").read_text(encoding="utf-8"))
+    assert grid["rows"]["all-average"]["train"] is None
+    missing = report.section("encoder", grid, data, runs)["missing"]
+    assert not [name for name in missing if name.split()[0] == "all-average"]
+    runs = runs[(runs.row != "all-average") | (runs.seed != "1")]
+    without = report.section("encoder", grid, data, runs)["missing"]
+    assert set(without) - set(missing) == {"all-average seed 1"}
 
 
 def test_a_speed_comparison_is_added(tmp_path: Path) -> None:

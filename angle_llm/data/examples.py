@@ -8,11 +8,13 @@ checked. The first bad row raises an error with its file and line, except in `da
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -26,7 +28,7 @@ from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format,
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.readers import STANDARD_INPUT, BadRow, Row, RowSource, open_rows
-from angle_llm.io import log
+from angle_llm.io import log, remove_folder
 from angle_llm.settings.train import DataSource
 
 _COLUMNS_SHOWN = 12
@@ -166,12 +168,16 @@ class ExampleReader:
 
         `labels[i]` is the name of NLI class i. Raises `RowError` for a row that cannot be converted.
         """
-        if not all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items()):
+        if not self.is_wanted(row):
             return Dropped("filtered by where")
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
         if labels:
             fields["label"] = label_word(fields.get("label"), labels)
         return FORMATS[self.format].read(fields, self.source.score_range)
+
+    def is_wanted(self, row: Values) -> bool:
+        """Return whether a row (column → value) passes the row filter `source.where`."""
+        return all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items())
 
     def examples(self, report: DataReport) -> Iterator[Example]:
         """Yield all examples in file order, and count every row in `report`.
@@ -182,29 +188,33 @@ class ExampleReader:
             DataError: for the first bad row, unless `source.skips_bad_rows`.
         """
         format = FORMATS[self.format]
+        each = (example for _, example in self.used_rows(report))
         if format.combine is None:
-            yield from self._each(report)
+            yield from each
             return
-        rows = list(self._each(report))
+        rows = list(each)
         examples = format.combine(rows)
         report.drop("unpaired", len(rows) - len(examples) * format.rows_per_example)
         yield from examples
 
-    def _each(self, report: DataReport) -> Iterator[Example]:
-        """Yield one example per usable row, before rows are combined, and count every row in `report`.
+    def used_rows(self, report: DataReport) -> Iterator[tuple[Row, Example]]:
+        """Yield (row, example) for every usable row in file order, and count every row in `report`.
+
+        Rows are not combined to triples, shuffled or limited.
 
         Raises:
             DataError: for the first bad row, unless `source.skips_bad_rows`.
         """
-        for _, result in self.outcomes():
+        for row, result in self.outcomes():
             report.count(result)
-            if isinstance(result, BadRow) and not self.source.skips_bad_rows:
-                raise DataError(
-                    f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: angle-llm data check "
-                    "FILE --fix FOLDER"
-                )
-            if not isinstance(result, Dropped | BadRow):
-                yield result
+            if isinstance(result, BadRow):
+                if not self.source.skips_bad_rows:
+                    raise DataError(
+                        f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: angle-llm data "
+                        "check FILE --fix FOLDER"
+                    )
+            elif isinstance(row, Row) and not isinstance(result, Dropped):
+                yield row, result
 
 
 def open_examples(source: DataSource) -> ExampleReader:
@@ -329,15 +339,22 @@ def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example],
     """Return the examples and the report that an earlier `load_examples` stored in `folder`.
 
     Returns None if `folder` is None, missing or damaged; a damaged folder is deleted.
+
+    Raises:
+        DataError: if the system cannot open the folder (too many open files, no memory, no permission).
     """
-    found = None if folder is None else store.open_store(folder)
-    if folder is None or found is None:
+    if folder is None or not folder.exists():
         return None
     try:
-        rejected = [BadRow(*each) for each in found.account["rejected"]]
-        return found, DataReport(source, **found.account | {"rejected": rejected})
-    except (TypeError, LookupError) as error:
-        store.remove_damaged(folder, error)
+        examples = store.StoredExamples(folder)
+        rejected = [BadRow(*each) for each in examples.account["rejected"]]
+        return examples, DataReport(source, **examples.account | {"rejected": rejected})
+    except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow and json raise these
+        if getattr(error, "errno", None) not in (None, errno.ENOENT):
+            raise DataError(f"{folder} cannot be opened: {error}. Remove it to write it again") from error
+        log(f"warning: {folder} is damaged ({error!r}); it is written again")
+        with suppress(OSError):  # another process has removed it
+            remove_folder(folder)
         return None
 
 

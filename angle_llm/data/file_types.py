@@ -94,17 +94,14 @@ class FileReader:
         """Names of all columns of the file."""
         raise NotImplementedError
 
-    def rows(self, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
-        """Return an iterator over all rows of the file, including bad rows.
-
-        Of a Parquet file, only `columns` are decoded; None: all columns. Other file types ignore `columns`.
-        """
-        return (parse() for parse in self.unparsed(columns))
+    def rows(self) -> Iterator[Row | BadRow]:
+        """Return an iterator over all rows of the file, including bad rows."""
+        return (parse() for parse in self.unparsed())
 
     def unparsed(self, columns: list[str] | None = None) -> Iterator[Callable[[], Row | BadRow]]:
         """Yield a function for each row that parses the row when called, so that skipped rows take little time.
 
-        Of a Parquet file, only `columns` are decoded; None: all columns.
+        Of a Parquet file, only `columns` are decoded; None: all columns. Other file types ignore `columns`.
         """
         for number, record in self._records(columns):
             yield partial(self._row, number, record)
@@ -312,7 +309,7 @@ class JsonFile(JsonLinesFile):
         text = "".join(line for _, line in self.lines())
         try:
             self._refuse_bad_bytes(text)
-            objects = json.loads(text, object_pairs_hook=_object)
+            objects = json.loads(text, object_pairs_hook=_object_or_error)
         except (ValueError, RecursionError) as error:
             at = f"{self.name}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else self.name
             raise DataError(
@@ -323,22 +320,42 @@ class JsonFile(JsonLinesFile):
         return iter(enumerate(objects, 1))
 
     def _parse(self, record: Any) -> dict[str, Any]:
+        values = [record]
+        while values:  # without recursion: the nesting can be deep
+            value = values.pop()
+            if isinstance(value, RowError):
+                raise value
+            if isinstance(value, dict | list):
+                values.extend(value.values() if isinstance(value, dict) else value)
         return _checked(record)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | RowError:
-    """Convert the key-value pairs of a JSON object to a dictionary; return a `RowError` if a key is repeated.
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Convert the key-value pairs of a JSON object to a dictionary; raise `RowError` if a key is repeated.
 
     Used as `object_pairs_hook` of `json.loads`, which without a hook silently keeps the last value.
     """
     found = dict(pairs)
-    return found if len(found) == len(pairs) else RowError(f"the object has keys twice: {_twice(k for k, _ in pairs)}")
+    if len(found) < len(pairs):
+        raise RowError(f"the object has keys twice: {_twice(name for name, _ in pairs)}")
+    return found
+
+
+def _object_or_error(pairs: list[tuple[str, Any]]) -> dict[str, Any] | RowError:
+    """Convert the key-value pairs of a JSON object to a dictionary; return a `RowError` if a key is repeated.
+
+    The error replaces the object, because an exception would end the parsing of a file with many rows.
+    """
+    try:
+        return _object(pairs)
+    except RowError as error:
+        return error
 
 
 def _checked(found: Any) -> dict[str, Any]:
-    """Return a parsed JSON value if it is an object without repeated keys, else raise `RowError`."""
+    """Return a parsed JSON value if it is an object, else raise `RowError`."""
     if not isinstance(found, dict):
-        raise found if isinstance(found, RowError) else RowError(f"expected an object, got {type(found).__name__}")
+        raise RowError(f"expected an object, got {type(found).__name__}")
     return found
 
 

@@ -11,7 +11,7 @@ import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
@@ -76,21 +76,18 @@ class FileKeys:
     """
 
     rows: array[int] = field(default_factory=lambda: array("Q"))
-    """Four numbers per used row: line, and hashes of its texts, its normalized texts and its normalized query.
-
-    Normalized texts have no case, spacing and punctuation.
-    """
+    """Four numbers per used row: line, exact key of its texts, near key of its texts, near key of its query."""
     pairs: array[int] = field(default_factory=lambda: array("Q"))
-    """Four numbers per pair: line, hash of both normalized texts, whether the row is used, whether both are equal.
+    """Four numbers per pair: line, near key of the two texts, whether the row is used, whether their near keys are equal.
 
-    Normalized texts have no case, spacing and punctuation. A neutral NLI row is not used.
+    A neutral NLI row is not used.
     """
     scores: array[float] = field(default_factory=lambda: array("d"))
     """Score of each pair, from 0 to 1, in the order of `pairs`."""
     texts: set[int] = field(default_factory=set)
-    """Hashes of all texts of the file."""
+    """Exact keys of all texts of the file."""
     sentences: set[int] = field(default_factory=set)
-    """Hashes of the texts of 4 words or more (`is_distinctive`), without case, spacing and punctuation."""
+    """Near keys of the texts of 4 words or more (`is_distinctive`)."""
     ids: array[int] = field(default_factory=lambda: array("Q"))
     """Two numbers per value of an id column: line, and hash of the id."""
     ROW_VALUES: ClassVar[int] = 4
@@ -163,9 +160,14 @@ class EvaluationSet:
 
     @classmethod
     def of(
-        cls, name: str, pairs: Iterable[tuple[str, str]], texts: Iterable[str], queries: Iterable[str] = ()
+        cls,
+        name: str,
+        pairs: Iterable[tuple[str, str]],
+        texts: Iterable[str],
+        queries: Iterable[str] = (),
+        documents: Iterable[str] = (),
     ) -> EvaluationSet:
-        """Create an evaluation set from pairs, single texts and queries in memory."""
+        """Create an evaluation set from pairs, single texts, queries and judged documents in memory."""
 
         def bare(some: Iterable[str]) -> set[str]:
             return {normalized(printable(text)) for text in some}
@@ -174,6 +176,7 @@ class EvaluationSet:
             {pair_key(normalized(printable(left)), normalized(printable(right))) for left, right in pairs},
             {key(text) for text in bare(texts) if is_distinctive(text)},
             {key(text) for text in bare(queries)},
+            {key(text) for text in bare(documents)},
         )
         return cls(name, Path(name), *map(_array, found))
 
@@ -425,27 +428,18 @@ def _texts_in(value: Any) -> list[str]:
 
 def _read_judged(folder: Path, split: str) -> EvaluationSet:
     """Read a split of a BEIR folder as an evaluation set: queries, judged documents, and query-positive pairs."""
-    pairs: set[int] = set()
-    sentences: set[int] = set()
-    queries: set[int] = set()
-    documents: set[int] = set()
-    ids: set[int] = set()
     judged = JudgedQueries(folder, split)
-    for row in RowSource(str(folder), [judged]).good_rows():
-        query = normalized(printable(str(row.values["query"])))
-        queries.add(key(query))
-        ids.add(key(row.values["query_id"]))
-        if is_distinctive(query):
-            sentences.add(key(query))
-        for column in ("positive_passages", "negative_passages"):
-            for passage in row.values[column]:
-                text = normalized(printable(passage["text"]))
-                documents.add(key(text))
-                ids.add(key(passage["docid"]))
-                if column == "positive_passages":
-                    pairs.add(pair_key(query, text))
-    arrays = map(_array, (pairs, sentences, queries, documents, ids))
-    return EvaluationSet(f"{folder.name}@{split}", judged.path.resolve(), *arrays)
+    rows = [row.values for row in RowSource(str(folder), [judged]).good_rows()]
+    queries = [str(row["query"]) for row in rows]
+    passages = [each for row in rows for name in ("positive_passages", "negative_passages") for each in row[name]]
+    pairs = [
+        (query, each["text"]) for query, row in zip(queries, rows, strict=True) for each in row["positive_passages"]
+    ]
+    found = EvaluationSet.of(
+        f"{folder.name}@{split}", pairs, queries, queries, documents=[each["text"] for each in passages]
+    )
+    ids = {key(row["query_id"]) for row in rows} | {key(each["docid"]) for each in passages}
+    return replace(found, path=judged.path.resolve(), ids=_array(ids))
 
 
 def _array(keys: Collection[int]) -> NDArray[np.uint64]:

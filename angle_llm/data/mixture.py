@@ -77,7 +77,7 @@ class Mixture(ByIndex):
     @property
     def digest(self) -> str:
         """Hash of the examples of all datasets, their order in epochs, and the prompts of the datasets."""
-        plain = Draws.of_one(len(self)) == self.draws and self.sets[0].prompt is None
+        plain = self.draws == Draws((len(self),), (len(self),)) and self.sets[0].prompt is None
         how = "" if plain else f" {self.draws} {[each.prompt for each in self.sets]}"
         return "+".join(digest_of(each.examples) for each in self.sets) + how
 

@@ -65,11 +65,6 @@ class Draws:
         counts[np.argsort(counts - exact, kind="stable")[: max(rest, 0)]] += 1
         return cls(tuple(sizes), tuple(max(1, int(count)) for count in counts), by_set)
 
-    @classmethod
-    def of_one(cls, size: int) -> Draws:
-        """Create `Draws` for a single dataset of `size` examples; every epoch takes every example once."""
-        return cls((size,), (size,))
-
     def batches(self, batch_size: int) -> int:
         """Return the number of batches of an epoch."""
         parts = self.counts if self.by_set else (sum(self.counts),)

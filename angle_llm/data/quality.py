@@ -365,7 +365,8 @@ def _with_scale(source: DataSource, report: FileReport) -> DataSource:
     report.score_range = source.score_range
     if reading.format != "scored_pair" or source.score_range is not None:
         return source
-    numbers = (_number(row.values.get(reading.columns["score"])) for row in reading.rows if isinstance(row, Row))
+    rows = (row.values for row in reading.rows if isinstance(row, Row) and reading.is_wanted(row.values))
+    numbers = (_number(row.get(reading.columns["score"])) for row in rows)
     values = np.array([number for number in numbers if number is not None])
     scales = [scale for scale in _SCALES if ((values >= scale[0]) & (values <= scale[1])).sum() >= 0.9 * len(values)]
     low, high = scales[0] if scales else (0, 1)
@@ -411,8 +412,9 @@ def _describe_scores(scores: Any, report: FileReport) -> None:
 
 def _find_labels(source: DataSource, report: FileReport) -> None:
     """Report unused columns that contain numbers and may be labels with an unknown column name."""
-    first = itertools.islice(open_examples(source).rows, _SAMPLE_ROWS)
-    rows = [row.values for row in first if isinstance(row, Row)]
+    reading = open_examples(source)
+    wanted = (row.values for row in reading.rows if isinstance(row, Row) and reading.is_wanted(row.values))
+    rows = list(itertools.islice(wanted, _SAMPLE_ROWS))
     for column in report.unused_columns:
         numbers = [_number(row[column]) for row in rows if row.get(column) not in (None, "")]
         if None not in numbers and 1 < len(set(numbers)) <= 101 and len(set(numbers)) < len(rows):
@@ -424,7 +426,7 @@ def _find_labels(source: DataSource, report: FileReport) -> None:
 
 
 def data_settings(source: DataSource, report: FileReport) -> dict[str, Any]:
-    """Return the values under `data` in training settings that make training read a file as `data check` did."""
+    """Return the `data` section of training settings that reads a file exactly as this check did."""
     named = {name: column for name, column in report.columns.items() if source.columns.get(name) == column}
     return {
         "path": source.path,

@@ -11,7 +11,6 @@ per row instead of 12, 4 s to import, and does not store the report.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -19,14 +18,13 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, overload
 
 from angle_llm.data.formats import DataError, Example, Group, PositivePair, ScoredPair, Triple, texts_of
 from angle_llm.data.order import Order
-from angle_llm.io import log, remove_folder, write_folder
+from angle_llm.io import write_folder
 
 CACHE_VARIABLE = "ANGLE_LLM_CACHE"
 """Environment variable with the path of the cache folder."""
@@ -126,28 +124,24 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
     Raises:
         DataError: if the disk is full or the folder cannot be written.
     """
-    digest, rows = hashlib.sha256(), iter(examples)
+    rows, digest = iter(examples), hashlib.sha256()
+    first = next(rows)
+    kind, rows = type(first), chain([first], rows)
 
     def fill(place: Path) -> None:
         import pyarrow
 
-        writer = None
-        with ExitStack() as stack:
+        text, number = pyarrow.large_string(), pyarrow.float64()
+        types = {
+            "score": number, "scores": pyarrow.list_(number),
+            "positives": pyarrow.list_(text), "negatives": pyarrow.list_(text),
+        }  # fmt: skip
+        schema = pyarrow.schema([(name, types.get(name, text)) for name in kind.__slots__], {"kind": kind.__name__})
+        with pyarrow.ipc.new_file(str(place / "examples.arrow"), schema) as writer:
             while batch := list(islice(rows, _ROWS_PER_BATCH)):
                 for example in batch:
                     digest.update(repr(example).encode())
-                if writer is None:
-                    kind = type(batch[0])
-                    text, number = pyarrow.large_string(), pyarrow.float64()
-                    types = {
-                        "score": number, "scores": pyarrow.list_(number),
-                        "positives": pyarrow.list_(text), "negatives": pyarrow.list_(text),
-                    }  # fmt: skip
-                    fields = [(name, types.get(name, text)) for name in kind.__slots__]
-                    schema = pyarrow.schema(fields, {"kind": kind.__name__})
-                    writer = stack.enter_context(pyarrow.ipc.new_file(str(place / "examples.arrow"), schema))
-                columns = zip(*map(_values, batch), strict=True)
-                arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+                arrays = [pyarrow.array([getattr(each, field.name) for each in batch], field.type) for field in schema]
                 writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
         content = {"digest": digest.hexdigest()[:16], "account": account()}
         (place / "account.json").write_text(json.dumps(content), encoding="utf-8")
@@ -163,34 +157,3 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
             f"set the environment variable {CACHE_VARIABLE} to another folder"
         ) from error
     return StoredExamples(folder)
-
-
-def open_store(folder: Path) -> StoredExamples | None:
-    """Open the examples in a folder written by `write_store`; return None if the folder is missing or damaged.
-
-    A damaged folder is deleted.
-
-    Raises:
-        DataError: if the system cannot open the folder (too many open files, no memory, no permission).
-    """
-    if not folder.exists():
-        return None
-    try:
-        return StoredExamples(folder)
-    except (OSError, ValueError, LookupError) as error:  # pyarrow and json raise these
-        if getattr(error, "errno", None) not in (None, errno.ENOENT):
-            raise DataError(f"{folder} cannot be opened: {error}. Remove it to write it again") from error
-        remove_damaged(folder, error)
-        return None
-
-
-def remove_damaged(folder: Path, error: Exception) -> None:
-    """Print a warning with the error, and delete a damaged folder of stored examples."""
-    log(f"warning: {folder} is damaged ({error!r}); it is written again")
-    with suppress(OSError):  # another process has removed it
-        remove_folder(folder)
-
-
-def _values(example: Example) -> tuple[object, ...]:
-    """Return the field values of a training example, in the order of the fields."""
-    return tuple(getattr(example, name) for name in example.__slots__)

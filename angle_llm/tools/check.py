@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from angle_llm.settings.parsing import Positive, SettingsError, check_new_folder, flags_of, settings_class
+from angle_llm.settings.parsing import (
+    Positive,
+    SettingsError,
+    check_new_folder,
+    flags_of,
+    merged_settings,
+    settings_class,
+)
 from angle_llm.settings.rows import RowFilter, RowSettings, TextEncoding
 from angle_llm.settings.train import DataSource, ModelSettings
 
@@ -205,9 +212,7 @@ def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) 
     one_label = len(report.scores) == 1
     objective = {} if one_label and report.format == "scored_pair" else OBJECTIVES.get(str(report.format), {})
     pretrain = model.get("pretrain", {}) if report.format == "text" else {}
-    model = {name: value for name, value in model.items() if name != "pretrain"}
-    for name, values in pretrain.items():
-        model[name] = {**model.get(name, {}), **values}
+    model = merged_settings({name: value for name, value in model.items() if name != "pretrain"}, pretrain)
     first = {"model": {"path": "MODEL"}} | {
         name: model[name] for name in ("model", "lora", "optimizer", "pretraining") if name in model
     }

@@ -114,8 +114,8 @@ def forecast(settings: PlanSettings) -> Forecast:
     plain = default_budget(settings, budget_of(settings.device_kind))
     planner = BatchPlanner(encoder, data, losses, settings.processes, plain)
     sharding = Sharding(settings.processes, settings.zero, settings.offload)
-    first_steps = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
-    steps = StepForecast(settings, encoder, backbone, losses[0], first_steps, sharding, settings.device_kind)
+    step_sample = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
+    steps = StepForecast(settings, encoder, backbone, losses[0], step_sample, sharding, settings.device_kind)
     choice = None if settings.memory is None else best_budget(settings, steps, round(settings.memory * GIB))
     planner.budget = plain if choice is None else choice.budget
     sample = _sample(settings, planner)

@@ -8,7 +8,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import field
 from functools import cached_property
@@ -81,7 +82,7 @@ class LanguageModelSettings:
     """Environment variable with the key of a server.
     The key is sent by https or to this machine only, and never written."""
     max_requests: NonNegative | None = None
-    """Maximum number of requests, including requests of earlier runs with the same settings."""
+    """Maximum number of requests, including answered requests of earlier runs with the same settings."""
     max_cost: Annotated[float, Ge(0)] | None = None
     """Maximum cost by --prices.read and --prices.new, including the cost of earlier runs with the same settings."""
     prices: Prices = field(default_factory=Prices)
@@ -136,21 +137,23 @@ def _digest(values: object) -> bytes:
 
 
 class Answers:
-    """Answers to requests: the answers in the journal, and new answers, failures and cost of this run."""
+    """Answers to requests: the answers in the journal and new answers, failures of this run, and the cost of all runs."""
 
     def __init__(self, journal: Journal, settings: LanguageModelSettings, requests: Sequence[LlmRequest]) -> None:
         self._journal, self._settings = journal, settings
         self.by_key, self.failures = dict[str, Answer](), dict[str, str]()
+        keys, charged = {request.key for request in requests}, list[Answer]()
         for number, row in enumerate(journal.rows, 1):
             try:
                 self.by_key |= {key: Answer(*values) for key, *values in row["answers"]}
+                charged += [Answer(*values) for key, *values in row.get("charged", []) if key in keys]
             except (KeyError, TypeError, ValueError):
                 raise DataError(
                     f"{journal.path}:{number}: expected an answer, got {str(row)[:80]}. Remove this line"
                 ) from None
         known = [self.by_key[request.key] for request in requests if request.key in self.by_key]
         self.requests = len(known)
-        self.cost = sum(settings.prices.cost(answer.read_tokens, answer.new_tokens) for answer in known)
+        self.cost = sum(settings.prices.cost(answer.read_tokens, answer.new_tokens) for answer in (*known, *charged))
 
     def collect(
         self, requests: Sequence[LlmRequest], llm: LocalModel | ChatServer, progress: Callable[[int], object]
@@ -186,10 +189,11 @@ class Answers:
         return requests
 
     def _record(self, answered: Answered) -> None:
-        """Write answers to the journal, and count requests and cost."""
+        """Write answers, and failures with a cost, to the journal; count requests and cost."""
         rows = [[request.key, *answer[:-1]] for request, answer in answered if not answer.failure]
-        if rows:
-            self._journal.append({"answers": rows})
+        charged = [[request.key, *answer] for request, answer in answered if answer.failure and any(answer[2:4])]
+        if rows or charged:
+            self._journal.append({"answers": rows} | ({"charged": charged} if charged else {}))
         for request, answer in answered:
             self.requests += 1
             self.cost += self._settings.prices.cost(answer.read_tokens, answer.new_tokens)
@@ -197,6 +201,26 @@ class Answers:
                 self.failures[request.key] = answer.failure
             else:
                 self.by_key[request.key] = answer
+
+    def report(self, requests: Sequence[LlmRequest], lines: Iterable[tuple[LlmRequest, str | None]]) -> dict[str, Any]:
+        """Return the numbers of requests, failures, tokens and lines of answers, and the cost, for a report file.
+
+        `lines` are the lines of the answers: the request, and the reason why the line is dropped, None for a kept line.
+        They are counted by kind of the request, language model and reason.
+        """
+        counts: dict[str, Counter[str]] = {f"{request.kind} by {request.llm}": Counter() for request in requests}
+        for request, dropped in lines:
+            counts[f"{request.kind} by {request.llm}"][dropped or "kept"] += 1
+        answered = [self.by_key[request.key] for request in requests if request.key in self.by_key]
+        sent = {"answered": len(answered), "failed": len(self.failures)}
+        return {
+            "requests": sent | {"not sent": len(requests) - sum(sent.values())},
+            "failures": dict(Counter(self.failures.values()).most_common(10)),
+            "tokens read": sum(answer.read_tokens for answer in answered),
+            "tokens written": sum(answer.new_tokens for answer in answered),
+            "cost": round(self.cost, 6),
+            "lines": counts,
+        }
 
 
 class LocalModel:

@@ -17,13 +17,12 @@ Promptagator, arXiv 2209.11755, section 3.2).
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -32,11 +31,11 @@ import numpy as np
 import tyro
 import yaml
 
-from angle_llm.data.corpus import Corpus, bad_row
+from angle_llm.data.corpus import Corpus, bad_row, corpus_texts
 from angle_llm.data.formats import DataError
 from angle_llm.data.keys import normalized
 from angle_llm.data.readers import BadRow, Row
-from angle_llm.io import plain, progress_bar, write_json, write_text
+from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.model.vectors import Array, unit_rows
 from angle_llm.settings.encoder import EncoderName
 from angle_llm.settings.parsing import Positive, SettingsError, need_library, settings_class, unknown_name
@@ -204,14 +203,14 @@ def read_passages(settings: QuestionFiles) -> list[Passage]:
     """
     from semantic_text_splitter import MarkdownSplitter
 
-    corpus = Corpus.open(settings.documents, settings.column)
-    id_column = settings.id_column
-    if id_column is None:  # a column of all files
+    corpus = Corpus.open(settings.documents, settings.column, settings.id_column)
+    if settings.id_column is None:  # a column of all files
         firsts = [next((row for row in file.rows() if isinstance(row, Row)), None) for file in corpus.source.files]
-        id_column = next((name for name in ("id", "_id") if all(row and name in row.values for row in firsts)), None)
+        usual = (name for name in ("id", "_id") if all(row and name in row.values for row in firsts))
+        corpus = replace(corpus, id_column=next(usual, None))
     splitter = MarkdownSplitter(settings.passage_characters)
     passages, seen = list[Passage](), set[str]()
-    for number, row in enumerate(Corpus.open(settings.documents, settings.column, id_column)):
+    for number, row in enumerate(corpus):
         if isinstance(row, BadRow):
             raise bad_row(row.place, row.reason)
         document = str(number) if row.id is None else row.id
@@ -246,9 +245,7 @@ def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Seq
     if settings.shuffle_seed is not None:
         random.Random(settings.shuffle_seed).shuffle(documents)  # a larger limit includes a smaller one
     chosen = set(documents[: settings.limit])
-    examples = []
-    if settings.examples is not None:
-        examples = [row.text for row in Corpus.open(settings.examples) if not isinstance(row, BadRow)]
+    examples = [] if settings.examples is None else list(corpus_texts(settings.examples))
     for number, passage in enumerate(passages):
         if passage.document not in chosen or len(_WORD.findall(passage.text)) < _PASSAGE_WORDS:
             continue
@@ -398,36 +395,23 @@ def _write(
                 "llm": question.request.llm}  # fmt: skip
 
     dropped = [question for question in questions if question.dropped is not None]
-    _write_rows(settings.beside("passages.jsonl"), (passage._asdict() for passage in passages))
-    _write_rows(settings.beside("dropped.jsonl"), (row(each) | {"reason": each.dropped} for each in dropped))
-    _write_rows(settings.out.expanduser(), map(row, kept(questions)))
-    lines: dict[str, Counter[str]] = {f"{request.kind} by {request.llm}": Counter() for request in requests}
-    for question in questions:
-        lines[f"{question.request.kind} by {question.request.llm}"][question.dropped or "kept"] += 1
-    answered = [answers.by_key[request.key] for request in requests if request.key in answers.by_key]
-    counts = {"answered": len(answered), "failed": len(answers.failures)}
+    write_json_lines(settings.beside("passages.jsonl"), (passage._asdict() for passage in passages), writer="")
+    write_json_lines(
+        settings.beside("dropped.jsonl"), (row(each) | {"reason": each.dropped} for each in dropped), writer=""
+    )
+    write_json_lines(settings.out.expanduser(), map(row, kept(questions)), writer="")
     report = {
         "note": EASIER,
         "documents": len({passage.document for passage in passages}),
         "passages": len(passages),
         "documents with questions": len({passages[question.request.row].document for question in kept(questions)}),
-        "requests": counts | {"not sent": len(requests) - sum(counts.values())},
-        "failures": dict(Counter(answers.failures.values()).most_common(10)),
-        "tokens read": sum(answer.read_tokens for answer in answered),
-        "tokens written": sum(answer.new_tokens for answer in answered),
-        "cost": round(answers.cost, 6),
+        **answers.report(requests, ((question.request, question.dropped) for question in questions)),
         "questions": len(kept(questions)),
-        "lines": lines,
         "settings": asdict(settings),
     }
     written: dict[str, Any] = plain(report)
     write_json(settings.beside("report.json"), written, writer="")
     return written
-
-
-def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a JSONL file atomically."""
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), writer="")
 
 
 def format_report(report: dict[str, Any], questions: Sequence[Question]) -> str:

@@ -21,9 +21,9 @@ import numpy as np
 import tyro
 
 from angle_llm.io import FolderError
-from angle_llm.model.vectors import Array, Piece, VectorIndex, read_index, read_vectors
+from angle_llm.model.vectors import Array, Piece, VectorIndex, fingerprint, read_index, read_vectors
 from angle_llm.prompts import Side
-from angle_llm.settings.parsing import Positive, SettingsError, need_library, settings_class
+from angle_llm.settings.parsing import Positive, SettingsError, settings_class
 
 STEPS = 2.0**26
 """Number of steps between 0 and 1 to which the values of unit vectors are rounded."""
@@ -109,9 +109,6 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
     `vectors_ND` can be memory-mapped. `rows` limits the search to these rows, and results are indices into `rows`.
     `block` is the number of rows in memory at a time. With `faiss`, its flat index in float32 finds more candidates than
     requested, which are then ranked exactly.
-
-    Raises:
-        MissingLibraryError: if `faiss` is set and not installed.
     """
     rows = np.arange(len(vectors_ND)) if rows is None else rows
 
@@ -121,7 +118,6 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
 
     if not faiss:
         return lambda queries_QD, top: nearest(queries_QD, blocks(), top)
-    need_library("faiss", "searcher(faiss=True)", "mining")
     index: Any = importlib.import_module("faiss").IndexFlatIP(vectors_ND.shape[1])
     for grid_CD in blocks():
         index.add((grid_CD / STEPS).astype(np.float32))
@@ -207,7 +203,6 @@ class VectorSearch:
             SettingsError: if the folder holds vectors of queries and `side` is not set.
         """
         from angle_llm.model.encoder import SentenceEncoder
-        from angle_llm.model.vectors import fingerprint
 
         self.folder = Path(folder).expanduser()
         self.index = read_index(self.folder)
@@ -308,8 +303,7 @@ def search_folder(
 
 
 def pieces_on_grid(folder: Path, index: VectorIndex) -> Iterator[Piece]:
-    """Yield the vectors, row numbers, ids and texts of a finished folder, a shard at a time; `on_grid` has normalized
-    the vectors."""
+    """Yield the shards of a folder that `angle-llm embed` wrote, with normalized vectors (`on_grid`)."""
     for piece in read_vectors(folder, index):
         yield piece._replace(vectors=on_grid(piece.vectors))
 
@@ -317,7 +311,11 @@ def pieces_on_grid(folder: Path, index: VectorIndex) -> Iterator[Piece]:
 def _rows_at(
     folder: Path, index: VectorIndex, positions: set[int], pieces: Sequence[Piece] | None
 ) -> dict[int, tuple[int, str | None, str | None]]:
-    """Return position in the folder → (index in the corpus, id, text) of rows. Read only the shards with these rows."""
+    """Return position → (index in the corpus, id, text) for some rows of a folder that `angle-llm embed` wrote.
+
+    A position counts the rows of all shards from 0. Only the shards with these rows are read; with `pieces`, the result of
+    `pieces_on_grid`, no shard is read.
+    """
     found = {}
     start = 0
     for number, shard in enumerate(index.parts):
@@ -331,7 +329,10 @@ def _rows_at(
 
 
 def source_texts(index: VectorIndex, rows: set[int]) -> dict[int, str]:
-    """Read row → text from the files that were embedded; return an empty dictionary if they were removed or changed."""
+    """Return the texts of corpus rows, read again from the embedded files; empty if the files were removed or changed.
+
+    The result is index in the corpus → text.
+    """
     from angle_llm.data.corpus import Corpus
     from angle_llm.data.formats import DataError
 

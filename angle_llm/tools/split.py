@@ -63,27 +63,19 @@ def split_main(settings: SplitSettings) -> None:
         DataError: if the file cannot be used, a row is bad, or a part would have no rows.
     """
     from angle_llm.data.examples import open_examples
-    from angle_llm.data.formats import DataError, Dropped, pairs_of, texts_of
+    from angle_llm.data.formats import DataError, pairs_of, texts_of
     from angle_llm.data.quality import json_row
-    from angle_llm.data.readers import BadRow, Row
     from angle_llm.io import write_folder
 
     reading = open_examples(settings.source_of(settings.file, encoding=settings.encoding))
     texts: list[list[str]] = []
     lines: list[str] = []
     corpus: dict[str, None] = {}
-    rows_in = 0
-    for row, result in reading.outcomes():
-        rows_in += 1
-        if isinstance(result, BadRow):
-            raise DataError(
-                f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: angle-llm data check FILE "
-                "--fix FOLDER"
-            )
-        if isinstance(row, Row) and not isinstance(result, Dropped):
-            texts.append(texts_of(result))
-            lines.append(json_row(row.values, reading.named_labels))
-            corpus |= dict.fromkeys(right for _, right, _ in pairs_of(result))
+    report = reading.report()
+    for row, example in reading.used_rows(report):
+        texts.append(texts_of(example))
+        lines.append(json_row(row.values, reading.named_labels))
+        corpus |= dict.fromkeys(right for _, right, _ in pairs_of(example))
     shares = settings.parts or SHARES
     *parts, rest = split_rows(texts, [round(share * len(texts)) for share in shares.values()])
     found = {REST: rest, **dict(zip(shares, parts, strict=True))}
@@ -102,8 +94,8 @@ def split_main(settings: SplitSettings) -> None:
 
     write_folder(settings.out, fill)
     counts = " + ".join(f"{len(rows):,} in {name}.jsonl" for name, rows in found.items())
-    dropped = f" + {rows_in - len(texts):,} dropped" if rows_in > len(texts) else ""
-    print(f"{settings.file}: {rows_in:,} rows = {counts}{dropped}; {len(corpus):,} texts in {CORPUS}.jsonl")
+    dropped = f" + {report.rows_in - len(texts):,} dropped" if report.rows_in > len(texts) else ""
+    print(f"{settings.file}: {report.rows_in:,} rows = {counts}{dropped}; {len(corpus):,} texts in {CORPUS}.jsonl")
     print(f"written to {settings.out}")
 
 

@@ -108,7 +108,7 @@ def test_nested_measures_every_cut(model: str, files: Files, tmp_path: Path) -> 
         "--json",
         tmp_path / "n.json",
     ]
-    shown = command("python", "eval/nested.py", *words).stdout
+    shown = command("angle-llm", "eval", "nested", *words).stdout
     for layers in (1, 2):
         for dimensions in (8, 32):
             encoder = SentenceEncoder.from_pretrained(model, layers=layers, dimensions=dimensions)
@@ -129,7 +129,7 @@ def test_retrieval_counts_exactly(model: str, tmp_path: Path) -> None:
         order = [row for row in np.argsort(-(unit @ unit[3 * n])) if row != 3 * n]
         ranks.append(1 + min(order.index(3 * n + 1), order.index(3 * n + 2)))
     words = ["--model", model, "--groups", tmp_path / "captions.jsonl", "--json", tmp_path / "r.json"]
-    shown = command("python", "eval/retrieval.py", *words).stdout
+    shown = command("angle-llm", "eval", "retrieval", *words).stdout
     due = 100 * float(np.mean([1 / rank for rank in ranks]))
     names(shown, "strict", re.escape(f"{due:.2f}"))
     assert holds(tmp_path / "r.json", due)
@@ -141,7 +141,7 @@ def test_transfer_classifies_frozen_vectors(model: str, tmp_path: Path) -> None:
     rows = [f"{text}\t{n % 2}" for n, text in enumerate(f"{'A dog' if n % 2 else 'No cat'} {n}" for n in range(40))]
     (tmp_path / "transfer/cr.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
     words = ["--model", model, "--data-dir", tmp_path, "--tasks", "cr", "--json", tmp_path / "t.json"]
-    shown = command("python", "eval/transfer.py", *words).stdout
+    shown = command("angle-llm", "eval", "transfer", *words).stdout
     names(shown, r"\bCR\b", r"\b100\.00\b", r"\b40\b")
     assert holds(tmp_path / "t.json", 100.0)
 
@@ -151,7 +151,8 @@ COMMANDS += [f"angle-llm {name}" for name in ("eval", "merge", "verify", "export
 COMMANDS += [
     f"python recipes/{name}.py" for name in ("llama2_nli", "bert_nli", "sts_finetune", "llm_supervision", "ablation")
 ]
-COMMANDS += [f"python eval/{name}.py" for name in ("sts", "transfer", "retrieval", "nested", "speed", "gpu_check")]
+COMMANDS += [f"angle-llm eval {name}" for name in ("transfer", "retrieval", "nested")]
+COMMANDS += [f"python eval/{name}.py" for name in ("sts", "speed", "gpu_check")]
 
 
 @pytest.mark.parametrize("words", COMMANDS)

@@ -12,7 +12,7 @@ from angle_llm.data.order import Draws, random_order
 
 
 def one(n: int, batch_size: int, *, seed: int, epoch: int) -> list[list[int]]:
-    return list(Draws.of_one(n).epoch(epoch, batch_size, seed=seed))
+    return list(Draws((n,), (n,)).epoch(epoch, batch_size, seed=seed))
 
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=4)

@@ -135,6 +135,8 @@ BAD_ROWS: dict[str, tuple[str, bytes, int]] = {
     "not an object": ("x.jsonl", b'["a", "b", 1]\n', 1),
     "nested": ("x.jsonl", b'{"text1": ' + b"[" * 200_000 + b"\n", 1),
     "key twice": ("x.jsonl", b'{"text1": "a", "text1": "b"}\n', 1),
+    "nested key twice": ("x.jsonl", b'{"text1": "a", "meta": [[{"a": 1, "a": 2}]]}\n', 1),
+    "nested key twice in a list": ("x.json", b'[{"text1": "a", "meta": {"x": [[{"a": 1, "a": 2}]]}}]', 1),
     "key twice in a list": ("x.json", b'[{"text1": "a", "text1": "b"}]', 1),
     "too few fields": ("x.tsv", HEADER + b"a\tb\n", 2),
     "too many fields": ("x.csv", b'text1,text2\n"a\n\nb",b,1\n', 2),

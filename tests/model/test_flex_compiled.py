@@ -1,7 +1,7 @@
 """FlexAttention compiled by inductor for a CPU: values equal dense attention, with one graph for all lengths.
 
 The CPU kernel is another template than the Triton kernel of a GPU, but it reads the same block masks and captured tensors.
-It has no backward pass (`eval/flex_kernels.py` runs the backward pass of the Triton kernel in its interpreter).
+It has no backward pass.
 """
 
 import random

@@ -254,6 +254,9 @@ def test_budgets_hold_for_all_runs_together(server: ChatServer, folder: Path) ->
     sent = len(server.requests)
     assert make(folder, server.name, flags=f"--seed 2 {prices} --concurrency 1", out="empty.jsonl") == 1
     assert len(server.requests) <= sent + 2, "an answer without a text is paid for, too"
+    sent = len(server.requests)
+    assert make(folder, server.name, flags=f"--seed 2 {prices} --concurrency 1", out="empty.jsonl") == 1
+    assert len(server.requests) == sent, "also by the next run"
 
 
 def test_requests_stay_below_the_rate_limit(server: ChatServer, folder: Path) -> None:

@@ -318,6 +318,17 @@ def test_scale_of_scores_is_detected_and_the_printed_flags_read_the_same_rows(
         assert len(load_examples(source).examples) == report.rows_used == 6
 
 
+def test_scale_and_labels_are_detected_on_the_rows_of_the_filter(tmp_path: Path) -> None:
+    rows = [{"text1": "a", "text2": f"b {n}", "score": n / 5, "part": "x"} for n in range(6)]
+    path = write(tmp_path / "scores.jsonl", *rows, *({**row, "score": 5, "part": "y"} for row in rows))
+    (report,) = reports(path, where={"part": "x"})
+    assert (report.score_range, found(report)) == (None, {})
+    others = [{"text1": "a", "text2": f"c {n}", "rating": "unknown", "part": "y"} for n in range(2000)]
+    rows = [{"text1": "a", "text2": f"b {n}", "rating": n % 2, "part": "x"} for n in range(9)]
+    (report,) = reports(write(tmp_path / "ratings.jsonl", *others, *rows), where={"part": "x"})
+    assert found(report) == {"label not read": 9}
+
+
 def test_pair_of_an_evaluation_set_is_trouble_and_a_sentence_a_note(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     header = "sentence1\tsentence2\tscore"

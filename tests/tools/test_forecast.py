@@ -273,7 +273,7 @@ def test_work_is_counted_by_the_real_planner_without_weights(folder: Path, monke
     found = forecast(plan)
     examples = load_examples(plan.data).examples
     encoder = tiny_encoder("llama", max_length=100)
-    batches = [indices for _, step in StepSchedule(Draws.of_one(100), plan).after(0) for indices in step]
+    batches = [indices for _, step in StepSchedule(Draws((100,), (100,)), plan).after(0) for indices in step]
     texts = [TextBatch.from_examples([examples[index] for index in indices]).texts for indices in batches]
     plans = [encoder.plan(some, 8192) for some in texts]
     assert found.work.steps == len(plans) == 14

@@ -1,5 +1,6 @@
 """`angle-llm data questions` with servers on 127.0.0.1: passages, prompts, replies, every filter, kills."""
 
+import io
 import json
 import re
 import time
@@ -146,6 +147,19 @@ def test_long_documents_are_cut_at_headings_and_sentences(settings: QuestionSett
     (tmp_path / "blank.txt").write_text("A text.\n\nAnother.\n")
     with pytest.raises(DataError, match=r"blank\.txt:2: .*Fix the row, or remove it$"):
         read_passages(changed(settings, documents=str(tmp_path / "blank.txt")))
+
+
+def test_documents_are_read_from_standard_input(settings: QuestionSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "\n".join(DOCUMENTS.values()).encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    passages = read_passages(changed(settings, documents="-"))
+    assert [passage.text for passage in passages] == list(DOCUMENTS.values())
+
+
+def test_bad_row_of_examples_is_refused(settings: QuestionSettings, tmp_path: Path) -> None:
+    (tmp_path / "examples.jsonl").write_text('{"text": "where is it"}\n{"text": 1}\n')
+    with pytest.raises(DataError, match=r"examples\.jsonl:2"):
+        questions_main(changed(settings, examples=tmp_path / "examples.jsonl"))
 
 
 def test_own_prompts_styles_examples_and_limits(server: Writer, settings: QuestionSettings, tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ def test_steps_with_evaluations_and_checkpoints() -> None:
         optimizer=OptimizerSettings(learning_rate=0.5, warmup=2),
         batch_size=1,
     )
-    plan = StepSchedule(Draws.of_one(10), settings)
+    plan = StepSchedule(Draws((10,), (10,)), settings)
     assert [step for step in range(11) if plan.evaluates_at(step)] == [0, 4, 8, 10]
     assert [step for step in range(1, 11) if plan.saves_at(step)] == [3, 6, 9, 10]
     assert [plan.learning_rate(step) for step in (1, 2, 10)] == pytest.approx([0.25, 0.5, 0.5 / 9])
-    plan = StepSchedule(Draws.of_one(10), TrainSettings(batch_size=1))
+    plan = StepSchedule(Draws((10,), (10,)), TrainSettings(batch_size=1))
     assert [step for step in range(11) if plan.evaluates_at(step)] == [0, 10]
     assert not any(plan.saves_at(step) for step in range(1, 11)), "on signals only"
 
@@ -45,7 +45,7 @@ def test_settings_without_effect_give_warnings() -> None:
     def warnings(**changed: Any) -> list[str]:
         optimizer = OptimizerSettings(warmup=changed.pop("warmup", 0))
         settings = TrainSettings(batch_size=3, epochs=2, optimizer=optimizer, **changed)
-        return StepSchedule(Draws.of_one(10), settings).warnings()
+        return StepSchedule(Draws((10,), (10,)), settings).warnings()
 
     assert warnings() == warnings(max_steps=8) == warnings(max_steps=3) == []
     (message,) = warnings(max_steps=9)

@@ -50,6 +50,8 @@ SMALL_DECODER: dict[str, Any] = {
     "batch_size": 64,
     "epochs": 1,
 }
+_GRADED_RATE = 5e-4
+"""Recommended learning rate of a small decoder on graded pairs, as in recipes/grids/graded.yaml."""
 LARGE_DECODER: dict[str, Any] = {
     "model": {"bits": 4},
     "lora": {"rank": 32},
@@ -209,8 +211,10 @@ def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) 
     """
     from angle_llm.data.quality import data_settings
 
-    one_label = len(report.scores) == 1
-    objective = {} if one_label and report.format == "scored_pair" else OBJECTIVES.get(str(report.format), {})
+    graded, one_label = report.format == "scored_pair", len(report.scores) == 1
+    objective = {} if one_label and graded else OBJECTIVES.get(str(report.format), {})
+    if objective and graded and model.get("optimizer") == SMALL_DECODER["optimizer"]:
+        model = {**model, "optimizer": {"learning_rate": _GRADED_RATE}}
     pretrain = model.get("pretrain", {}) if report.format == "text" else {}
     model = merged_settings({name: value for name, value in model.items() if name != "pretrain"}, pretrain)
     first = {"model": {"path": "MODEL"}} | {

@@ -54,7 +54,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         evaluate = held_out_evaluation(settings.evaluation, settings.micro_batch_tokens)
         source, others = resolve_models(settings)
         check_cpu(source, settings, run.processes)
-        check_zero_3(source, settings, run.processes)
+        check_zero_3(source, settings, run.processes.zero_stage)
         settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
 
         # 2. The examples.

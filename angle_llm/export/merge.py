@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm import __version__
+from angle_llm.export.card import file_name
 from angle_llm.export.comparison import Verification
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import VerificationError, finish_folder, write_report
@@ -164,7 +165,10 @@ def merge(
             if count.wrong:
                 raise VerificationError(f"{out} was not written: {count}; most in {count.worst_tensor}.")
             used = f"{method}, {' and '.join(f'{share:.4g}' for share in shares)}"
-            note = f"This is about the first encoder alone. Then the weights were replaced by the combination ({used}): {count}."
+            note = (
+                f"The comparison is of {file_name(models[first])} alone. Then the weights were replaced by the combination "
+                f"({used}): {count}."
+            )
             report = replace(report, notes=(*report.notes, note))
         if others:
             write_report(folder, report, str(out))

@@ -182,7 +182,9 @@ def _shortened(value: Any) -> Any:
         return {key: _shortened(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_shortened(item) for item in value]
-    return ",".join(map(file_name, value.split(","))) if isinstance(value, str) else value  # a list of datasets
+    if not isinstance(value, str):
+        return value
+    return ",".join(file_name(part.strip()) for part in value.split(","))  # `data.path` can be a list
 
 
 def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
             values = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8"))
             if isinstance(values, dict):
                 about["settings"] = _shortened(values)
-            about["scores"] = _scores_of_run(run / "metrics.jsonl")
+            about["scores"] = _scores_of_run(run)
         except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
             raise ValueError(
                 f"--run: expected a run directory with settings.yaml and metrics.jsonl, got {run} "
@@ -213,19 +215,21 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     return about
 
 
-def _scores_of_run(path: Path) -> list[tuple[str, str, float]]:
-    """Return the main metric of a training run before the first step, and its best value, which the saved model has.
+def _scores_of_run(run: Path) -> list[tuple[str, str, float]]:
+    """Return the main metric of a training run before the first step, and of the saved model.
 
-    `path` is metrics.jsonl in the run directory. Scores are (task, metric, value), as for `model_card`; missing scores
-    are skipped.
+    `run` is the run directory; runs of earlier versions have no best.json. Scores are (task, metric, value), as for
+    `model_card`; missing scores are skipped.
     """
+    path, saved = run / "metrics.jsonl", run / "best.json"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = [row for row in map(json.loads, filter(str.strip, lines)) if "evaluation" in row]
     names = [key for row in rows[:1] for key in row if key.startswith("evaluation/")]  # main metric first
     task, _, metric = (names or ["evaluation/spearman"])[0].rpartition("/")
     before = [row["evaluation"] for row in rows if row["step"] == 0][:1]
     after = [row["evaluation"] for row in rows if row["step"] > 0]
-    named = [("before the first step", score) for score in before] + [("of the saved model", max(after, default=None))]
+    best = next(iter(read_json(saved).values())) if saved.is_file() else max(after, default=None)
+    named = [*(("before the first step", score) for score in before), ("of the saved model", best)]
     task = task.removeprefix("evaluation/")
     return [(f"{task} during training, {name}", metric, float(score)) for name, score in named if score is not None]
 

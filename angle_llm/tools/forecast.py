@@ -30,7 +30,7 @@ from angle_llm.train.budget import (
     default_budget,
 )
 from angle_llm.train.forecast import GIB, Memory, Sharding, StepForecast, StepSample, first_steps
-from angle_llm.train.loading import check_bidirectional
+from angle_llm.train.loading import check_bidirectional, check_zero_3
 from angle_llm.train.objectives import make_losses
 
 PLANNED_EXAMPLES = 2048
@@ -96,6 +96,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     """
     losses = make_losses(settings)
     source = resolve_model(settings.model.path, attention=settings.model.attention)
+    check_zero_3(source, settings, settings.zero)
     settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
     data = load_mixture(settings.data, cache_folder())
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)

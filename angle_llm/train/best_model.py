@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from angle_llm.io import log, restore_folder, write_file
+from angle_llm.io import json_text, log, read_object, restore_folder, write_file, write_json
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.lora import is_adapted
 from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved, random_state, set_random_state
-from angle_llm.train.metrics import METRICS, Metrics, scores_after
+from angle_llm.train.metrics import Metrics
 from angle_llm.train.strategies import DataParallelStrategy
 
 Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
@@ -22,6 +22,8 @@ better. Its attributes `items` and `verdict`, if it has them, are those of `Held
 ITEMS = "evaluation.npz"
 """File in the run directory with the values of each pair or query of the first task, before training and of the best
 encoder."""
+BEST_METRICS = "best.json"
+"""File in the run directory with the metrics of the encoder in `model/`, written before the encoder is saved."""
 RESCUE_FOLDER = "interrupted"
 """Folder in the run directory for the last encoder of a run that failed; removed when a resumed run finishes."""
 
@@ -29,11 +31,6 @@ RESCUE_FOLDER = "interrupted"
 def deciding_metric(metrics: Mapping[str, float] | None) -> float | None:
     """Return the value of the first metric, which decides which model is best; None without metrics."""
     return None if metrics is None else next(iter(metrics.values()))
-
-
-def _is_better(score: float, best: float) -> bool:
-    """Return whether the score of an encoder is better than the best score so far; any number is better than NaN."""
-    return score > best or (math.isnan(best) and not math.isnan(score))
 
 
 class BestModel:
@@ -59,10 +56,7 @@ class BestModel:
         self.best: dict[str, float] | None = None
 
     def resume(self, progress: Progress) -> None:
-        """Continue with the metrics of a checkpoint; restore the saved best encoder if a kill interrupted a save.
-
-        Must be called before the lines of metrics.jsonl after the checkpoint are removed.
-        """
+        """Continue with the metrics of a checkpoint; restore the saved best encoder if a kill interrupted a save."""
         self.start = progress.start
         self.best, self.evaluated = self._strategy.processes.from_main(lambda: self._restore(progress))
 
@@ -73,15 +67,14 @@ class BestModel:
         If the encoder may be from after the checkpoint, log a warning and return None for `best`, so that the next
         evaluation saves the encoder.
         """
-        target, score = self.folder.resolve(), deciding_metric(progress.best)
+        target, saved = self.folder.resolve(), read_object(self.folder.with_name(BEST_METRICS))
         restore_folder(target)
-        if score is None:
+        if progress.best is None:
             return None, progress.evaluated
         if not target.exists():
             log(f"warning: {target}, the best model so far, is missing; the best model from now on is saved")
             return None, None
-        lost = scores_after(self.folder.with_name(METRICS), progress.metrics_bytes)
-        if any(_is_better(later, score) for later in lost):
+        if saved is not None and json_text(saved) != json_text(progress.best):  # NaN equals NaN
             log(f"warning: {target} may be newer than the checkpoint; the best model from now on is saved")
             return None, progress.evaluated
         return progress.best, progress.evaluated
@@ -114,7 +107,8 @@ class BestModel:
         if step == 0:
             self.start = values
             self._keep_items("start")
-        elif best is None or _is_better(score, best):
+        elif best is None or score > best or (math.isnan(best) and not math.isnan(score)):
+            self._strategy.processes.from_main(lambda: write_json(self.folder.with_name(BEST_METRICS), values))
             self._save()
             self.best = values
             self._keep_items("best")

@@ -61,7 +61,8 @@ class Progress:
     start: dict[str, float] | None = None
     """Metrics of the encoder before training, by name; None if not evaluated."""
     best: dict[str, float] | None = None
-    """Metrics of the best encoder so far, which is saved in `model/`; None if no encoder was saved."""
+    """Metrics of the best encoder so far, which is saved in `model/`; None if no encoder was saved, or if `model/` may have
+    another encoder."""
     budget: TokenBudget | None = None
     """Token budget of a process, lower than at the start if memory ran out; None without a checkpoint."""
 

@@ -40,9 +40,9 @@ def check_cpu(source: ModelSource, settings: TrainSettings, processes: Processes
         )
 
 
-def check_zero_3(source: ModelSource, settings: TrainSettings, processes: Processes) -> None:
+def check_zero_3(source: ModelSource, settings: TrainSettings, zero_stage: int) -> None:
     """Raise `SettingsError` for a model, or a pretraining task, that cannot be trained with ZeRO-3."""
-    if processes.zero_stage != 3:
+    if zero_stage != 3:
         return
     path, bits, task, card = settings.model.path, settings.model.bits, settings.pretraining.task, source.card
     for refused, problem in (

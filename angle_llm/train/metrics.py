@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,8 +23,6 @@ from angle_llm.settings.parsing import SettingsError, settings_to_dict
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.step import StepResult
 
-METRICS = "metrics.jsonl"
-"""Name of the file in a run directory with a line per optimizer step and evaluation."""
 PROJECT = "angle_llm"
 """Name of the project (mlflow: experiment) of all runs in trackers. A run has the name of its directory."""
 
@@ -131,7 +127,7 @@ class Metrics:
     """
 
     def __init__(self, settings: TrainSettings, kept_bytes: int = 0, step: int = 0, *, enabled: bool = True) -> None:
-        self._settings, self._path = settings, settings.run_path / METRICS
+        self._settings, self._path = settings, settings.run_path / "metrics.jsonl"
         self._kept_bytes, self._step, self._enabled = kept_bytes, step, enabled
         self._file: IO[str] | None = None
         self._trackers: Trackers | None = None
@@ -205,16 +201,6 @@ class Metrics:
             **counts,
         }
         self.log(values, notes={"layout": results[0].plan.layout, "reason": results[0].plan.reason})
-
-
-def scores_after(path: Path, kept_bytes: int) -> list[float]:
-    """Return the scores of the evaluations in metrics.jsonl after its first `kept_bytes` bytes."""
-    lines = path.read_bytes()[kept_bytes:].splitlines() if path.is_file() else []
-    scores = []
-    for line in lines:
-        with suppress(ValueError):  # a kill can leave part of a line
-            scores.append(json.loads(line).get("evaluation", math.nan))
-    return scores
 
 
 def mean_loss(results: Sequence[StepResult]) -> float:

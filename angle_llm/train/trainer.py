@@ -79,7 +79,7 @@ class StopSignals:
 
 
 _FIRST_STEPS = 10
-"""Number of optimizer steps after which a run stops if all gradients were 0. A single batch may have nothing to learn."""
+"""Number of optimizer steps after which a run stops if all gradients were 0. The gradient of a single batch can be 0."""
 
 
 class TrainingError(RuntimeError):
@@ -200,7 +200,9 @@ class Trainer:
                     raise
                 rate = self._schedule.learning_rate(self._step + 1)
                 best = (
-                    "No model was saved" if self._model.best is None else f"The best model is in {self._model.folder}"
+                    f"The best model is in {self._model.folder}"
+                    if self._model.folder.exists()
+                    else "No model was saved"
                 )
                 # DeepSpeed checks no gradient norm before it updates the weights.
                 kept = "" if self._processes.zero_stage else "The optimizer did not take this step. "
@@ -234,12 +236,13 @@ class Trainer:
                 raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
             self._step += 1
             self._learns |= norm > 0
-            if not self._learns and self._step == min(_FIRST_STEPS, self._schedule.steps):
+            # With MNTP, the texts of a few steps may have no masked token.
+            last = min(_FIRST_STEPS, self._schedule.steps)
+            if self._step == last and not self._learns and self._planner.encoder.masker is None:
                 raise TrainingError(
-                    f"step {self._step}: the gradient is exactly 0, as in all steps before (loss {mean_loss(results):.3g}): "
-                    "nothing is learned. The in-batch term needs pairs of different texts and more than one in a batch; the "
-                    "other terms need different scores in a batch. Use a larger --batch-size and a new --run-dir; "
-                    "`angle-llm data check` shows what the data contain."
+                    f"step {self._step}: the gradient is exactly 0, as in all steps before (loss {mean_loss(results):.3g}). "
+                    "The in-batch term needs several pairs of different texts in a batch, and --objective.cosine-weight and "
+                    "--objective.angle-weight need different scores: use a larger --batch-size, or see `angle-llm data check`."
                 )
             seconds = time.perf_counter() - started
             batches = [each for group in groups for each in group.batches]
@@ -389,7 +392,8 @@ class Trainer:
         """
         step, schedule, model = self._step, self._schedule, self._model
         signal = self._signal()
-        if schedule.evaluates_at(step) and not signal:
+        changed = step == 0 or self._learns
+        if schedule.evaluates_at(step) and changed and not signal:
             self._evaluate()
             signal = self._signal()
         if signal or (schedule.saves_at(step) and step > self._resumed):

@@ -43,7 +43,7 @@ def adapter(hub: Hub, tmp_path: Path) -> Path:
     run = tmp_path / "run"
     save_tiny_adapter(Path("org/base"), run / "model")
     settings = {
-        "data": {"path": "/home/me/secret/nli.jsonl,/home/me/secret/stsb@train:2.0"},
+        "data": {"path": "/home/me/secret/nli.jsonl, /home/me/secret/stsb@train:2.0"},
         "evaluation": {"tasks": ["/home/me/secret/issues@valid"], "corpus": "/home/me/secret/issues"},
         "objective": {"teacher": "~/secret/teacher", "false_negatives": {"guide": "/home/me/secret/guide"}},
         "model": {"prompt": {"query": "/home/me/secret/mine.yaml", "document": "plain"}},
@@ -52,7 +52,8 @@ def adapter(hub: Hub, tmp_path: Path) -> Path:
     (run / "settings.yaml").write_text(yaml.safe_dump(settings))
     first = {"step": 0, "evaluation": 61.5, "evaluation/issues@valid/nDCG@10": 61.5, "evaluation/pairs/spearman": 9}
     lines: list[dict[str, object]] = [first, {"step": 1, "loss": 2.0}, {"step": 8, "evaluation": 70.25}]
-    lines.append({"step": 9, "evaluation": 70})
+    lines.append({"step": 9, "evaluation": 71})  # of a model that was not saved
+    (run / "best.json").write_text(json.dumps({"issues@valid/nDCG@10": 70.25}))
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     hub.requests.clear()
     return run / "model"

@@ -145,15 +145,14 @@ def test_the_configuration_of_an_adapter_can_name_all_layers_and_a_damaged_one_i
         saved_lora.lora_of_run(resolve_model(model.path), model, LoraSettings())
 
 
-def test_a_cut_model_is_refused_under_zero_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_model_is_refused_under_zero_3(tmp_path: Path) -> None:
     base = SentenceEncoder.from_pretrained(save_tiny_base("llama", tmp_path / "base"))
     base.truncated(dimensions=8).save_pretrained(tmp_path / "cut")
-    monkeypatch.setattr(Processes, "zero_stage", 3)
     with pytest.raises(SettingsError, match=r"ZeRO-3 .*only some layers or dimensions"):
         loading.check_zero_3(
             resolve_model(str(tmp_path / "cut")),
             TrainSettings(model=ModelSettings(path=str(tmp_path / "cut"), dtype="float32")),
-            Processes(),
+            3,
         )
 
 
@@ -161,19 +160,18 @@ def test_models_and_tasks_that_zero_3_cannot_train_are_refused(tmp_path: Path, m
     base = str(save_tiny_base("llama", tmp_path / "base"))
     adapter = str(save_tiny_adapter(Path(base), tmp_path / "adapter"))
     run = TrainSettings(model=ModelSettings(base))
-    loading.check_zero_3(resolve_model(adapter), replace(run, model=ModelSettings(adapter)), Processes())
-    monkeypatch.setattr(Processes, "zero_stage", 3)
-    loading.check_zero_3(resolve_model(base), run, Processes())
+    loading.check_zero_3(resolve_model(adapter), replace(run, model=ModelSettings(adapter)), 2)
+    loading.check_zero_3(resolve_model(base), run, 3)
     with pytest.raises(SettingsError, match=r"ZeRO-3.*--model\.bits None"):
-        loading.check_zero_3(resolve_model(base), replace(run, model=ModelSettings(base, bits=4)), Processes())
+        loading.check_zero_3(resolve_model(base), replace(run, model=ModelSettings(base, bits=4)), 3)
     with pytest.raises(SettingsError, match=r"ZeRO-3.*adapter.*angle-llm merge"):
-        loading.check_zero_3(resolve_model(adapter), replace(run, model=ModelSettings(adapter)), Processes())
+        loading.check_zero_3(resolve_model(adapter), replace(run, model=ModelSettings(adapter)), 3)
     task = replace(run, pretraining=PretrainingSettings(task="simcse"))
     with pytest.raises(SettingsError, match=r"ZeRO-3.*--pretraining\.task simcse"):
-        loading.check_zero_3(resolve_model(base), task, Processes())
+        loading.check_zero_3(resolve_model(base), task, 3)
     monkeypatch.setattr(ModelSource, "dense", [Path("2_Dense")])
     with pytest.raises(SettingsError, match=r"ZeRO-3.*Dense modules"):
-        loading.check_zero_3(resolve_model(base), run, Processes())
+        loading.check_zero_3(resolve_model(base), run, 3)
 
 
 def test_zero_3_refuses_a_model_before_the_data_are_read(

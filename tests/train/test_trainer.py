@@ -435,7 +435,11 @@ def test_a_model_from_after_the_checkpoint_is_not_reported_with_earlier_metrics(
     with pytest.raises(IndexError, match="pop from empty list"):
         fit(encoder, TRIPLES, AngleObjective(), settings, lambda _: {"score": scores.pop(0)})
     scores = [2.5, 2.7]  # steps 3 and 4, after the checkpoint of step 2, whose best score is 3
+    again = list[float]()
+    with pytest.raises(IndexError):  # killed again, before a score
+        fit(encoder, TRIPLES, AngleObjective(), settings, lambda _: {"score": again.pop(0)})
     result = fit(encoder, TRIPLES, AngleObjective(), settings, lambda _: {"score": scores.pop(0)})
+    assert json.loads((settings.run_path / "best.json").read_text()) == {"score": 2.7}
     assert (result.steps, result.best) == (4, {"score": 2.7})
     saved = SentenceEncoder.from_pretrained(settings.run_path / "model")
     np.testing.assert_array_equal(saved.encode(SENTENCES), encoder.encode(SENTENCES))
@@ -475,9 +479,10 @@ def test_a_run_whose_first_gradients_are_all_zero_stops(settings: TrainSettings,
         encoder,
         [*pairs, ScoredPair("Dogs run.", "They run.", 1)],
         loss,
-        replace(settings, batch_size=2, epochs=1, seed=1),
+        replace(settings, batch_size=2, epochs=1, seed=1, evaluation=EvaluationSettings(tasks=["mine"], every_steps=1)),
+        lambda _: {"score": 1.0},
     )
-    norms = [row["gradient_norm"] for row in read_metrics(settings.run_path)]
+    norms = [row["gradient_norm"] for row in read_metrics(settings.run_path) if "gradient_norm" in row]
     assert norms[0] == 0 < max(norms), norms
 
 

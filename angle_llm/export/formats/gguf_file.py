@@ -217,7 +217,7 @@ def _check_config(config: Any, architecture: str) -> None:
     """Check that a model has the activation, attention and windows that llama.cpp computes for its architecture.
 
     Raises:
-        ArtifactError: for a model with others.
+        ArtifactError: for a model with another activation, attention or window.
     """
     gemma = architecture == "gemma3"
     activation = config.hidden_activation if gemma else config.hidden_act

@@ -8,8 +8,10 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import reduce
 from itertools import groupby
-from typing import Annotated, Any, Union
+from operator import or_
+from typing import Annotated, Any
 
 from angle_llm import __version__
 from angle_llm.io import discard_closed_pipes
@@ -175,9 +177,9 @@ def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], chosen: 
     for group, names in groupby(entries, lambda name: name.rpartition(" ")[0]):
         members = [entries[name] for name in names]
         if group:
-            members = [Annotated[Union[tuple(members)], subcommand(group, description=_GROUPS[group])]]  # noqa: UP007
+            members = [Annotated[reduce(or_, members), subcommand(group, description=_GROUPS[group])]]
         top += members
-    return Union[tuple(top)]  # noqa: UP007
+    return reduce(or_, top)
 
 
 def run(arguments: Sequence[str]) -> None:

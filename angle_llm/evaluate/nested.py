@@ -7,9 +7,12 @@ Dimensions: N texts, M numbers of layers, D columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from angle_llm.evaluate.encoding import Encode, OpenEncoder, check_names, run_evaluation, write_results
 from angle_llm.evaluate.results import report, table
@@ -110,9 +113,14 @@ def quality_curve(
     for place, depth in enumerate(depths):
         for width in widths:
             rows_NK = encoded_NMD[:, place, :width]
-            results = evaluate(lambda texts, rows=rows_NK: rows[[row_of[text] for text in texts]], tasks)  # type: ignore[misc]
+            results = evaluate(partial(_rows_of, rows_NK, row_of), tasks)
             points.append(Point(depth, width, {name: task.spearman for name, task in results.tasks.items()}))
     return points
+
+
+def _rows_of(rows_NK: NDArray[Any], row_of: Mapping[str, int], texts: Sequence[str]) -> NDArray[Any]:
+    """Return the rows of `texts` in a matrix of embeddings; `row_of` is text → row number."""
+    return rows_NK[[row_of[text] for text in texts]]
 
 
 def halves(dimensions: int) -> list[int]:

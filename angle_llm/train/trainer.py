@@ -236,9 +236,7 @@ class Trainer:
                 raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
             self._step += 1
             self._learns |= norm > 0
-            # With MNTP, the texts of a few steps may have no masked token.
-            last = min(_FIRST_STEPS, self._schedule.steps)
-            if self._step == last and not self._learns and self._planner.encoder.masker is None:
+            if not self._learns and self._step == min(_FIRST_STEPS, self._schedule.steps):
                 raise TrainingError(
                     f"step {self._step}: the gradient is exactly 0, as in all steps before (loss {mean_loss(results):.3g}). "
                     "The in-batch term needs several pairs of different texts in a batch, and --objective.cosine-weight and "

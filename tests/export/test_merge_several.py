@@ -97,6 +97,7 @@ def test_adapters_of_other_seeds_and_ranks_are_averaged_after_their_merge(kind: 
     first, second, third = (weights_of(model, base) for model in models)
     expected = {name: 0.5 * first[name] + 0.25 * second[name] + 0.25 * third[name] for name in first}
     assert largest_error(tmp_path / "out", expected) < 2e-7
+    assert "The comparison is of 0 alone." in found.notes[-1]
     assert "linear, 0.5 and 0.25 and 0.25): 0 of" in found.notes[-1]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from hub_server import TOKEN, Hub, open_hub
 from huggingface_hub import ModelCard, constants
@@ -14,8 +15,10 @@ from kills import contents
 from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli
+from angle_llm.export.card import _POOLED
 from angle_llm.export.merge import merge
 from angle_llm.export.push import PushError
+from angle_llm.model.pooling import pooling_named
 from angle_llm.model.source.checks import CARD_NAME
 
 TEXTS = ["A man is eating.", "Where is it?"]
@@ -237,6 +240,14 @@ def test_the_code_of_the_card_cuts_before_it_normalises(hub: Hub, tmp_path: Path
     row = run_code(head(hub)["README.md"].decode(), "transformers", tmp_path / "cut")["encode"]("A man eats.").numpy()
     assert np.linalg.norm(row) == pytest.approx(1, abs=1e-6)
     np.testing.assert_allclose(row, encoder.encode(["A man eats."])[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", _POOLED)
+def test_the_code_of_every_pooling_computes_a_model_in_bfloat16(pooling: str) -> None:
+    states = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = pooling_named(pooling).function(states, torch.ones(1, 5, dtype=torch.long))[0]
+    found = eval(_POOLED[pooling], {"torch": torch, "states": states})
+    torch.testing.assert_close(found.float(), expected.float(), rtol=2**-7, atol=2**-7)  # one rounding to bfloat16
 
 
 @pytest.mark.parametrize("form", ["onnx", "gguf"])

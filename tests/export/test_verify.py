@@ -15,9 +15,11 @@ from tiny import save_tiny_adapter, save_tiny_base
 from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.evaluate import sts_score
 from angle_llm.export.comparison import TIMES_SMALLER, Verification
+from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.formats.onnx_folder import FACTS_NAME, GRAPH_NAME
 from angle_llm.export.merge import merge
-from angle_llm.export.verify import _library_versions, verify
+from angle_llm.export.texts import SENTENCES
+from angle_llm.export.verify import _built_in_texts, _library_versions, verify
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.settings.train import LoraSettings
 
@@ -55,6 +57,18 @@ def test_all_forms_pass_in_one_call(forms: Path) -> None:
     assert 0 < merged.largest_difference < 1e-9
     assert itself.largest_difference == 0
     assert found.base_difference > 0.01
+
+
+def test_names_that_an_export_splits_are_skipped_in_a_path_with_a_tilde(
+    forms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    encoder = SentenceEncoder.from_pretrained(forms / "adapter", device="cpu")
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "modules.json").write_text("[]")
+    ExportFacts(encoder.prompts, "last", 100, plain_names=["Nobody"]).write(tmp_path / "exported")
+    texts, notes = _built_in_texts(encoder, ["~/exported"])
+    assert (len(texts), any("Nobody" in text for text in texts), len(notes)) == (len(SENTENCES) - 1, False, 1)
 
 
 def test_figures_match_their_definitions_and_the_base_is_another_encoder(forms: Path) -> None:

@@ -412,4 +412,6 @@ def test_the_command_takes_the_flags_of_train(folder: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "plan.json").read_text())
     assert content["settings"]["lora"]["rank"] == 2
+    refused = run("angle-llm", "plan", *arguments, "--zero", "3", "--pretraining.task", "simcse")
+    assert (refused.returncode, "ZeRO-3 cannot train with --pretraining.task simcse" in refused.stderr) == (2, True)
     assert content["expected"]["total"] == sum(content["expected"].values()) / 2

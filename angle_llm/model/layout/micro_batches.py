@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -232,17 +232,18 @@ def plan_micro_batches(
             reason += f"every text is longer than {longest} tokens, the longest that can be {name}"
         else:
             is_trie = layouts.layout == "trie"
-            sequences = _Tries(texts, fitting) if is_trie else _Packed(texts, fitting, layouts.causal)
+            sequences = cache(_Tries(texts, fitting) if is_trie else _Packed(texts, fitting, layouts.causal))
             rest = [row for row, text in enumerate(texts) if len(text) > longest]
-            planned = sequences(token_budget)
-            nodes, tokens = _tokens(planned), _tokens(padded(fitting, token_budget))
+            nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
             reason += f"{nodes} tokens {name}, {tokens} padded"
             reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
             if nodes * (layouts.token_cost or TOKEN_COST[layouts.layout]) < tokens:
                 layout = layouts.layout
-                grouped = lambda budget: (  # noqa: E731
-                    (planned if budget == token_budget else sequences(budget)) + padded(rest, budget)
-                )
+
+                def with_rest(budget: int) -> list[TextGroup]:
+                    return [*sequences(budget), *padded(rest, budget)]
+
+                grouped = with_rest
     groups, lengths = _balanced(grouped, token_budget, processes), [len(text) for text in ids]
     # Longest first, so that a lack of memory shows at once.
     groups.sort(key=lambda group: -group.longest_side)

@@ -236,7 +236,8 @@ def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def largest(values: Iterable[float]) -> float:
     """Return the largest value, NaN if there is one: `max` can lose a NaN."""
-    return float(torch.tensor(list(values), dtype=torch.float64, device="cpu").max())  # also in a context `meta`
+    # The device is set because a forecast runs in a context with the device meta.
+    return float(torch.tensor(list(values), dtype=torch.float64, device="cpu").max())
 
 
 def trial_problem(differences: Iterable[float], tolerance: float) -> str | None:

@@ -184,12 +184,13 @@ def test_invalid_settings_are_refused(settings: dict[str, int], named: str) -> N
 
 def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"{row.text}\t{row.label}\n" for row in noisy_task().splits["all"]]
-    write(tmp_path / "transfer/mr.tsv", "text\tlabel\n" + "".join(lines))
+    for split, rows in {"train": lines[:60], "test": lines[60:]}.items():
+        write(tmp_path / f"transfer/trec.{split}.tsv", "text\tcoarse\n" + "".join(rows))
     files = ["--data-dir", tmp_path, "--json", tmp_path / "o.json"]
     settings: Any = parsed(TransferSettings, "--model", "some/model", *files)
     results = transfer_main(settings, lambda path, /, **options: Words())
     content = json.loads((tmp_path / "o.json").read_text())
-    assert content["average"] == {"tasks": ["mr"], "accuracy": results.average, "interval": None}
-    assert content["tasks"]["mr"]["interval"]["low"] < content["tasks"]["mr"]["accuracy"]
+    assert content["average"] == {"tasks": ["trec"], "accuracy": results.average, "interval": None}
+    assert content["tasks"]["trec"]["interval"]["low"] < content["tasks"]["trec"]["accuracy"]
     with pytest.raises(FileNotFoundError, match=r"--data-dir.*transfer"):
         transfer_main(TransferSettings(model="m", data_dir=tmp_path / "transfer"), lambda path, /, **options: Words())

@@ -157,6 +157,7 @@ def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_exact")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo reads it of views

@@ -1,6 +1,5 @@
 """When a process of a run is killed, stopped or fails, every process ends within a minute, and a message names its rank."""
 
-import itertools
 import os
 import re
 import signal
@@ -24,16 +23,12 @@ ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu",
 ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 LIMIT = 60
 """Seconds from the failure to the end of the last process."""
-CASES = set(
-    itertools.product(["torchrun", "accelerate", "two torchrun", "none"], ["SIGKILL", "SIGSTOP", "exception"], [0, 1])
-)
-QUICK = {("torchrun", "SIGSTOP", 0)}
 
 
-@pytest.mark.parametrize(
-    ("launcher", "failure", "rank"),
-    [*sorted(QUICK), *(pytest.param(*case, marks=pytest.mark.slow) for case in sorted(CASES - QUICK))],
-)
+@pytest.mark.slow  # half a minute each; tests/contract/test_contract_resume.py has a quick one
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "two torchrun", "none"])
+@pytest.mark.parametrize("failure", ["SIGKILL", "SIGSTOP", "exception"])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_all_processes_end(launcher: str, failure: str, rank: int, tmp_path: Path) -> None:
     seconds, codes, outputs = lose(launcher, failure, rank, tmp_path)
     assert seconds < LIMIT

@@ -217,7 +217,11 @@ def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Pa
     else:
         (before,) = experiments(grid, data_dir, [one.after], [one.seed or 0])
         base = str(train(grid, before, settings, data_dir).resolve())
-    run = replace(one.settings, run_dir=str(here), resume="auto", model=replace(one.settings.model, path=base))
+    objective = one.settings.objective
+    if objective.teacher is not None:
+        objective = replace(objective, teacher=model_path(objective.teacher, settings))
+    model = replace(one.settings.model, path=base)
+    run = replace(one.settings, run_dir=str(here), resume="auto", model=model, objective=objective)
     if not run.checkpoint.every_steps:
         run = replace(run, checkpoint=replace(run.checkpoint, every_steps=25, keep=1))
     given = here / "given.json"

@@ -8,8 +8,8 @@
     measures           what to measure on every row
     reference          row that the other rows are compared with; a row can set another reference
 
-Two prefixes keep paths of a machine out of a grid: `DATA/` is the folder of --data-dir, and a model path that starts with
-`RUNS/` is in the folder of --runs, where the rows of grids are trained.
+Two prefixes keep paths of a machine out of a grid: `DATA/` is the folder of --data-dir, and a model or teacher that
+starts with `RUNS/` is in the folder of --runs, where the rows of grids are trained.
 """
 
 from __future__ import annotations

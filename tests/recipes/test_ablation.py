@@ -217,12 +217,14 @@ def test_nothing_is_measured_twice_and_a_new_measure_is_added(folder: Path, resu
     assert {path: path.stat().st_mtime_ns for path in models} == models
 
 
-def test_a_merge_of_trained_models_is_a_row_without_training(folder: Path, results: Path) -> None:
+def test_a_merge_of_trained_models_is_a_row_without_training_and_a_teacher(folder: Path, results: Path) -> None:
     shutil.copytree(folder / "runs/tiny/one-seed1/model", folder / "runs/tiny/merged/model")
     model = "{path: RUNS/tiny/merged/model, prompt: null, max_length: null}"
-    write_grid(folder, "{sts: [stsb-dev]}", ("one: {}", f"one: {{}}\n  merged: {{train: null, model: {model}}}"))
+    taught = "{train: {objective: {teacher: RUNS/tiny/merged/model, teacher_similarity_weight: 1}}}"
+    rows = f"one: {{}}\n  merged: {{train: null, model: {model}}}\n  taught: {taught}"
+    write_grid(folder, "{sts: [stsb-dev]}", ("one: {}", rows))
     try:
-        main(replace(settings_in(folder), rows=("merged",)))
+        main(replace(settings_in(folder), rows=("merged", "taught")))
     finally:
         write_grid(folder)
     of_rows = [
@@ -231,6 +233,7 @@ def test_a_merge_of_trained_models_is_a_row_without_training(folder: Path, resul
     ]
     assert of_rows[0]["sts", "spearman"] == of_rows[1]["sts", "spearman"]
     assert not lines(results, row="merged", kind="training")
+    assert lines(results, row="taught", kind="training")
 
 
 def test_results_of_other_settings_are_refused(folder: Path, results: Path) -> None:

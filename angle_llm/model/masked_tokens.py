@@ -48,7 +48,7 @@ class TokenMasker:
     """Number of ids that can replace a token at random: the size of the tokenizer."""
     mask_id: int
     special: frozenset[int]
-    """Ids of special tokens, which are not masked."""
+    """Ids that are not masked: the special tokens and `mask_id`."""
     fraction: float
     """Probability that a token is masked."""
     seed: int
@@ -62,7 +62,7 @@ class TokenMasker:
         mask_id = tokenizer.mask_token_id
         if mask_id is None:  # without a token `_`, the last token of the text `_` is used
             mask_id = tokenizer.get_vocab().get("_", tokenizer("_", add_special_tokens=False)["input_ids"][-1])
-        special = frozenset(tokenizer.all_special_ids)
+        special = frozenset({*tokenizer.all_special_ids, int(mask_id)})
         return cls(vocabulary, min(len(tokenizer), vocabulary), int(mask_id), special, fraction, seed)
 
     def codes(self, ids: Sequence[Sequence[int]], epoch: int) -> list[list[int]]:

@@ -11,7 +11,16 @@ import torch
 from tiny import POSITIONS, save_tiny_adapter, save_tiny_base, tiny_backbone
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import nn
-from transformers import AutoModel, Gemma3TextConfig, NemotronConfig, StableLmConfig
+from transformers import (
+    AutoModel,
+    BloomConfig,
+    FalconConfig,
+    Gemma3TextConfig,
+    GPTJConfig,
+    Lfm2Config,
+    NemotronConfig,
+    StableLmConfig,
+)
 
 from angle_llm import SentenceEncoder
 from angle_llm.export.card import CardFacts, model_card
@@ -112,11 +121,37 @@ def test_single_padded_and_packed_texts_are_equal_in_value_and_gradient(kind: st
         torch.testing.assert_close(other, gradients, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "gemma3"])
+def test_a_sliding_window_reaches_as_far_to_both_sides(kind: str) -> None:
+    """The first layer has a window of 6 tokens."""
+    backbone = backbone_of(kind)
+    backbone.config.is_causal = False
+    ids_1T = torch.arange(1, 21)[None]
+    inputs_1TD = backbone.get_input_embeddings()(ids_1T).detach().requires_grad_()
+    first, second = backbone(inputs_embeds=inputs_1TD, output_hidden_states=True).hidden_states[:2]
+    (gradient_1TD,) = torch.autograd.grad(second[0, 10].sum(), first)
+    assert gradient_1TD[0].any(dim=-1).nonzero().flatten().tolist() == list(range(4, 17))
+
+
+@pytest.mark.parametrize("config", [BloomConfig, FalconConfig, GPTJConfig])
+def test_families_that_read_the_configuration_only_are_bidirectional(config: Any) -> None:
+    sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    backbone = with_noise(AutoModel.from_config(config(**sizes, **({"rotary_dim": 4} if config is GPTJConfig else {}))))
+    backbone.config.is_causal = False
+    check_bidirectional(backbone.eval())
+    assert not is_causal(backbone)
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [
         (StableLmConfig(**SIZES), "stablelm do not support bidirectional attention"),
         (NemotronConfig(**SIZES), "nemotron do not support bidirectional attention"),
+        (
+            Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+            "lfm2 do not support bidirectional attention.* layer is causal",
+        ),
     ],
 )
 def test_a_family_that_ignores_the_setting_is_refused_by_name(config: Any, text: str, tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def test_masks_are_those_of_llm2vec() -> None:
     vocabulary = len(tokenizer)
     ids = np.random.default_rng(0).integers(3, vocabulary, size=(2000, 100))
     ids[:, 0] = tokenizer.eos_token_id
+    ids[:, 1] = tokenizer.convert_tokens_to_ids("_")
     masker = TokenMasker.of(tokenizer, vocabulary, 0.2, seed=1)
     code = np.array(masker.codes(ids.tolist(), 0))
     ours, labels = code % vocabulary, code // vocabulary - 1
@@ -148,6 +149,8 @@ def test_masks_are_those_of_llm2vec() -> None:
 
     assert masker.mask_id == tokenizer.convert_tokens_to_ids("_")
     assert not (labels[:, 0] >= 0).any()
+    assert (ids == masker.mask_id).sum() > 100
+    assert not any((found == masker.mask_id).any() for found in (labels, due))
     assert np.array_equal(labels[labels >= 0], ids[labels >= 0])
     assert np.array_equal(ours[labels < 0], ids[labels < 0])
     assert shares(ours, labels >= 0) == pytest.approx(shares(theirs, due >= 0), abs=0.01)  # 40,000 masked tokens: 0.002

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -305,19 +306,37 @@ def check_bidirectional(backbone: nn.Module) -> None:
     model with it.
 
     Raises:
-        ArtifactError: if the architecture ignores the key, or ignores it for texts without padding.
+        ArtifactError: if a layer of the architecture ignores the key, or ignores it for texts without padding.
     """
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    if is_causal(backbone) or _padding_difference(backbone) > _PADDING_TOLERANCE:
+    if _has_causal_layer(backbone) or _padding_difference(backbone) > _PADDING_TOLERANCE:
         raise ArtifactError(
-            f"models of type {config.model_type} do not support bidirectional attention in this version of transformers: the "
-            "states are causal, or differ between a padded text and the text alone. Omit attention, or use another model. "
+            f"models of type {config.model_type} do not support bidirectional attention in this version of transformers: a "
+            "layer is causal, or the states of a padded text and of the text alone differ. Omit attention, or use another model. "
             "Without the setting, remove is_causal from config.json."
         )
     del config.is_causal
     if is_causal(backbone):
         config.is_causal = False
         config.use_cache = False  # otherwise a forward pass of the library keeps keys and values for generation
+
+
+def _has_causal_layer(backbone: nn.Module) -> bool:
+    """Return whether the output of a layer for a token does not depend on the input of the layer for later tokens.
+
+    Some models have convolutions or linear attention between layers with softmax attention.
+    """
+    with evaluating(backbone) as device, torch.enable_grad():
+        ids_1T = torch.tensor([[7, 5, 3, 1]], device=device)
+        embeddings: Any = backbone.get_input_embeddings()  # type: ignore[operator]
+        inputs_1TD = embeddings(ids_1T).detach().requires_grad_()
+        states = backbone(
+            inputs_embeds=inputs_1TD, attention_mask=torch.ones_like(ids_1T), output_hidden_states=True
+        ).hidden_states
+        gradients = [
+            torch.autograd.grad(after[0, 0].sum(), before, retain_graph=True)[0] for before, after in pairwise(states)
+        ]
+    return any(not gradient[0, 1:].any() for gradient in gradients)
 
 
 def _padding_difference(backbone: nn.Module) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -83,36 +83,40 @@ class HeldOutEvaluation:
     """TASK/METRIC of the main metric of the first task. It selects the best model, and is the first metric in
     results."""
     micro_batch_tokens: int | None
-    items: Items | None = None
-    """Values of the pairs or queries of the first task in the last evaluation, for `verdict`."""
+    items: Mapping[str, Items] = field(default_factory=dict)
+    """Values of the pairs or queries in the last evaluation, by task, for `verdict`."""
 
     def __call__(self, encoder: SentenceEncoder) -> MetricValues:
         is_main = os.environ.get("RANK", "0") == "0"  # all processes evaluate; the main process shows progress
         encode, encode_document = encode_functions(encoder, self.micro_batch_tokens, show_progress=is_main)
         sides = cached(encode), None if encode_document is None else cached(encode_document)
         measured = {task.name: task.measure(encoder, *sides) for task in self.tasks.values()}
-        self.items = next(iter(measured.values()))[1]
+        self.items = {task: items for task, (_, items) in measured.items() if items is not None}
         found = {f"{task}/{name}": value for task, (values, _) in measured.items() for name, value in values.items()}
         return {self.first: found[self.first], **found}
 
-    def verdict(self, saved: Items, start: Items) -> str | None:
+    def verdict(self, saved: Mapping[str, Items], start: Mapping[str, Items]) -> str | None:
         """Return whether the saved encoder is better than before training, with the 95 % interval of the difference.
 
-        The arguments are the `items` of both encoders. None: the interval is undefined, because there are few pairs, or
-        the file of the task has changed.
+        The arguments are the `items` of both encoders. Tasks after the first are in the result, too: it shows whether they
+        became worse. A task is left out if its interval is undefined, because there are few pairs, or if its file has
+        changed. None: no task is left.
         """
-        compare = next(iter(self.tasks.values())).compare
-        if compare is None or len(saved) != len(start):
-            return None
-        try:
-            found = compare(saved, start)
-        except ValueError:  # another number of pairs than in the file
-            return None
-        low, high = found.interval.low, found.interval.high
-        if np.isnan(low):
-            return None
-        verdict = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference to"
-        return f"{verdict} before training: {self.first} {found.difference:+.2f} ({low:+.2f} to {high:+.2f})"
+        changes = []
+        for task in self.tasks.values():
+            one, other = saved.get(task.name), start.get(task.name)
+            if task.compare is None or one is None or other is None or len(one) != len(other):
+                continue
+            try:
+                found = task.compare(one, other)
+            except ValueError:  # another number of pairs than in the file
+                continue
+            low, high = found.interval.low, found.interval.high
+            if not np.isnan(low):
+                verdict = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference to"
+                change = f"{found.difference:+.2f} ({low:+.2f} to {high:+.2f})"
+                changes.append(f"{verdict} before training: {task.name}/{task.metrics[0]} {change}")
+        return "; ".join(changes) or None
 
     def overlap_with(self, data: Sequence[Example]) -> Iterator[str]:
         """Yield a warning for each held-out task whose texts occur in the training data.

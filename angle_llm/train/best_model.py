@@ -20,8 +20,8 @@ Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
 """Function that returns the metrics of an encoder by name. The first metric decides which model is best: higher is
 better. Its attributes `items` and `verdict`, if it has them, are those of `HeldOutEvaluation`."""
 ITEMS = "evaluation.npz"
-"""File in the run directory with the values of each pair or query of the first task, before training and of the best
-encoder."""
+"""File in the run directory with the values of each pair or query, before training and of the best encoder: an array
+`start/TASK` and `best/TASK` for each task."""
 BEST_METRICS = "best.json"
 """File in the run directory with the metrics of the encoder in `model/`, written before the encoder is saved."""
 RESCUE_FOLDER = "interrupted"
@@ -115,24 +115,26 @@ class BestModel:
         self.evaluated = step
 
     def _keep_items(self, name: str) -> None:
-        """Add the values of each pair or query in the last evaluation to the file `ITEMS`, as array `name`, on rank 0.
+        """Add the values of each pair or query in the last evaluation to the file `ITEMS`, as `name`, on rank 0.
 
         `name` is `start` (a new file) or `best`. Nothing is written if the evaluation has no such values.
         """
-        items, path = getattr(self._evaluate, "items", None), self.folder.with_name(ITEMS)
-        if items is not None and self._strategy.processes.is_main:
-            values = {**(self._items() if name != "start" else {}), name: items}
-            write_file(path, lambda file: np.savez(file, **values))
+        items, path = getattr(self._evaluate, "items", {}), self.folder.with_name(ITEMS)
+        if items and self._strategy.processes.is_main:
+            kept = {f"start/{task}": values for task, values in self._items("start").items()} if name != "start" else {}
+            arrays = kept | {f"{name}/{task}": values for task, values in items.items()}
+            write_file(path, lambda file: np.savez(file, **arrays))
 
-    def _items(self) -> dict[str, Any]:
-        """Return the arrays in `ITEMS` by name; empty without the file."""
+    def _items(self, name: str) -> dict[str, Any]:
+        """Return the arrays of `start` or `best` in `ITEMS` by task; empty without the file."""
         path = self.folder.with_name(ITEMS)
-        return dict(np.load(path, allow_pickle=False)) if path.is_file() else {}
+        arrays = dict(np.load(path, allow_pickle=False)) if path.is_file() else {}
+        return {key.split("/", 1)[1]: values for key, values in arrays.items() if key.startswith(f"{name}/")}
 
     def verdict(self) -> str | None:
-        """Return whether the best encoder is better than before training, with interval; None if it is not known."""
-        found, verdict = self._items(), getattr(self._evaluate, "verdict", None)
-        return verdict(found["best"], found["start"]) if verdict is not None and len(found) == 2 else None
+        """Return whether the best encoder is better than before training, with intervals; None if it is not known."""
+        verdict = getattr(self._evaluate, "verdict", None)
+        return None if verdict is None else verdict(self._items("best"), self._items("start"))
 
     def finish(self) -> None:
         """Save the encoder at the end of a run without evaluation; otherwise, the best encoder is already saved."""

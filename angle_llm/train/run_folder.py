@@ -5,7 +5,7 @@ Files in a run directory:
 settings.yaml     settings, with which the same run can be started again
 metrics.jsonl     a line per optimizer step and evaluation; the same numbers are in tensorboard/ and other trackers
 best.json         metrics of the encoder to use
-evaluation.npz    values of each pair or query of the first held-out task, before training and of the encoder to use
+evaluation.npz    values of each pair or query of the held-out tasks, before training and of the encoder to use
 model/            the encoder to use
 checkpoints/      states to resume from
 vectors/          embeddings of the training texts by a guide or teacher

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -151,7 +152,7 @@ def test_the_verdict_is_the_paired_difference_to_the_model_before_training(
     items = []
     for path in (model, settings.model.path):
         held_out(SentenceEncoder.from_pretrained(path, max_length=100, device="cpu"))
-        items.append(held_out.items)
+        items.append(held_out.items["held"])
     if kind == "pairs":
         both = [{"held": PairScores(found, np.array([score for *_, score in texts]))} for found in items]
         expected: Any = compare(*both).tasks["held"]
@@ -177,9 +178,31 @@ def test_no_verdict_without_an_interval_or_with_other_pairs(tmp_path: Path) -> N
     held_out = held_out_evaluation(EvaluationSettings(tasks=[str(tmp_path / "few.tsv")]))
     assert held_out is not None
     rising = np.array([0.1, 0.2, 0.3])
-    assert held_out.verdict(rising, rising[::-1]) is None, "a resample can have equal scores"
-    assert held_out.verdict(rising, rising[:2]) is None
-    assert held_out.verdict(rising[:2], rising[:2]) is None
+    assert held_out.verdict({"few": rising}, {"few": rising[::-1]}) is None, "a resample can have equal scores"
+    assert held_out.verdict({"few": rising}, {"few": rising[:2]}) is None
+    assert held_out.verdict({"few": rising[:2]}, {"few": rising[:2]}) is None
+    assert held_out.verdict({"few": rising}, {}) is None
+
+
+def test_the_verdict_covers_all_tasks(settings: TrainSettings, tmp_path: Path) -> None:
+    """Tasks after the first show whether something became worse."""
+    rows = [{"sentence1": f"Dog {n} runs.", "sentence2": f"It {n} moves.", "score": n / 30} for n in range(30)]
+    for name in ("first", "second", "third"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = [str(tmp_path / f"{name}.jsonl") for name in ("first", "second", "third")]
+    held_out = held_out_evaluation(EvaluationSettings(tasks=tasks))
+    assert held_out is not None
+    good, bad = np.arange(30.0), np.random.default_rng(0).normal(size=30)
+    saved, start = {"first": good, "second": bad, "third": bad}, {"first": bad, "second": good, "third": bad}
+    verdict = held_out.verdict(saved, start)
+    assert verdict is not None
+    assert re.fullmatch(
+        r"better than before training: first/spearman \+.*; worse than before training: second/spearman -.*; "
+        r"no clear difference to before training: third/spearman \+0\.00 \(\+0\.00 to \+0\.00\)",
+        verdict,
+    )
+    fine_tune(replace(settings, evaluation=EvaluationSettings(tasks=tasks)))
+    assert json.loads((settings.run_path / "result.json").read_text())["verdict"].count("spearman") == 3
 
 
 def test_an_evaluation_that_sets_seeds_does_not_change_the_training(settings: TrainSettings) -> None:

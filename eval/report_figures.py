@@ -68,6 +68,38 @@ def figure(title: str, picture: str) -> Callable[[Draw], Draw]:
     return register
 
 
+@figure("Which loss terms help", "terms")
+def terms(data: pd.DataFrame) -> Drawn:
+    """Draw a forest plot of the differences between rows and their reference, by kind of data."""
+    parts = [(*part, pick(data, part[0], rows, part[2], kind="difference")) for *part, rows in TERMS]
+    fig, ax = axes(0.235 * sum(len(found) + 1.4 for *_, found in parts) + 0.4, width=6.6)
+    y, headings = 0.0, []
+    for (grid, heading, task, found), colour in zip(parts, cycle(COLOURS), strict=False):
+        reference = one(data, grid, found.reference.iloc[0], task).label.split(", sym")[0]
+        places = [y - 1 - index for index in range(len(found))]
+        dots(ax, found.assign(trained=True), places, colour)
+        headings += [(y, f"{heading}; reference: {reference}"), *zip(places, found.label, strict=True)]
+        y = places[-1] - 1.4
+    ax.axvline(0, color=INK, lw=1)
+    ax.set_xlim(-15, 10)
+    ax.set_ylim(y + 0.7, 0.7)
+    ax.set_yticks([at for at, _ in headings], [label.split(", in-batch")[0] for _, label in headings], fontsize=8)
+    for tick, (_, label) in zip(ax.get_yticklabels(), headings, strict=True):
+        tick.set_fontweight("bold" if "; reference" in label else "normal")
+    ax.set_xlabel(f"{DIFFERENCE} (filled: three seeds, interval over seeds; hollow: one seed, over pairs)")
+    ax.grid(axis="x")
+    most = one(data, "nli", "published", "average", kind="difference")
+    rows = "cosine-angle angle-reference-1 cosine-1"
+    added, alone, cosine = pick(data, "saturated", rows, "stsb-dev", kind="difference").itertuples()
+    return fig, (
+        "Does the angle help? On binary data no term was seen to add to the in-batch term: at 8,000 triples the published "
+        f"weights differ by {most.value:+.2f} ({most.low:+.2f} to {most.high:+.2f}); on graded scores cosine and angle are "
+        f"ahead of it. Without prompt, the phase angle added to the cosine has {added.value:+.2f} ({added.low:.2f} to "
+        f"{added.high:.2f} over {added.seeds} seeds). Alone, only the reference angle is ahead of the cosine, by "
+        f"{alone.value:.1f} at temperature 1; the cosine itself has {-cosine.value:.1f} more at 0.05 than at 1."
+    )
+
+
 @figure("Quality by number of training triples", "quality")
 def quality(data: pd.DataFrame) -> Drawn:
     """Draw the Spearman correlation by number of NLI training triples, from 0 to 43,410."""
@@ -189,37 +221,6 @@ def shorter(data: pd.DataFrame, task: str) -> str:
     title = task.replace(" · ", ", ").replace("at most ", "≤ ").replace(" a step", "")
     head, _, rest = title.partition(", ")
     return f"{head}, {rest.partition(', ')[0]}\n{rest.partition(', ')[2]}: {ours.peak.iloc[0]:.1f} GiB"
-
-
-@figure("Which loss terms help", "terms")
-def terms(data: pd.DataFrame) -> Drawn:
-    """Draw a forest plot of the differences between rows and their reference, by kind of data."""
-    parts = [(*part, pick(data, part[0], rows, part[2], kind="difference")) for *part, rows in TERMS]
-    fig, ax = axes(0.235 * sum(len(found) + 1.4 for *_, found in parts) + 0.4, width=6.6)
-    y, headings = 0.0, []
-    for (grid, heading, task, found), colour in zip(parts, cycle(COLOURS), strict=False):
-        reference = one(data, grid, found.reference.iloc[0], task).label.split(", sym")[0]
-        places = [y - 1 - index for index in range(len(found))]
-        dots(ax, found.assign(trained=True), places, colour)
-        headings += [(y, f"{heading}; reference: {reference}"), *zip(places, found.label, strict=True)]
-        y = places[-1] - 1.4
-    ax.axvline(0, color=INK, lw=1)
-    ax.set_xlim(-15, 10)
-    ax.set_ylim(y + 0.7, 0.7)
-    ax.set_yticks([at for at, _ in headings], [label.split(", in-batch")[0] for _, label in headings], fontsize=8)
-    for tick, (_, label) in zip(ax.get_yticklabels(), headings, strict=True):
-        tick.set_fontweight("bold" if "; reference" in label else "normal")
-    ax.set_xlabel(f"{DIFFERENCE} (filled: three seeds, interval over seeds; hollow: one seed, over pairs)")
-    ax.grid(axis="x")
-    most = one(data, "nli", "published", "average", kind="difference")
-    rows = "cosine-angle angle-reference-1 cosine-1"
-    added, alone, cosine = pick(data, "saturated", rows, "stsb-dev", kind="difference").value
-    return fig, (
-        "On binary data no term was seen to add to the in-batch term: at 8,000 triples the published weights differ by "
-        f"{most.value:+.2f} ({most.low:+.2f} to {most.high:+.2f}); on graded scores cosine and angle are ahead of it. Without "
-        f"prompt, the phase angle added to the cosine gains {added:.2f} (one seed). Alone, only the reference angle is ahead of "
-        f"the cosine, by {alone:.1f} at temperature 1; the cosine itself has {-cosine:.1f} more at 0.05 than at 1."
-    )
 
 
 @figure("First layers, first dimensions", "nested")

@@ -1,6 +1,7 @@
 """The development set without sentences of test sets."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,28 @@ def test_pairs_with_a_used_sentence_are_removed(tmp_path: Path, monkeypatch: pyt
     main(CleanDevSettings(files=("dev.tsv",), against=("test.tsv", "train.jsonl")))
     [pair] = read_pairs("clean_dev.tsv").pairs
     assert (pair.sentence1, pair.sentence2, pair.score, pair.subtask) == ("It rains.", "It snows.", 2.0, "news")
+
+
+def test_the_documented_set_has_five_sources_and_no_sentence_of_the_test_sets(data_dir: Path, tmp_path: Path) -> None:
+    tests = [f"sts/sts{year}.test.tsv" for year in (12, 14, 15)] + ["stsb/test.tsv", "sick/test.tsv"]
+    files = ["sts/sts12.train.tsv", "stsb/train.tsv", "stsb/dev.tsv"]
+    out = tmp_path / "clean.tsv"
+    triples = str(data_dir / "nli/nli_triplets.jsonl.gz")
+    main(
+        CleanDevSettings(
+            files=tuple(str(data_dir / name) for name in files),
+            against=(*(str(data_dir / name) for name in tests), triples),
+            out=out,
+        )
+    )
+    pairs = read_pairs(out).pairs
+    assert Counter(pair.subtask for pair in pairs) == {
+        "MSRpar": 596,
+        "MSRvid": 265,
+        "SMTeuroparl": 717,
+        "main-captions": 121,
+        "main-news": 868,
+    }
+    texts = {text.casefold() for pair in pairs for text in pair[:2]}
+    for name in tests:
+        assert not texts & {text.casefold() for pair in read_pairs(data_dir / name).pairs for text in pair[:2]}

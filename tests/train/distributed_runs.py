@@ -12,7 +12,7 @@ together                  accumulated batches in float64: one by one in one proc
 elastic [ZeRO]            interrupted by a signal to one process and resumed with other numbers of processes and strategies
 mixture CONFIG [NAME …]   a mixture of datasets stored on disk, in 1, 2 and 3 processes, and in 2 with the named ZeRO
 shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
-attention [NAME]          bidirectional attention: data parallel and the named ZeRO, against one process
+attention KIND [NAME]     bidirectional attention: data parallel and the named ZeRO, against one process
 dense [NAME]              the same with Dense modules that are trained
 kernels [NAME]            the last rank cannot use texts in one sequence, at load or from the second step on: every rank
                           pads its texts. With ZeRO, the run ends and is resumed with --layout padded
@@ -281,9 +281,10 @@ def bits(folder: Path, *names: str) -> None:
     torch.manual_seed(0)
     AutoModel.from_config(wide).save_pretrained(folder / "base")
     TOKENIZERS["llama2"]().save_pretrained(folder / "base")
-    for held in (4, 8):
-        (folder / str(held)).mkdir()
-        compare(folder / str(held), list(names), model=ModelSettings(str(folder / "base"), dtype="float32", bits=held))
+    for held, attention in ((4, None), (8, None), (4, "bidirectional")):
+        (folder / f"{held} {attention}").mkdir()
+        model = ModelSettings(str(folder / "base"), dtype="float32", bits=held, attention=attention)
+        compare(folder / f"{held} {attention}", list(names), model=model)
 
 
 def compare(folder: Path, names: list[str], quick: bool = False, **changed: Any) -> None:
@@ -409,8 +410,8 @@ def shortage(folder: Path, processes: str, megabytes: str) -> None:
     check_close("limited", free.run_path, short.run_path)
 
 
-def attention(folder: Path, *names: str) -> None:
-    save_tiny_base("llama", folder / "base")
+def attention(folder: Path, kind: str, *names: str) -> None:
+    save_tiny_base(kind, folder / "base")
     model = replace(settings(folder, "").model, attention="bidirectional")
     two_processes(folder, names, {"attention": "bidirectional"}, model=model)
 

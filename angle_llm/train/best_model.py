@@ -108,7 +108,9 @@ class BestModel:
             self.start = values
             self._keep_items("start")
         elif best is None or score > best or (math.isnan(best) and not math.isnan(score)):
-            self._strategy.processes.from_main(lambda: write_json(self.folder.with_name(BEST_METRICS), values))
+            self._strategy.processes.from_main(
+                lambda: write_json(self.folder.with_name(BEST_METRICS), values, writer="")
+            )
             self._save()
             self.best = values
             self._keep_items("best")
@@ -123,7 +125,7 @@ class BestModel:
         if items and self._strategy.processes.is_main:
             kept = {f"start/{task}": values for task, values in self._items("start").items()} if name != "start" else {}
             arrays = kept | {f"{name}/{task}": values for task, values in items.items()}
-            write_file(path, lambda file: np.savez(file, **arrays))
+            write_file(path, lambda file: np.savez(file, **arrays), writer="")
 
     def _items(self, name: str) -> dict[str, Any]:
         """Return the arrays of `start` or `best` in `ITEMS` by task; empty without the file."""

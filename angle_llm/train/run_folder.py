@@ -170,4 +170,4 @@ class Run:
                 "metrics": metrics,
                 "encoder": result.encoder,
             }
-            write_json(self.folder / RESULT, plain({**content, "budget": result.budget}))
+            write_json(self.folder / RESULT, plain({**content, "budget": result.budget}), writer="")

@@ -217,11 +217,8 @@ def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Pa
     else:
         (before,) = experiments(grid, data_dir, [one.after], [one.seed or 0])
         base = str(train(grid, before, settings, data_dir).resolve())
-    objective = one.settings.objective
-    if objective.teacher is not None:
-        objective = replace(objective, teacher=model_path(objective.teacher, settings))
     model = replace(one.settings.model, path=base)
-    run = replace(one.settings, run_dir=str(here), resume="auto", model=model, objective=objective)
+    run = replace(one.settings, run_dir=str(here), resume="auto", model=model)
     if not run.checkpoint.every_steps:
         run = replace(run, checkpoint=replace(run.checkpoint, every_steps=25, keep=1))
     given = here / "given.json"
@@ -231,6 +228,8 @@ def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Pa
             raise ExperimentError(f"{here} holds a run with other settings: {', '.join(other)}. Remove that folder.")
         if (here / "model").is_dir():
             return here / "model"
+        if (teacher := run.objective.teacher) is not None:
+            run = replace(run, objective=replace(run.objective, teacher=model_path(teacher, settings)))
         write_text(given, json.dumps(one.given))
         print(f"  training {one.name}", flush=True)
         fine_tune(run)

@@ -104,11 +104,16 @@ class HeldOutEvaluation:
         """
         changes = []
         for task in self.tasks.values():
-            one, other = saved.get(task.name), start.get(task.name)
-            if task.compare is None or one is None or other is None or len(one) != len(other):
+            saved_items, start_items = saved.get(task.name), start.get(task.name)
+            if (
+                task.compare is None
+                or saved_items is None
+                or start_items is None
+                or len(saved_items) != len(start_items)
+            ):
                 continue
             try:
-                found = task.compare(one, other)
+                found = task.compare(saved_items, start_items)
             except ValueError:  # another number of pairs than in the file
                 continue
             low, high = found.interval.low, found.interval.high

@@ -20,6 +20,7 @@ from torch import nn
 
 from angle_llm.io import progress_bar
 from angle_llm.model.layers import lora
+from angle_llm.model.layers.bidirectional import check_bidirectional
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.quantized_layers import patch_bitsandbytes
 from angle_llm.model.layout.attention import attention_kernels
@@ -32,7 +33,6 @@ from angle_llm.model.pooling import EmbeddingModel, checked_pooling
 from angle_llm.model.source.artifact import check_savable, load_parts, save_parts
 from angle_llm.model.source.backbone import (
     absolute_name,
-    check_bidirectional,
     is_causal,
     is_made_bidirectional,
     torch_device,

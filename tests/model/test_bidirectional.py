@@ -1,6 +1,8 @@
 """Decoder-only models with bidirectional attention: `attention="bidirectional"`."""
 
+import copy
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from transformers import (
     GPTJConfig,
     Lfm2Config,
     NemotronConfig,
+    OlmoConfig,
     StableLmConfig,
+    XLNetConfig,
 )
 
 from angle_llm import SentenceEncoder
@@ -27,10 +31,11 @@ from angle_llm.export.card import CardFacts, model_card
 from angle_llm.export.merge import merge
 from angle_llm.export.verify import _base_rows
 from angle_llm.io import FolderError
+from angle_llm.model.layers.bidirectional import check_bidirectional
 from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.pooling import EmbeddingModel
-from angle_llm.model.source.backbone import check_bidirectional, is_causal
+from angle_llm.model.source.backbone import is_causal
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.settings.train import LoraSettings, ModelSettings, TrainSettings
@@ -133,14 +138,33 @@ def test_a_sliding_window_reaches_as_far_to_both_sides(kind: str) -> None:
     assert gradient_1TD[0].any(dim=-1).nonzero().flatten().tolist() == list(range(4, 17))
 
 
-@pytest.mark.parametrize("config", [BloomConfig, FalconConfig, GPTJConfig])
-def test_families_that_read_the_configuration_only_are_bidirectional(config: Any) -> None:
-    sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        # read the configuration, not the argument of a forward pass
+        BloomConfig(**TINY),
+        FalconConfig(**TINY),
+        GPTJConfig(**TINY, rotary_dim=4),
+        # norms with equal or no weights, other states between layers
+        OlmoConfig(**SIZES),
+        XLNetConfig(vocab_size=60, d_model=32, n_layer=2, n_head=4, d_inner=48),
+    ],
+    ids=lambda config: config.model_type,
+)
+@pytest.mark.parametrize("context", [nullcontext, torch.inference_mode])
+def test_families_with_other_norms_and_layers_are_accepted(config: Any, context: Any) -> None:
+    """As created: equal weights of all norms."""
     torch.manual_seed(0)
-    backbone = with_noise(AutoModel.from_config(config(**sizes, **({"rotary_dim": 4} if config is GPTJConfig else {}))))
-    backbone.config.is_causal = False
-    check_bidirectional(backbone.eval())
+    config = copy.deepcopy(config)
+    config.is_causal = False
+    with context():
+        backbone = AutoModel.from_config(config).eval()
+        check_bidirectional(backbone)
     assert not is_causal(backbone)
+    assert not any(module._forward_hooks for module in backbone.modules())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 from clean_dev import CleanDevSettings, main
 
+from angle_llm.data.examples import load_examples
+from angle_llm.data.formats import texts_of
+from angle_llm.data.keys import normalized
 from angle_llm.evaluate.sts_tasks import read_pairs
+from angle_llm.settings.train import DataSource
 
 
 def test_pairs_with_a_used_sentence_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +48,8 @@ def test_the_documented_set_has_five_sources_and_no_sentence_of_the_test_sets(da
         "main-captions": 121,
         "main-news": 868,
     }
-    texts = {text.casefold() for pair in pairs for text in pair[:2]}
+    texts = {normalized(text) for pair in pairs for text in pair[:2]}
     for name in tests:
-        assert not texts & {text.casefold() for pair in read_pairs(data_dir / name).pairs for text in pair[:2]}
+        assert not texts & {normalized(text) for pair in read_pairs(data_dir / name).pairs for text in pair[:2]}
+    for triple in load_examples(DataSource(path=triples, format="triple")).examples:
+        assert not texts & {normalized(text) for text in texts_of(triple)}

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from angle_llm.model.source.checks import (
     as_artifact_error,
     check_model_files,
     check_states,
-    evaluating,
-    relative_difference,
 )
 from angle_llm.model.source.quantization import ORIGINAL, bits_of, check_bits, quantize
 from angle_llm.settings.parsing import unknown_name
@@ -29,9 +26,6 @@ _PACKED = 16
 """Upper bound on the weights packed into a stored number; 4-bit weights in an int32 are 8."""
 _SMALL = 50_000_000
 """Number of weights that fit into the memory of any machine."""
-_PADDING_TOLERANCE = 0.05
-"""Largest relative difference of states with and without padding that rounding to bfloat16 or 8 bits can cause; other
-attention gives differences near 1."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -297,55 +291,6 @@ def is_causal(backbone: nn.Module) -> bool:
     states = check_states(backbone)
     # Equal inputs in equal shapes give equal bits; the tolerance is for kernels that split work by row.
     return bool((states[0, :-1] - states[1, :-1]).abs().max() <= 1e-3 * states.abs().max())
-
-
-def check_bidirectional(backbone: nn.Module) -> None:
-    """Check that `is_causal: false` in the configuration makes a backbone bidirectional, with and without padding.
-
-    If the backbone is bidirectional without this key, such as BERT, the key is removed: transformers 4 would refuse a saved
-    model with it.
-
-    Raises:
-        ArtifactError: if a layer of the architecture ignores the key, or ignores it for texts without padding.
-    """
-    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    if _has_causal_layer(backbone) or _padding_difference(backbone) > _PADDING_TOLERANCE:
-        raise ArtifactError(
-            f"models of type {config.model_type} do not support bidirectional attention in this version of transformers: a "
-            "layer is causal, or the states of a padded text and of the text alone differ. Omit attention, or use another model. "
-            "Without the setting, remove is_causal from config.json."
-        )
-    del config.is_causal
-    if is_causal(backbone):
-        config.is_causal = False
-        config.use_cache = False  # otherwise a forward pass of the library keeps keys and values for generation
-
-
-def _has_causal_layer(backbone: nn.Module) -> bool:
-    """Return whether the output of a layer for a token does not depend on the input of the layer for later tokens.
-
-    Some models have convolutions or linear attention between layers with softmax attention.
-    """
-    with evaluating(backbone) as device, torch.enable_grad():
-        ids_1T = torch.tensor([[7, 5, 3, 1]], device=device)
-        embeddings: Any = backbone.get_input_embeddings()  # type: ignore[operator]
-        inputs_1TD = embeddings(ids_1T).detach().requires_grad_()
-        states = backbone(
-            inputs_embeds=inputs_1TD, attention_mask=torch.ones_like(ids_1T), output_hidden_states=True
-        ).hidden_states
-        gradients = [
-            torch.autograd.grad(after[0, 0].sum(), before, retain_graph=True)[0] for before, after in pairwise(states)
-        ]
-    return any(not gradient[0, 1:].any() for gradient in gradients)
-
-
-def _padding_difference(backbone: nn.Module) -> float:
-    """Return the largest relative difference between the states of a text alone and of the same text with padding."""
-    with evaluating(backbone) as device:
-        ids_1T = torch.tensor([[7, 5, 3, 1, 0, 0]], device=device)
-        mask_1T = torch.tensor([[1, 1, 1, 1, 0, 0]], device=device)
-        alone = backbone(input_ids=ids_1T[:, :4], attention_mask=mask_1T[:, :4]).last_hidden_state
-        return relative_difference(backbone(input_ids=ids_1T, attention_mask=mask_1T).last_hidden_state[:, :4], alone)
 
 
 def state_sizes(backbone: nn.Module) -> tuple[int, int]:

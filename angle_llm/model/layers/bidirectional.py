@@ -1,0 +1,92 @@
+"""Check that a decoder-only model with `is_causal: false` in its configuration is bidirectional, in every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from angle_llm.model.layers.depth import LayerStack
+from angle_llm.model.source.backbone import is_causal
+from angle_llm.model.source.checks import ArtifactError, evaluating, relative_difference
+
+_PADDING_TOLERANCE = 0.05
+"""Largest relative difference of states with and without padding that rounding to bfloat16 or 8 bits can cause; other
+attention gives differences near 1."""
+
+
+def check_bidirectional(backbone: nn.Module) -> None:
+    """Check that `is_causal: false` in the configuration makes a backbone bidirectional, with and without padding.
+
+    If the backbone is bidirectional without this key, such as BERT, the key is removed: transformers 4 would refuse a saved
+    model with it.
+
+    Raises:
+        ArtifactError: if a layer of the architecture ignores the key, or ignores it for texts without padding.
+    """
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    if is_causal(backbone) or _has_causal_layer(backbone) or _padding_difference(backbone) > _PADDING_TOLERANCE:
+        raise ArtifactError(
+            f"models of type {config.model_type} do not support bidirectional attention in this version of transformers: a "
+            "layer is causal, or the states of a padded text and of the text alone differ. Omit attention, or use another model. "
+            "Without the setting, remove is_causal from config.json."
+        )
+    del config.is_causal
+    if is_causal(backbone):
+        config.is_causal = False
+        config.use_cache = False  # otherwise a forward pass of the library keeps keys and values for generation
+
+
+def _has_causal_layer(backbone: nn.Module) -> bool:
+    """Return whether there is a layer whose output for the first token does not depend on its input for later tokens.
+
+    Some models have a convolution or linear attention in place of attention in some layers. The gradient of the output by
+    the input is exactly 0 there. The result is False if the gradients are not available: in inference mode, or if the
+    layers are not found or do not map states (…, T, D) to such states. A layer that adds attention and a causal part,
+    as in Falcon-H1, is not found.
+    """
+    try:
+        layers = LayerStack.of(backbone).layers
+    except ValueError:
+        return False
+    if torch.is_inference_mode_enabled() or next(backbone.parameters()).is_inference():
+        return False
+    passed: list[tuple[Tensor, Tensor]] = []
+
+    def with_gradient(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return 1 * output.detach().requires_grad_()  # not the leaf, which a model could not change in place
+
+    def record(_: nn.Module, given: Any, named: Any, output: Any) -> None:
+        states = given[0] if given else named["hidden_states"]
+        passed.append((states, output[0] if isinstance(output, tuple) else output))
+
+    embeddings: Any = backbone.get_input_embeddings()  # type: ignore[operator]
+    handles = [layer.register_forward_hook(record, with_kwargs=True) for layer in layers]
+    handles.append(embeddings.register_forward_hook(with_gradient))
+    try:
+        with evaluating(backbone) as device, torch.enable_grad():
+            ids_1T = torch.tensor([[7, 5, 3, 1]], device=device)
+            backbone(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return any(_ignores_later_tokens(before, after) for before, after in passed if before.shape[-2] == ids_1T.shape[1])
+
+
+def _ignores_later_tokens(before: Tensor, after: Tensor) -> bool:
+    """Return whether the first token of a state (…, T, D) has gradient 0 by all later tokens of an earlier state."""
+    first_D = after[..., 0, :].float()
+    # Equal weights would not do: their sum over a LayerNorm is constant.
+    weight_D = torch.arange(first_D.shape[-1], device=first_D.device).mul(1.7).cos()
+    (gradient,) = torch.autograd.grad((first_D * weight_D).sum(), before, retain_graph=True, allow_unused=True)
+    return gradient is not None and not bool(gradient[..., 1:, :].any())
+
+
+def _padding_difference(backbone: nn.Module) -> float:
+    """Return the largest relative difference between the states of a text alone and of the same text with padding."""
+    with evaluating(backbone) as device:
+        ids_1T = torch.tensor([[7, 5, 3, 1, 0, 0]], device=device)
+        mask_1T = torch.tensor([[1, 1, 1, 1, 0, 0]], device=device)
+        alone = backbone(input_ids=ids_1T[:, :4], attention_mask=mask_1T[:, :4]).last_hidden_state
+        return relative_difference(backbone(input_ids=ids_1T, attention_mask=mask_1T).last_hidden_state[:, :4], alone)

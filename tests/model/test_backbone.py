@@ -4,6 +4,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -172,6 +174,25 @@ def test_a_gguf_file_has_the_same_weights_and_a_tokenizer(tmp_path: Path) -> Non
     assert load_tokenizer(location)("abba", add_special_tokens=False)["input_ids"] == [GGUF_AB, ord("b"), ord("a")]
     loaded.save_pretrained(tmp_path / "plain")  # refused for a model that is marked as quantized
     assert_same_weights(load_backbone(locate(str(tmp_path / "plain"))), published)
+
+
+def test_the_header_of_a_gguf_file_is_read_once_by_each_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = locate(str(write_gguf(tiny_backbone("llama-tied"), tmp_path / "tiny.gguf")))
+    originals = gguf.GGUFReader, gguf.get_tensor_name_map
+    read, build = [], gguf.GGUFReader._build_fields
+
+    def counted(reader: gguf.GGUFReader, *given: Any) -> Any:
+        read.append(type(reader.data))
+        return build(reader, *given)
+
+    monkeypatch.setattr(gguf.GGUFReader, "_build_fields", counted)
+    for load in (load_tokenizer, lambda location: load_backbone(location, dtype="float32")):
+        read.clear()
+        load(location)
+        assert read == [np.ndarray]
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == originals
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -95,7 +97,8 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
     """Load the tokenizer from the folder, GGUF file or hub repository of a model."""
     from transformers import AutoTokenizer
 
-    with as_artifact_error(f"the tokenizer in {location.name}") if location.is_local else nullcontext():
+    explained = as_artifact_error(f"the tokenizer in {location.name}") if location.is_local else nullcontext()
+    with explained, _header_read_once(location):
         return AutoTokenizer.from_pretrained(
             location.name, revision=revision, trust_remote_code=False, **location.arguments
         )
@@ -129,7 +132,8 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
                 f"{location.name}/config.json describes a model of {described} weights, but the files contain {stored}. The "
                 "config or the files are damaged; fetch or save them again."
             )
-    with as_artifact_error(location.name) if location.is_local else _explained(location.name), _without_load_report():
+    explained = as_artifact_error(location.name) if location.is_local else _explained(location.name)
+    with explained, _without_load_report(), _header_read_once(location):
         model, report = getattr(transformers, kind).from_pretrained(
             location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
         )
@@ -145,6 +149,38 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
                 delattr(owner, name)
         model.is_quantized = False
     return model
+
+
+@contextmanager
+def _header_read_once(location: BackboneLocation) -> Iterator[None]:
+    """Make `transformers` read the header of a GGUF file once inside this context, and map the names of its tensors once.
+
+    It reads the header for the configuration and again for the weights, with a new memory map for each token of the
+    vocabulary, and maps all names again for each module. SmolLM2 opens in 5 instead of 22 seconds of CPU time.
+    """
+    if location.gguf_file is None:
+        yield
+        return
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        @property
+        def data(self) -> Any:
+            return self._data
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._data = np.asarray(mapped)  # a slice of a plain array is no new memory map
+
+    replaced: dict[str, Callable[..., Any]] = {"GGUFReader": Reader, "get_tensor_name_map": gguf.get_tensor_name_map}
+    originals = {name: getattr(gguf, name) for name in replaced}
+    for name, function in replaced.items():
+        setattr(gguf, name, functools.cache(function))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(gguf, name, original)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ _PADDING_TOLERANCE = 0.05
 attention gives differences near 1."""
 
 
-def check_bidirectional(backbone: nn.Module) -> None:
+def check_bidirectional(backbone: Any) -> None:
     """Check that `is_causal: false` in the configuration makes a backbone bidirectional, with and without padding.
 
     If the backbone is bidirectional without this key, such as BERT, the key is removed: transformers 4 would refuse a saved
@@ -25,7 +25,7 @@ def check_bidirectional(backbone: nn.Module) -> None:
     Raises:
         ArtifactError: if a layer of the architecture ignores the key, or ignores it for texts without padding.
     """
-    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    config = backbone.config.get_text_config()
     if is_causal(backbone) or _has_causal_layer(backbone) or _padding_difference(backbone) > _PADDING_TOLERANCE:
         raise ArtifactError(
             f"models of type {config.model_type} do not support bidirectional attention in this version of transformers: a "
@@ -38,7 +38,7 @@ def check_bidirectional(backbone: nn.Module) -> None:
         config.use_cache = False  # otherwise a forward pass of the library keeps keys and values for generation
 
 
-def _has_causal_layer(backbone: nn.Module) -> bool:
+def _has_causal_layer(backbone: Any) -> bool:
     """Return whether there is a layer whose output for the first token does not depend on its input for later tokens.
 
     Some models have a convolution or linear attention in place of attention in some layers. The gradient of the output by
@@ -61,7 +61,7 @@ def _has_causal_layer(backbone: nn.Module) -> bool:
         states = given[0] if given else named["hidden_states"]
         passed.append((states, output[0] if isinstance(output, tuple) else output))
 
-    embeddings: Any = backbone.get_input_embeddings()  # type: ignore[operator]
+    embeddings = backbone.get_input_embeddings()
     handles = [layer.register_forward_hook(record, with_kwargs=True) for layer in layers]
     handles.append(embeddings.register_forward_hook(with_gradient))
     try:

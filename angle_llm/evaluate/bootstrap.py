@@ -208,7 +208,7 @@ def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Float
     The blocks have `resamples` columns in total. `seed` and `stream` (any name, such as the task name) determine the
     draws.
     """
-    generator = np.random.default_rng([seed, *stream.encode()])
+    generator = np.random.default_rng([seed, *stream.encode(errors="backslashreplace")])
     for start in range(0, resamples, _BLOCK):
         width = min(_BLOCK, resamples - start)
         drawn_BP = generator.integers(size, size=(width, size))

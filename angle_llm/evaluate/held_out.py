@@ -17,6 +17,7 @@ import numpy as np
 
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import Example
+from angle_llm.data.keys import printable
 from angle_llm.data.leakage import EvaluationSet, count_shared
 from angle_llm.data.readers import STARTER, find_path, open_rows
 from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
@@ -224,7 +225,8 @@ def _with_unique_names(sources: Sequence[str], tasks: Sequence[HeldOutTask]) -> 
     """
     mteb = Path(MTEB.removesuffix(":"))
     folders = [mteb if source.startswith(MTEB) else task_folder(source) for source in sources]
-    names = unique_names([task.name for task in tasks], folders)
+    # Results are stored by name; lone surrogates, of file names that are not UTF-8, cannot be stored.
+    names = [printable(name) for name in unique_names([task.name for task in tasks], folders)]
     for name in names:
         if len(equal := [source for source, other in zip(sources, names, strict=True) if other == name]) > 1:
             raise SettingsError(

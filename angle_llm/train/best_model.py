@@ -125,9 +125,7 @@ class BestModel:
         if items and self._strategy.processes.is_main:
             kept = {f"start/{task}": values for task, values in self._items("start").items()} if name != "start" else {}
             arrays = kept | {f"{name}/{task}": values for task, values in items.items()}
-            # Lone surrogates, of file names that are not UTF-8, cannot be stored.
-            stored = {key.encode(errors="backslashreplace").decode(): values for key, values in arrays.items()}
-            write_file(path, lambda file: np.savez(file, **stored), writer="")
+            write_file(path, lambda file: np.savez(file, **arrays), writer="")
 
     def _items(self, name: str) -> dict[str, Any]:
         """Return the arrays of `start` or `best` in `ITEMS` by task; empty without the file."""

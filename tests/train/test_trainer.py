@@ -185,20 +185,23 @@ def test_no_verdict_without_an_interval_or_with_other_pairs(tmp_path: Path) -> N
 
 
 def test_the_verdict_covers_all_tasks(settings: TrainSettings, tmp_path: Path) -> None:
-    """Tasks after the first show whether something became worse."""
+    """Tasks after the first show whether something became worse. A file name need not be UTF-8."""
     rows = [{"sentence1": f"Dog {n} runs.", "sentence2": f"It {n} moves.", "score": n / 30} for n in range(30)]
-    for name in ("first", "second", "third"):
+    for name in ("first", "second", "third\udcff"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tasks = [str(tmp_path / f"{name}.jsonl") for name in ("first", "second", "third")]
+    tasks = [str(tmp_path / f"{name}.jsonl") for name in ("first", "second", "third\udcff")]
     held_out = held_out_evaluation(EvaluationSettings(tasks=tasks))
     assert held_out is not None
     good, bad = np.arange(30.0), np.random.default_rng(0).normal(size=30)
-    saved, start = {"first": good, "second": bad, "third": bad}, {"first": bad, "second": good, "third": bad}
+    saved, start = (
+        {"first": good, "second": bad, "third\\udcff": bad},
+        {"first": bad, "second": good, "third\\udcff": bad},
+    )
     verdict = held_out.verdict(saved, start)
     assert verdict is not None
     assert re.fullmatch(
         r"better than before training: first/spearman \+.*; worse than before training: second/spearman -.*; "
-        r"no clear difference to before training: third/spearman \+0\.00 \(\+0\.00 to \+0\.00\)",
+        r"no clear difference to before training: third\\udcff/spearman \+0\.00 \(\+0\.00 to \+0\.00\)",
         verdict,
     )
     fine_tune(replace(settings, evaluation=EvaluationSettings(tasks=tasks)))

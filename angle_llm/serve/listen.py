@@ -39,9 +39,12 @@ def serve_main(settings: ServeSettings) -> None:
         encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
         app = make_app(encoder, settings, token)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        listener.listen()  # requests that arrive before uvicorn is ready wait
         print(f"Serving {settings.model} on http://{host}:{listener.getsockname()[1]}", flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=60)
+        # Clients (httpx) and proxies (nginx) keep unused connections for 5 to 60 s. If the server closed one first, a
+        # request sent on it at that moment would fail.
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=60, timeout_keep_alive=75)
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after its shutdown
             uvicorn.Server(config).run(sockets=[listener])
     print("stopped")

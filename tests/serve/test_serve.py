@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -304,6 +305,12 @@ def start(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:
 def test_a_server_answers_requests_in_progress_and_ends_with_code_0(encoder: SentenceEncoder, tmp_path: Path) -> None:
     encoder.save_pretrained(tmp_path / "tiny")
     process, url = start(tmp_path / "tiny")
+    connection = HTTPConnection(url.removeprefix("http://"))
+    for unused in (6, 0):  # the server keeps a connection longer than the 5 s of clients such as httpx
+        connection.request("GET", "/health")
+        assert connection.getresponse().read() is not None
+        time.sleep(unused)
+    connection.close()
 
     async def run() -> list[Any]:
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:

@@ -7,9 +7,11 @@ Afterwards `.bench/readers.md` has the table of docs/export.md.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -266,8 +268,12 @@ def _open(reader: Reader, folders: dict[str, Any], work: Path) -> dict[str, dict
     job.write_text(json.dumps({"program": reader.program, "texts": TEXTS, "folders": folders}))
     command = [str(reader.python), str(Path(__file__).with_name("open_folder.py")), str(job), str(out)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+    with (work / "shown").open("w") as shown:  # no pipe: an engine of vLLM can outlive its program and hold it open
+        program = subprocess.Popen(command, stdout=shown, stderr=shown, env=environment, start_new_session=True)
+        code = program.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+    assert code == 0, (work / "shown").read_text()[-2000:]
     return {name: dict(np.load(out / f"{name}.npz")) for name in folders}
 
 

@@ -29,7 +29,13 @@ from angle_llm.export.verify import VerificationError, finish_folder, write_repo
 from angle_llm.export.weights import MergedWeights, count_differences, open_adapters_base
 from angle_llm.io import write_json
 from angle_llm.model.layers.lora import LoraAdapter, read_adapter
-from angle_llm.model.source.artifact import check_writable, write_directory, write_earlier_names, write_library_form
+from angle_llm.model.source.artifact import (
+    check_writable,
+    write_directory,
+    write_earlier_names,
+    write_library_form,
+    write_read_window,
+)
 from angle_llm.model.source.backbone import (
     BackboneLocation,
     absolute_name,
@@ -147,6 +153,7 @@ def merge(
         config.dtype = torch_dtype(dtype)
         config.architectures = [type(skeleton).__name__]
         config.save_pretrained(folder)
+        write_read_window(folder, config)
         write_earlier_names(folder)
         tokenizer = load_tokenizer(BackboneLocation(str(source)))
         tokenizer.save_pretrained(folder)

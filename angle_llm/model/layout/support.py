@@ -106,10 +106,12 @@ def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     if any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
         return "texts in one sequence with attention dropout have no fused kernel on a GPU"
-    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "global_head_dim")
     try:
-        heads, kv_heads, width = (getattr(config, name, None) for name in names)
+        heads, kv_heads, width, other_width = (getattr(config, name, None) for name in names)
     except RuntimeError:  # of transformers, for Gemma-4
+        return "its layers have different attention heads"
+    if other_width not in (None, width):  # Gemma-4 in earlier versions of transformers
         return "its layers have different attention heads"
     if not heads:
         return "its config does not contain the number of attention heads"

@@ -182,6 +182,7 @@ def save_parts(
         # Otherwise peft would query the hub for a resized vocabulary.
         backbone.save_pretrained(target, **({"save_embedding_layers": False} if is_adapted(backbone) else {}))
         if not is_adapted(backbone):
+            write_read_window(target, backbone.config)
             write_earlier_names(target)
         write_dense(target, dense)
         tokenizer.save_pretrained(target)
@@ -195,6 +196,21 @@ def save_parts(
             check(target)
 
     write_directory(Path(folder), fill)
+
+
+def write_read_window(folder: Path, config: Any) -> None:
+    """Write the window of `config.json` that is read as the window of `config`, the configuration of the saved model.
+
+    For Gemma-3 with bidirectional attention, transformers reads a window W as W // 2 + 1. Earlier versions, such as 5.6,
+    write the result, so that a saved model had half the window again.
+    """
+    from transformers import AutoConfig
+
+    if not getattr(config, "use_bidirectional_attention", False):
+        return
+    if AutoConfig.from_pretrained(folder).sliding_window != config.sliding_window:
+        values = read_json(folder / "config.json") | {"sliding_window": 2 * (config.sliding_window - 1)}
+        (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 _EARLIER_THETAS = {

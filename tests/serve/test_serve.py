@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -291,18 +292,33 @@ def test_malformed_requests_never_give_5xx(number: int, encoder: SentenceEncoder
     assert all("error" in reply.json() for reply in answers if reply.status_code != 200)
 
 
-def start(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:
-    """`angle-llm serve` in a process of its own, and its URL."""
-    words = ["-m", "angle_llm.cli", "serve", str(folder), "--port", str(port), "--device", "cpu"]
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("Serving "), line
-    return process, line.split()[-1]
+Start: TypeAlias = Callable[..., "tuple[subprocess.Popen[str], str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts `angle-llm serve` in a process of its own, which ends with the test, and gives its URL."""
+    processes = []
+
+    def begin(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:
+        words = ["-m", "angle_llm.cli", "serve", str(folder), "--port", str(port), "--device", "cpu"]
+        processes.append(process := subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True))
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Serving "), line
+        return process, line.split()[-1]
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 @pytest.mark.slow
-def test_a_server_answers_requests_in_progress_and_ends_with_code_0(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_a_server_answers_requests_in_progress_and_ends_with_code_0(
+    encoder: SentenceEncoder, tmp_path: Path, start: Start
+) -> None:
     encoder.save_pretrained(tmp_path / "tiny")
     process, url = start(tmp_path / "tiny")
     connection = HTTPConnection(url.removeprefix("http://"))
@@ -327,7 +343,9 @@ def test_a_server_answers_requests_in_progress_and_ends_with_code_0(encoder: Sen
 
 
 @pytest.mark.slow
-def test_32_clients_get_every_answer_and_continue_after_a_kill(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_32_clients_get_every_answer_and_continue_after_a_kill(
+    encoder: SentenceEncoder, tmp_path: Path, start: Start
+) -> None:
     """32 clients for 60 s; then the server is killed and restarted, and the clients repeat what was not answered."""
     encoder.save_pretrained(tmp_path / "tiny")
     texts = [f"text {number} of {number % 7} words" for number in range(1000)]
@@ -371,19 +389,17 @@ def test_32_clients_get_every_answer_and_continue_after_a_kill(encoder: Sentence
                 process, _ = await asyncio.to_thread(start, tmp_path / "tiny", int(url.rpartition(":")[2]))
             await asyncio.gather(*work)
 
-    try:
-        asyncio.run(run(60, False))
-        assert errors == []
-        answers = len(seconds)
-        assert answers > 1000
-        p50, p95 = np.percentile(seconds, [50, 95])
-        print(f"{answers} answers, p50 {1000 * p50:.0f} ms, p95 {1000 * p95:.0f} ms")
-        assert p95 < 5  # a stalled client would wait for the end
-        asyncio.run(run(30, True))
-        assert errors == []
-        assert repeated >= 1, "the kill hit requests in progress"
-        assert len(seconds) > answers + 32
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+    asyncio.run(run(60, False))
+    assert errors == []
+    answers = len(seconds)
+    assert answers > 1000
+    p50, p95 = np.percentile(seconds, [50, 95])
+    print(f"{answers} answers, p50 {1000 * p50:.0f} ms, p95 {1000 * p95:.0f} ms")
+    assert p95 < 5  # a stalled client would wait for the end
+    asyncio.run(run(30, True))
+    assert errors == []
+    assert repeated >= 1, "the kill hit requests in progress"
+    assert len(seconds) > answers + 32
+    process.terminate()
+    process.communicate(timeout=30)
     assert process.returncode == 0

@@ -50,6 +50,11 @@ Now measure it on held-out data:
 
     {command}
 """
+_PRETRAINED = """
+The pretrained model is saved in {model}. It is not yet an encoder; train it on pairs:
+
+    angle-llm train --model.path {quoted} --data.path pairs.jsonl
+"""
 _NOT_BETTER = (
     "warning: {name} is {after:.2f} after training and was {before:.2f} before: this model is not better. Usual causes: a "
     "learning rate that is too high or too low (--optimizer.learning-rate, {rate:g} in this run), too many or too few steps, "
@@ -73,7 +78,8 @@ def train(settings: TrainSettings) -> None:
         two = EncoderCard.read(model).prompt.differ
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
         quoted, command = shlex.quote(str(model)), eval_command(settings.evaluation, model)
-        print(_USAGE.format(model=model, quoted=quoted, command=command, **how))
+        usage = _PRETRAINED if settings.pretraining.task == "mntp" else _USAGE
+        print(usage.format(model=model, quoted=quoted, command=command, **how))
         result = read_object(model.with_name(RESULT))
         if result is not None and result["higher"] is False:
             name, best = next(iter(result["metrics"]["best"].items()))
@@ -191,7 +197,7 @@ def run(arguments: Sequence[str]) -> None:
     name = next((known for known in commands if list(arguments[: len(known.split())]) == known.split()), "")
     first = " ".join(arguments[:2]) if arguments[:1] and arguments[0] in _GROUPS else "".join(arguments[:1])
     if not name and first not in _GROUPS and not first.rpartition(" ")[2].startswith("-"):
-        raise SettingsError(unknown_name("command", first, commands))
+        raise SettingsError(unknown_name("command", first, [*commands, *_GROUPS]))
     rest = list(arguments)
     defaults: dict[str, Any] = {}
     if name:

@@ -77,6 +77,12 @@ def fine_tune(settings: TrainSettings) -> Path:
             run.log("all weights are trained: weights are float32, and matrix products are computed in bfloat16")
         elif encoder.dtype == torch.float32 and run.processes.device.type == "cuda":
             run.log("float32 matrix products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents this")
+        dtype = str(encoder.dtype).removeprefix("torch.")
+        if settings.lora.rank and source.card is not None and source.card.dtype != dtype:
+            run.log(
+                f"{settings.model.path} was saved in {source.card.dtype} and is loaded in {dtype}: its vectors change; "
+                "--model.dtype auto keeps its dtype"
+            )
         if isinstance(losses[0], NestedObjective):
             losses[0].check_width(encoder.dimensions)
         if is_adapted(encoder.model.backbone):

@@ -76,9 +76,10 @@ def not_quantised_because() -> str | None:
     """Return the reason why the base cannot be quantised to NF4; None if it can."""
     import torch
 
-    if importlib.util.find_spec("bitsandbytes") is None:
-        return "bitsandbytes is not installed (pip install 'angle_llm[quantization]')"
-    return None if torch.cuda.is_available() else "this machine has no GPU"
+    if not torch.cuda.is_available():
+        return "this machine has no GPU"
+    installed = importlib.util.find_spec("bitsandbytes") is not None
+    return None if installed else "bitsandbytes is not installed (pip install 'angle_llm[quantization]')"
 
 
 if __name__ == "__main__":

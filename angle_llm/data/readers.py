@@ -41,7 +41,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -62,6 +61,7 @@ from angle_llm.data.file_types import (
     is_data_name,
 )
 from angle_llm.data.formats import DataError, RowError
+from angle_llm.io import similar_paths
 
 __all__ = [
     "EXTENSIONS",
@@ -147,7 +147,7 @@ class _Opener(NamedTuple):
             return self._dataset(hub_id[1], self.split, hub_id[2])
         weight = " A weight is a plain number after a colon, such as :0.5." if ":" in self.source else ""
         hub = ", and not a hub id (org/name, or org/name:configuration)" if self.split is not None else ""
-        raise DataError(f"{self.source}: no such file or folder{hub}. {_beside(path)}{weight}")
+        raise DataError(f"{self.source}: no such file or folder{hub}. {similar_paths(path)}{weight}")
 
     def _file(self, path: Path) -> RowSource:
         """Return the rows of a single file."""
@@ -201,7 +201,7 @@ class _Opener(NamedTuple):
 
     def _dataset(self, path: str, split: str, configuration: str | None = None) -> RowSource:
         """Return the rows of a split that the library `datasets` loads from a local folder or a hub id (`path`)."""
-        hint = "" if Path(path).is_dir() else f"It is not a local path. {_beside(Path(path))}"
+        hint = "" if Path(path).is_dir() else f"It is not a local path. {similar_paths(Path(path))}"
         return RowSource(path, [DatasetReader(path, configuration, split, hint)])
 
     def _part(self, name: str, part: str) -> RowSource:
@@ -212,7 +212,7 @@ class _Opener(NamedTuple):
                 return self._dataset(hub_id[1], part, hub_id[2])
             raise DataError(
                 f"{self.source}: {name} is not a folder and not a hub id (org/name, or org/name:configuration). "
-                f"{_beside(folder)}"
+                f"{similar_paths(folder)}"
             )
         if self.tables and is_judged(folder):
             return self._judged(folder, part)
@@ -235,16 +235,6 @@ def find_path(path: str) -> Path:
     if data and not here.exists() and not here.is_absolute() and (Path(data).expanduser() / here).exists():
         return Path(data).expanduser() / here
     return here
-
-
-def _beside(path: Path) -> str:
-    """Return a sentence for error messages with existing file names that are similar to a missing path."""
-    if not path.parent.is_dir():
-        return f"The folder {path.parent} does not exist either"
-    similar = get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=3)
-    if not similar:
-        return f"The folder {path.parent} has no similar name"
-    return f"Did you mean {' or '.join(str(path.parent / name) for name in similar)}?"
 
 
 def _starter_file(name: str) -> Path:

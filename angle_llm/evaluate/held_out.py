@@ -29,6 +29,7 @@ from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answ
 from angle_llm.evaluate.sts import evaluate_defined
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
 from angle_llm.evaluate.task_files import unique_names
+from angle_llm.io import similar_paths
 from angle_llm.model.vectors import unit_rows
 from angle_llm.settings.parsing import SettingsError, need_library, settings_class, unknown_name
 from angle_llm.settings.train import DataSource, EvaluationSettings
@@ -206,10 +207,14 @@ def _eval_command(settings: EvaluationSettings, model: Path) -> str:
         kind, flags = "mteb", ["--tasks", "TASK"]
     elif is_beir(source):
         kind, flags = "retrieval", ["FOLDER"]
-    elif settings.tasks and _is_answers(source, settings):
+    elif settings.tasks:
         columns = [word for pair in _source(source, settings).columns.items() for word in pair]
-        more = [] if settings.corpus is None else ["--corpus", settings.corpus]
-        kind, flags = "retrieval", ["--pairs", held_out, *(["--columns", *columns] if columns else []), *more]
+        more = ["--columns", *columns] if columns else []
+        if _is_answers(source, settings):
+            more += [] if settings.corpus is None else ["--corpus", settings.corpus]
+            kind, flags = "retrieval", ["--pairs", held_out, *more]
+        else:
+            kind, flags = "sts", ["--tasks", held_out, *more]
     else:
         kind, flags = "sts", ["--tasks", held_out]
     return shlex.join(["angle-llm", "eval", kind, "--model", str(model), *flags])
@@ -249,10 +254,11 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
     if is_beir(source):
         return _retrieval_task(read_beir(source), judged=True)
     if not _is_file(source):
-        missing = "is none of them" if find_path(source).exists() else "does not exist"
+        path = find_path(source)
+        missing = "is none of them." if path.exists() else f"does not exist. {similar_paths(path)}"
         raise SettingsError(
             f"--evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) "
-            f"or mteb:NAME, got {source}, which {missing}."
+            f"or mteb:NAME, got {source}, which {missing}"
         )
     if _is_answers(source, settings):
         task = read_answers(_source(source, settings), settings.corpus)

@@ -60,7 +60,7 @@ def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list
 
     All combinations of the numbers of layers and dimensions are evaluated.
     """
-    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
+    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns)
 
     def curve(encoder: SentenceEncoder, _: Encode, __: Encode | None) -> list[Point]:
         return quality_curve(

@@ -327,7 +327,7 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults
 
     Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time.
     """
-    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
+    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns)
     if settings.edits == "published":
         tasks = [with_published_edits(task) for task in tasks]
     other, theirs, remarks = settings.against, None, list[str]()

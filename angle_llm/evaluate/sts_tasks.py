@@ -19,7 +19,7 @@ Files in a data directory have this project's layout, or the layout of SentEval'
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -41,7 +41,7 @@ from angle_llm.evaluate.task_files import (
     unique_names,
 )
 from angle_llm.prompts import PLACEHOLDER, PromptTemplate
-from angle_llm.settings.parsing import unknown_name
+from angle_llm.settings.parsing import SettingsError, unknown_name
 from angle_llm.settings.train import DataSource
 
 TextVariant = Literal["raw", "senteval"]
@@ -69,6 +69,10 @@ class StsTaskSettings(EvalSettings):
     """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv, or files (TSV, CSV,
     JSONL, Parquet; FOLDER@NAME) with columns sentence1, sentence2, score, or column names that training recognises.
     Empty: all available published tasks."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    """Pairs of FIELD COLUMN for files in --tasks with other column names, such as `text1 question score rating`. The
+    fields are text1, text2, score."""
 
     variant: Literal["auto", "raw", "senteval"] = "auto"
     """raw: sentences as released (MTEB). senteval: tokenised and lower-cased (published tables). auto: raw, or senteval
@@ -160,18 +164,24 @@ TASKS = tuple(_FILES)
 """Names of the STS tasks that `read_task` reads."""
 
 
-def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVariant | Literal["auto"]) -> list[StsTask]:
+def select_tasks(
+    names: Sequence[str],
+    data_dir: Path | None,
+    variant: TextVariant | Literal["auto"],
+    columns: Mapping[str, str] = MappingProxyType({}),
+) -> list[StsTask]:
     """Read STS tasks by name or by path of a pair file; without names, read all available tasks of published tables.
 
     Files with equal names get their folders as prefixes: stsb/test and sick/test.
 
     The text variant is `raw` (sentences as released) or `senteval` (SentEval's preprocessing). `auto` selects
     `senteval` for a directory without raw text, else `raw`. Without a directory, tasks are read from the Hugging Face
-    hub. The hub dataset of SICK does not separate its splits, so that `sickr-all` replaces `sickr`.
+    hub. The hub dataset of SICK does not separate its splits, so that `sickr-all` replaces `sickr`. `columns` is the
+    argument of `read_pairs`.
 
     Raises:
         FileNotFoundError: for a missing directory or file, or if no published task is available.
-        ValueError: if a task is selected twice.
+        ValueError: if a task is selected twice, or for `columns` without a file.
     """
     if variant == "auto":
         only_senteval = data_dir is not None and not available_tasks(data_dir) and available_tasks(data_dir, "senteval")
@@ -187,7 +197,9 @@ def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVaria
                 "stsb/test.tsv or sick/test.tsv (folders end in _senteval_tok for senteval text), or SentEval's STS/ and "
                 "SICK/ (senteval text). Or set --tasks to task names or files."
             )
-    tasks = [read_pairs(name) if _is_path(name) else read_task(data_dir, name, variant) for name in names]
+    if columns and not any(map(_is_path, names)):
+        raise SettingsError("--columns names columns of files: expected a file in --tasks, got none.")
+    tasks = [read_pairs(name, columns) if _is_path(name) else read_task(data_dir, name, variant) for name in names]
     folders = [file_folder(name) if _is_path(name) else Path() for name in names]
     unique = unique_names([task.name for task in tasks], folders)
     check_names(unique)
@@ -267,8 +279,8 @@ def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({
             if columns:
                 raise
             raise DataError(
-                f"{str(error).partition(' Add `')[0]} Rename the columns to {', '.join(COLUMNS)}; "
-                "questions with answers are for eval retrieval --pairs"
+                f"{str(error).partition(' Add `')[0]} Name them with --columns (eval sts), or rename them to "
+                f"{', '.join(COLUMNS)}; questions with answers are for eval retrieval --pairs"
             ) from None
         names = [found[name] for name in ("text1", "text2", "score")]
     name = Path(str(rows.path).removesuffix(".gz")).stem

@@ -33,7 +33,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,11 @@ from angle_llm.evaluate.transfer_tasks import (
     prepare_task,
     read_transfer_task,
 )
+from angle_llm.io import progress_bar
 from angle_llm.settings.parsing import Positive, need_library, settings_class
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
 
@@ -247,10 +251,11 @@ def run_protocol(protocol: Protocol, parts: dict[Split, FeaturesAndLabels], fold
     Raises:
         ValueError: if a class has fewer examples than there are folds.
     """
-    fitter = Fitter()
     grid = [2.0**power for power in (range(-1, 6) if protocol == "train_test" else range(-2, 4))]
     gold, predicted, accuracies, found, chosen = [], [], [], [], []
     crossed = protocol == "cross_validation"
+    fits = (1 + len(grid) * (1 if "dev" in parts else folds)) * (folds if crossed else 1)
+    fitter = Fitter(progress_bar("classifiers", fits, "fit", transient=True))
     for train, test in _folds(parts["all"], folds, seed) if crossed else [(parts["train"], parts["test"])]:
         inner = [(train, parts["dev"])] if "dev" in parts else _folds(train, folds, seed)
         accuracies_C = np.mean([fitter.path(fit_on, grid, dev) for fit_on, dev in inner], axis=0)
@@ -261,6 +266,7 @@ def run_protocol(protocol: Protocol, parts: dict[Split, FeaturesAndLabels], fold
         accuracies.append(classifier.score(*test))
         found.append(accuracies_C[best])
         chosen.append(grid[best])
+    fitter.bar.close()
     return ProtocolResult(
         gold_N=np.concatenate(gold),
         predicted_N=np.concatenate(predicted),
@@ -275,8 +281,10 @@ def run_protocol(protocol: Protocol, parts: dict[Split, FeaturesAndLabels], fold
 class Fitter:
     """Fits logistic regressions, and counts the fits and the fits that did not converge."""
 
-    def __init__(self) -> None:
+    def __init__(self, bar: tqdm[Any]) -> None:
         self.fits = self.unconverged = 0
+        self.bar = bar
+        """Progress bar that counts the fits."""
 
     def new(self, train: FeaturesAndLabels) -> Any:
         """Return an unfitted logistic regression with the solver for this number of features and classes."""
@@ -297,6 +305,7 @@ class Fitter:
             warnings.simplefilter("ignore", LinAlgWarning)  # scikit-learn then uses lbfgs instead of Newton's method
             classifier.set_params(C=strength).fit(*train)
         self.fits += 1
+        self.bar.update()
         self.unconverged += int(np.max(classifier.n_iter_) >= _ITERATIONS)
         return classifier
 

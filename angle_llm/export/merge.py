@@ -237,7 +237,10 @@ def _open_parts(
             due, model = expected.setdefault(key, (value, source.path))
             if due != value:
                 shown = f": expected {due}, got {value}" if isinstance(value, str | int | float | bool | None) else ""
-                raise ArtifactError(f"{source.path} and {model} do not belong together: {key}{shown}.")
+                raise ArtifactError(
+                    f"{source.path} and {model} do not belong together: {key}{shown}. Combine encoders that "
+                    "were trained from one base with equal settings of the model."
+                )
         cards.append(card)
         parts.append((weights, adapter))
     return cards, parts
@@ -252,7 +255,10 @@ def check_paths(run: str | Path, out: str | Path) -> tuple[Path, Path, EncoderCa
     """
     source, target = Path(run).expanduser(), Path(out).expanduser()
     if not is_saved_encoder(source):
-        raise FileNotFoundError(f"{source} is not a saved encoder. Give the model folder of a run, or a merged model.")
+        hint = f" Did you mean {source / 'model'}?" if is_saved_encoder(source / "model") else ""
+        raise FileNotFoundError(
+            f"{source} is not a saved encoder. Give the model folder of a run, or a merged model.{hint}"
+        )
     if target.is_dir() and any(target.iterdir()):
         raise ArtifactError(f"OUT {target} has files. Name a new folder.")
     card = EncoderCard.read(source)

@@ -262,9 +262,9 @@ class TrainSettings:
     """Number of batches whose gradients are averaged into an optimizer step."""
     seed: Annotated[int, Ge(0), Lt(2**32)] = 42
     """Seed of adapter initialisation, data order and dropout."""
-    resume: str = "never"
+    resume: str | None = None
     """auto: resume from the newest complete checkpoint in run_dir, or start without one. never: start again and remove
-    checkpoints. Otherwise the name or path of a checkpoint in run_dir."""
+    checkpoints. Otherwise the name or path of a checkpoint in run_dir. None: start, unless run_dir has checkpoints."""
     report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = field(
         default_factory=lambda: ["tensorboard"]
     )
@@ -320,7 +320,7 @@ class TrainSettings:
         }
         if self.pretraining.task is not None and (given := [name for name, is_set in conflicts.items() if is_set]):
             raise SettingsError(f"--pretraining.task and --{given[0]} exclude each other. Omit one of them.")
-        if not self.resume:
+        if self.resume == "":
             raise SettingsError("resume is empty. Expected auto, never, or a checkpoint.")
 
     @property

@@ -108,8 +108,8 @@ class Run:
         """Check that the run directory is new or belongs to this run, and return whether the run starts at step 1.
 
         Raises:
-            SettingsError: if the directory belongs to another or a finished run, or the checkpoint that `resume` names
-                does not exist.
+            SettingsError: if the directory belongs to another or a finished run, it has checkpoints and `resume` is None, or
+                the checkpoint that `resume` names does not exist.
         """
         settings, before = self.settings, self._identity_before()
         if before != settings.identity:
@@ -119,12 +119,18 @@ class Run:
                 "that directory."
             )
         checkpoints = self.folder / FOLDER
-        if settings.resume not in ("auto", "never"):
+        names = checkpoint_names(checkpoints)
+        if settings.resume not in ("auto", "never", None):
             named_checkpoint(checkpoints, settings.resume)
-        starts_over = settings.resume == "never" or not checkpoint_names(checkpoints)
+        starts_over = settings.resume in ("never", None) or not names
         if starts_over and (self.folder / RESULT).exists():
             raise SettingsError(
                 f"{self.folder} contains a finished run. Choose another --run-dir, or remove that directory."
+            )
+        if settings.resume is None and names:
+            raise SettingsError(
+                f"{self.folder} contains a run that is not finished, with the checkpoint {names[-1]}. Set --resume auto to "
+                "continue it, or --resume never to remove its checkpoints and start again."
             )
         return starts_over
 

@@ -249,7 +249,8 @@ class Trainer:
             checkpointing = self._planner.budget.activation_checkpointing
             counts = self._meter.counts(results, seconds, checkpointing=checkpointing) | examples
             self._metrics.log_step(self._step, epoch, results, rate, norm, counts)
-            speed = f"{counts['pairs_per_second']:.1f} pairs/s, {counts['logical_tokens'] / seconds:,.0f} tokens/s"
+            unit = "pairs" if self._settings.pretraining.task is None else "texts"
+            speed = f"{counts[unit] / seconds:.1f} {unit}/s, {counts['logical_tokens'] / seconds:,.0f} tokens/s"
             bar.set_postfix_str(f"loss {mean_loss(results):.4f}, {speed}", refresh=False)
             bar.update()
             with paused(bar):

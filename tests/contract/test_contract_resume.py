@@ -65,6 +65,9 @@ def test_a_stopped_run_resumes_to_the_same_bytes(
         steps = len(losses(run))
         assert 6 <= steps < 60
         assert saved == [f"step-{steps:06d}"]
+        done = command("angle-llm", "train", *training(files, run), *LONG, *flags, code=2)
+        names(done.stderr, saved[-1], "--resume auto", "--resume never")
+        assert (run / "checkpoints" / saved[-1]).is_dir()
     command("angle-llm", "train", *training(files, run), *LONG, *flags, "--resume", "auto")
     weights = "model/adapter_model.safetensors"
     assert (run / weights).read_bytes() == (uninterrupted / weights).read_bytes()

@@ -181,8 +181,13 @@ def test_of_very_many_examples_some_are_compared(folder: Path, monkeypatch: pyte
 
 def test_the_advice_names_the_command_of_the_first_task(folder: Path) -> None:
     model = Path("run/model")
+    write(folder / "rated.csv", "text1,text2,rating\na,b,1\n")
     for settings, words in (
         ({"tasks": ["sts.tsv"]}, "sts --model run/model --tasks HELD_OUT.tsv"),
+        (
+            {"tasks": ["rated.csv"], "columns": {"score": "rating"}},
+            "sts --model run/model --tasks HELD_OUT.csv --columns score rating",
+        ),
         ({"tasks": ["beir@valid"]}, "retrieval --model run/model FOLDER"),
         ({"tasks": ["mteb:NFCorpus"]}, "mteb --model run/model --tasks TASK"),
         (

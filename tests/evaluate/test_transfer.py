@@ -27,6 +27,7 @@ from angle_llm.evaluate.transfer_tasks import (
     repeated_examples,
     without_repeated,
 )
+from angle_llm.io import progress_bar
 
 sklearn = pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'angle_llm[transfer]'")
 
@@ -93,7 +94,7 @@ def test_both_solvers_reach_the_same_optimum(most: int, solver: str, monkeypatch
     rng = np.random.default_rng(1)
     X = rng.normal(size=(120, 5)) * [1, 3, 0.1, 10, 1]
     y = rng.integers(3, size=120).astype(str)
-    fitter = Fitter()
+    fitter = Fitter(progress_bar("", 1, "fit", enabled=False))
     classifier = fitter.fit(fitter.new((X, y)), (X, y), 4.0)
     assert classifier.solver == solver
     reference = LogisticRegression(C=4.0, solver="newton-cg", tol=1e-10, max_iter=1000).fit(X, y)

@@ -291,6 +291,8 @@ def test_the_command_trains_on_lines_of_text(tmp_path: Path) -> None:
     done = run("angle-llm", "pretrain", "--config", "part.yaml", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "24 of 24 rows used as text" in done.stdout
+    assert "texts/s" in done.stderr
+    assert "angle-llm train --model.path run/model --data.path pairs.jsonl" in done.stdout
     assert (tmp_path / "run/model/adapter_model.safetensors").is_file()
     settings = load_settings(TrainSettings, tmp_path / "run/settings.yaml")
     assert (settings.pretraining, settings.data.format) == (PretrainingSettings("mntp", 0.3), "text")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from angle_llm.io import similar_paths
 from angle_llm.model.source.backbone import BackboneLocation
 from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError, check_links, is_saved_encoder
 from angle_llm.model.source.dense import dense_folders
@@ -170,8 +171,8 @@ def locate(path_or_id: str) -> BackboneLocation:
     if _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS and not looks_local:
         return BackboneLocation(path_or_id)
     raise FileNotFoundError(
-        f"no model at {path}. Give a folder with a config.json, a .gguf file, a hub id such as NousResearch/Llama-2-7b-hf, or "
-        "package:NAME/path/inside."
+        f"no model at {path}. {similar_paths(path)} Give a folder with a config.json, a .gguf file, a hub id such as "
+        "NousResearch/Llama-2-7b-hf, or package:NAME/path/inside."
     )
 
 

@@ -555,4 +555,5 @@ def test_single_texts_are_for_pretraining(model: str, tmp_path: Path, capsys: py
     assert ("--optimizer.learning-rate 0.002" in command) == (model != "bert")
     cli.run([*shlex.split(command), "--run-dir", str(tmp_path / "my run"), "--max-steps", "1", "--allow-cpu"])
     assert (tmp_path / "my run" / "model").is_dir()
-    assert f"angle-llm embed --model '{tmp_path / 'my run' / 'model'}' --input" in capsys.readouterr().out
+    advice = "embed --model" if "simcse" in command else "train --model.path"
+    assert f"angle-llm {advice} '{tmp_path / 'my run' / 'model'}' --" in capsys.readouterr().out

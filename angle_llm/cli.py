@@ -51,9 +51,9 @@ Now measure it on held-out data:
     {command}
 """
 _PRETRAINED = """
-The pretrained model is saved in {model}. It is not yet an encoder; train it on pairs:
+The pretrained model is saved in {model}. Its vectors are not trained for similarity yet. To train it on pairs:
 
-    angle-llm train --model.path {quoted} --data.path pairs.jsonl
+    angle-llm train --model.path {quoted} --data.path pairs.jsonl --run-dir NEW_FOLDER
 """
 _NOT_BETTER = (
     "warning: {name} is {after:.2f} after training and was {before:.2f} before: this model is not better. Usual causes: a "
@@ -78,10 +78,10 @@ def train(settings: TrainSettings) -> None:
         two = EncoderCard.read(model).prompt.differ
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
         quoted, command = shlex.quote(str(model)), eval_command(settings.evaluation, model)
-        usage = _PRETRAINED if settings.pretraining.task == "mntp" else _USAGE
-        print(usage.format(model=model, quoted=quoted, command=command, **how))
+        predicts = settings.pretraining.task == "mntp"
+        print((_PRETRAINED if predicts else _USAGE).format(model=model, quoted=quoted, command=command, **how))
         result = read_object(model.with_name(RESULT))
-        if result is not None and result["higher"] is False:
+        if result is not None and result["higher"] is False and not predicts:
             name, best = next(iter(result["metrics"]["best"].items()))
             rate = settings.optimizer.learning_rate
             print(_NOT_BETTER.format(name=name, after=best, before=result["metrics"]["start"][name], rate=rate))

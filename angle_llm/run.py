@@ -23,8 +23,8 @@ def fine_tune(settings: TrainSettings) -> Path:
     processes, every process calls this function. `train.run_folder` lists the files of the run directory.
 
     Raises:
-        SettingsError: if the run directory belongs to another or a finished run, the checkpoint to resume from does not
-            exist, or the launch is not supported.
+        SettingsError: if the run directory belongs to another or a finished run, it has checkpoints and `resume` is None,
+            the checkpoint to resume from does not exist, or the launch is not supported.
         Interrupted: a `SystemExit`, after SIGINT or SIGTERM; start again with `resume="auto"` to continue the run.
         ValueError: for an unknown pooling or dtype.
         TrainingError: if the training cannot start or has to stop, for example for a loss that is not finite.
@@ -80,7 +80,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         dtype = str(encoder.dtype).removeprefix("torch.")
         if settings.lora.rank and source.card is not None and source.card.dtype != dtype:
             run.log(
-                f"{settings.model.path} was saved in {source.card.dtype} and is loaded in {dtype}: its vectors change; "
+                f"{settings.model.path} was trained in {source.card.dtype} and is loaded in {dtype}: its vectors change; "
                 "--model.dtype auto keeps its dtype"
             )
         if isinstance(losses[0], NestedObjective):

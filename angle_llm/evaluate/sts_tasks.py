@@ -42,7 +42,7 @@ from angle_llm.evaluate.task_files import (
 )
 from angle_llm.prompts import PLACEHOLDER, PromptTemplate
 from angle_llm.settings.parsing import SettingsError, unknown_name
-from angle_llm.settings.train import DataSource
+from angle_llm.settings.rows import CommandSource
 
 TextVariant = Literal["raw", "senteval"]
 
@@ -71,7 +71,7 @@ class StsTaskSettings(EvalSettings):
     Empty: all available published tasks."""
 
     columns: dict[str, str] = field(default_factory=dict)
-    """Pairs of FIELD COLUMN for files in --tasks with other column names, such as `text1 question score rating`. The
+    """Pairs of FIELD COLUMN, such as `text1 question score rating`, if the files in --tasks have other column names. The
     fields are text1, text2, score."""
 
     variant: Literal["auto", "raw", "senteval"] = "auto"
@@ -176,12 +176,12 @@ def select_tasks(
 
     The text variant is `raw` (sentences as released) or `senteval` (SentEval's preprocessing). `auto` selects
     `senteval` for a directory without raw text, else `raw`. Without a directory, tasks are read from the Hugging Face
-    hub. The hub dataset of SICK does not separate its splits, so that `sickr-all` replaces `sickr`. `columns` is the
-    argument of `read_pairs`.
+    hub. The hub dataset of SICK does not separate its splits, so that `sickr-all` replaces `sickr`. `columns` maps
+    text1, text2, score to columns of all files in `names`.
 
     Raises:
         FileNotFoundError: for a missing directory or file, or if no published task is available.
-        ValueError: if a task is selected twice, or for `columns` without a file.
+        ValueError: if a task is selected twice, or if `columns` is set without a file.
     """
     if variant == "auto":
         only_senteval = data_dir is not None and not available_tasks(data_dir) and available_tasks(data_dir, "senteval")
@@ -274,13 +274,13 @@ def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({
     names: Sequence[str] = COLUMNS
     if columns or not set(COLUMNS) <= set(rows.columns):
         try:
-            found = open_examples(DataSource(path=source, format="scored_pair", columns=dict(columns))).columns
+            found = open_examples(CommandSource(path=source, format="scored_pair", columns=dict(columns))).columns
         except DataError as error:
             if columns:
                 raise
             raise DataError(
-                f"{str(error).partition(' Add `')[0]} Name them with --columns (eval sts), or rename them to "
-                f"{', '.join(COLUMNS)}; questions with answers are for eval retrieval --pairs"
+                f"{str(error).partition(' Add `')[0]} Set --columns FIELD COLUMN (eval sts, eval nested), "
+                f"or rename the columns to {', '.join(COLUMNS)}; questions with answers are for eval retrieval --pairs"
             ) from None
         names = [found[name] for name in ("text1", "text2", "score")]
     name = Path(str(rows.path).removesuffix(".gz")).stem

@@ -255,18 +255,18 @@ def run_protocol(protocol: Protocol, parts: dict[Split, FeaturesAndLabels], fold
     gold, predicted, accuracies, found, chosen = [], [], [], [], []
     crossed = protocol == "cross_validation"
     fits = (1 + len(grid) * (1 if "dev" in parts else folds)) * (folds if crossed else 1)
-    fitter = Fitter(progress_bar("classifiers", fits, "fit", transient=True))
-    for train, test in _folds(parts["all"], folds, seed) if crossed else [(parts["train"], parts["test"])]:
-        inner = [(train, parts["dev"])] if "dev" in parts else _folds(train, folds, seed)
-        accuracies_C = np.mean([fitter.path(fit_on, grid, dev) for fit_on, dev in inner], axis=0)
-        best = int(np.argmax(np.round(100 * accuracies_C, 2)))
-        classifier = fitter.fit(fitter.new(train), train, grid[best])
-        gold.append(test[1])
-        predicted.append(classifier.predict(test[0]))
-        accuracies.append(classifier.score(*test))
-        found.append(accuracies_C[best])
-        chosen.append(grid[best])
-    fitter.bar.close()
+    with progress_bar("classifiers", fits, "fit", transient=True) as bar:
+        fitter = Fitter(bar)
+        for train, test in _folds(parts["all"], folds, seed) if crossed else [(parts["train"], parts["test"])]:
+            inner = [(train, parts["dev"])] if "dev" in parts else _folds(train, folds, seed)
+            accuracies_C = np.mean([fitter.path(fit_on, grid, dev) for fit_on, dev in inner], axis=0)
+            best = int(np.argmax(np.round(100 * accuracies_C, 2)))
+            classifier = fitter.fit(fitter.new(train), train, grid[best])
+            gold.append(test[1])
+            predicted.append(classifier.predict(test[0]))
+            accuracies.append(classifier.score(*test))
+            found.append(accuracies_C[best])
+            chosen.append(grid[best])
     return ProtocolResult(
         gold_N=np.concatenate(gold),
         predicted_N=np.concatenate(predicted),
@@ -279,12 +279,11 @@ def run_protocol(protocol: Protocol, parts: dict[Split, FeaturesAndLabels], fold
 
 
 class Fitter:
-    """Fits logistic regressions, and counts the fits and the fits that did not converge."""
+    """Fits logistic regressions, counts the fits and those that did not converge, and advances a progress bar."""
 
     def __init__(self, bar: tqdm[Any]) -> None:
         self.fits = self.unconverged = 0
-        self.bar = bar
-        """Progress bar that counts the fits."""
+        self._bar = bar
 
     def new(self, train: FeaturesAndLabels) -> Any:
         """Return an unfitted logistic regression with the solver for this number of features and classes."""
@@ -305,7 +304,7 @@ class Fitter:
             warnings.simplefilter("ignore", LinAlgWarning)  # scikit-learn then uses lbfgs instead of Newton's method
             classifier.set_params(C=strength).fit(*train)
         self.fits += 1
-        self.bar.update()
+        self._bar.update()
         self.unconverged += int(np.max(classifier.n_iter_) >= _ITERATIONS)
         return classifier
 

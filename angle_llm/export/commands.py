@@ -34,8 +34,11 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
     *others, out = (settings.out, *settings.more)
     options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype")}
     _print_verification(replace(settings, out=out), merge, others=others, **options)
-    what = "combination, another encoder than each of the models," if others else "merged encoder"
-    print(f"\nThe {what} is saved in {out}, with this report in {REPORT_NAME}.")
+    print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
+    if others:
+        print(
+            "The verdict is for the first encoder alone. The combination differs from each of its encoders: measure it."
+        )
     if scores:
         folder = Path(out).expanduser()
         layers = read_json(folder / MERGE_NAME)["layers"]

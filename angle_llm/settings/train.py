@@ -250,7 +250,7 @@ class TrainSettings:
     run_dir: str = "runs/latest"
     """Output folder: settings.yaml, metrics.jsonl, tensorboard/, model/, checkpoints/, result.json (of a finished run),
     and interrupted/ (weights of a failed run, removed when the run is finished). The folder of a different run or of a
-    finished run is refused."""
+    finished run is refused, and one with checkpoints unless resume is set."""
     batch_size: Positive = 64
     """Examples of a contrastive batch on all processes together; all other texts of the batch are negatives. Memory
     does not limit it."""
@@ -264,7 +264,7 @@ class TrainSettings:
     """Seed of adapter initialisation, data order and dropout."""
     resume: str | None = None
     """auto: resume from the newest complete checkpoint in run_dir, or start without one. never: start again and remove
-    checkpoints. Otherwise the name or path of a checkpoint in run_dir. None: start, unless run_dir has checkpoints."""
+    checkpoints. Otherwise the name or path of a checkpoint in run_dir. None: start; refused if run_dir has checkpoints."""
     report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = field(
         default_factory=lambda: ["tensorboard"]
     )

@@ -121,7 +121,7 @@ class Checkpoints:
         for path in self.folder.glob(".step-*"):  # incomplete, from a killed run
             shutil.rmtree(path, ignore_errors=True)
         names, resume = checkpoint_names(self.folder), self._settings.resume
-        if resume is None or resume == "never":
+        if resume is None or resume == "never":  # None: `Run` has checked that there are no checkpoints
             if names:
                 log(f"starting over: removing the checkpoints up to {names[-1]} from {self.folder}")
             self._parts.clear(names)

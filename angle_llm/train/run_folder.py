@@ -77,7 +77,7 @@ class Run:
     """Processes and directory of a training run: checks the directory, and writes settings and result."""
 
     def __init__(self, settings: TrainSettings, processes: Processes) -> None:
-        """Check the run directory; raise `SettingsError` if it belongs to another or a finished run."""
+        """Check the run directory; raise `SettingsError` if the run must not write to it (see `start`)."""
         self.settings, self.processes = settings, processes
         self.folder = settings.run_path
         self.starts_over = processes.from_main(self._check)
@@ -91,8 +91,8 @@ class Run:
         If a process is killed or stops responding, the other processes end with a message (see `ProcessWatch`).
 
         Raises:
-            SettingsError: if the launch is not supported, the directory belongs to another or a finished run, or the
-                checkpoint that `resume` names does not exist.
+            SettingsError: if the launch is not supported, the directory belongs to another or a finished run, the directory
+                has checkpoints and `resume` is None, or the checkpoint that `resume` names does not exist.
         """
         run = cls(settings, Processes.start())
         run.log(str(run.processes))

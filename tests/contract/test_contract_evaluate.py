@@ -105,6 +105,9 @@ def test_nested_measures_every_cut(model: str, files: Files, tmp_path: Path) -> 
         "8",
         "--layers",
         "1",
+        "--columns",
+        "score",
+        "score",
         "--json",
         tmp_path / "n.json",
     ]

@@ -100,6 +100,12 @@ def test_a_checkpoint_by_name_and_starting_over(files: Files, tmp_path: Path) ->
     assert contents(tmp_path / "run/model") == due
     done = command("angle-llm", "train", *run, "--resume", "step-000003", code=2)
     names(done.stderr, "step-000003", "step-000002")
+    (tmp_path / "run/result.json").unlink()  # as if the run were not finished
+    names(command("angle-llm", "train", *run, code=2).stderr, "not finished", "--resume never")
+    done = command("angle-llm", "train", *run, "--resume", "never")
+    names(done.stdout, "starting over", "step-000006")
+    assert contents(tmp_path / "run/model") == due
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
 
 
 @pytest.mark.slow

@@ -365,7 +365,7 @@ def test_command_card_and_scores(
     cli.run(["merge", *models, str(out), "--weights", "5", "3", "2", "--evaluate", pairs])
     shown = capsys.readouterr().out
     assert "linear, 0.5 and 0.3 and 0.2): 0 of" in shown
-    assert f"The combination, another encoder than each of the models, is saved in {out}" in shown
+    assert "The verdict is for the first encoder alone." in shown
     report = json.loads((out / REPORT_NAME).read_text())
     assert report["holds"] is True
     assert list(report["spearman"]) == [*models, str(out)]

@@ -292,12 +292,12 @@ def test_malformed_requests_never_give_5xx(number: int, encoder: SentenceEncoder
     assert all("error" in reply.json() for reply in answers if reply.status_code != 200)
 
 
-Start: TypeAlias = Callable[..., "tuple[subprocess.Popen[str], str]"]
+Start: TypeAlias = Callable[..., tuple[subprocess.Popen[str], str]]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts `angle-llm serve` in a process of its own, which ends with the test, and gives its URL."""
+    """A function that starts `angle-llm serve` in a process, and returns the process and its URL; all end with the test."""
     processes = []
 
     def begin(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:

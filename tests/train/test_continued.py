@@ -65,7 +65,7 @@ def test_two_steps_and_two_from_the_saved_adapter_equal_those_in_memory(
     monkeypatch.setattr(loading, "load_encoder", lambda *given: loaded.append(load(*given)) or loaded[-1])
     first = fine_tune(settings)
     folder = fine_tune(second(settings))
-    assert "was saved in" not in capsys.readouterr().out
+    assert "is loaded in" not in capsys.readouterr().out
     monkeypatch.setattr(loading, "load_encoder", lambda *_: loaded[0])  # as the first run left it
     monkeypatch.setattr(saved_lora, "make_trainable", lambda _: None)
     in_memory = fine_tune(second(settings, "in_memory"))
@@ -85,7 +85,7 @@ def test_a_continued_run_resumes(settings: TrainSettings, capsys: pytest.Capture
     fine_tune(settings)
     half = second(settings, "half")
     fine_tune(replace(half, model=replace(half.model, dtype="bfloat16")))
-    assert "first/model was saved in float32 and is loaded in bfloat16" in capsys.readouterr().out
+    assert "first/model was trained in float32 and is loaded in bfloat16" in capsys.readouterr().out
     once = second(settings, checkpoint=replace(settings.checkpoint, every_steps=1))
     expected = (fine_tune(once) / ADAPTER).read_bytes()
     shutil.rmtree(max((once.run_path / "checkpoints").glob("step-*")))

@@ -92,7 +92,10 @@ def test_pair_file_has_columns_by_name_and_no_quoting(tmp_path: Path) -> None:
     renamed = str(write(tmp_path / "renamed.csv", "text1,text2,rating\na,b,1\n"))
     with pytest.raises(DataError, match=r"'score'.*--columns"):
         select_tasks([renamed], None, "auto")
-    for wrong, message in (({"score": "rate"}, "--columns score rate"), ({"grade": "rating"}, "--columns: unknown field")):
+    for wrong, message in (
+        ({"score": "rate"}, "--columns score rate"),
+        ({"grade": "rating"}, "--columns: unknown field"),
+    ):
         with pytest.raises(DataError, match=message):
             select_tasks([renamed], None, "auto", wrong)
     assert select_tasks([renamed], None, "auto", {"score": "rating"})[0].pairs == (StsPair("a", "b", 1.0),)

@@ -78,10 +78,10 @@ def train(settings: TrainSettings) -> None:
         two = EncoderCard.read(model).prompt.differ
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
         quoted, command = shlex.quote(str(model)), eval_command(settings.evaluation, model)
-        predicts = settings.pretraining.task == "mntp"
-        print((_PRETRAINED if predicts else _USAGE).format(model=model, quoted=quoted, command=command, **how))
+        is_mntp = settings.pretraining.task == "mntp"
+        print((_PRETRAINED if is_mntp else _USAGE).format(model=model, quoted=quoted, command=command, **how))
         result = read_object(model.with_name(RESULT))
-        if result is not None and result["higher"] is False and not predicts:
+        if result is not None and result["higher"] is False and not is_mntp:
             name, best = next(iter(result["metrics"]["best"].items()))
             rate = settings.optimizer.learning_rate
             print(_NOT_BETTER.format(name=name, after=best, before=result["metrics"]["start"][name], rate=rate))

@@ -33,7 +33,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -548,16 +547,6 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = ""
             left, right = (f"{json.dumps(side, ensure_ascii=False):.100}" for side in (before, value))
             found.append(f"{above}{key} {left} (now {right})")
     return found
-
-
-def similar_paths(path: Path) -> str:
-    """Return a sentence for error messages with existing paths that are similar to a missing path."""
-    if not path.parent.is_dir():
-        return f"The folder {path.parent} does not exist either."
-    similar = get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=3)
-    if not similar:
-        return f"The folder {path.parent} has no similar name."
-    return f"Did you mean {' or '.join(str(path.parent / name) for name in similar)}?"
 
 
 # ------------------------------------------------------------------------------------------------ progress

@@ -61,7 +61,7 @@ from angle_llm.data.file_types import (
     is_data_name,
 )
 from angle_llm.data.formats import DataError, RowError
-from angle_llm.io import similar_paths
+from angle_llm.settings.parsing import similar_paths
 
 __all__ = [
     "EXTENSIONS",

@@ -29,9 +29,8 @@ from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answ
 from angle_llm.evaluate.sts import evaluate_defined
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
 from angle_llm.evaluate.task_files import unique_names
-from angle_llm.io import similar_paths
 from angle_llm.model.vectors import unit_rows
-from angle_llm.settings.parsing import SettingsError, need_library, settings_class, unknown_name
+from angle_llm.settings.parsing import SettingsError, need_library, settings_class, similar_paths, unknown_name
 from angle_llm.settings.train import DataSource, EvaluationSettings
 
 if TYPE_CHECKING:
@@ -201,22 +200,19 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
 
 def _eval_command(settings: EvaluationSettings, model: Path) -> str:
     """Return the command for `eval_command`. Raises the errors of `open_examples`."""
-    source = settings.tasks[0] if settings.tasks else "pairs.tsv"
-    held_out = "HELD_OUT" + "".join(Path(source).suffixes)
+    if not settings.tasks:
+        return shlex.join(["angle-llm", "eval", "sts", "--model", str(model), "--tasks", "HELD_OUT.tsv"])
+    source = settings.tasks[0]
     if source.startswith(MTEB):
         kind, flags = "mteb", ["--tasks", "TASK"]
     elif is_beir(source):
         kind, flags = "retrieval", ["FOLDER"]
-    elif settings.tasks:
-        columns = [word for pair in _source(source, settings).columns.items() for word in pair]
-        more = ["--columns", *columns] if columns else []
-        if _is_answers(source, settings):
-            more += [] if settings.corpus is None else ["--corpus", settings.corpus]
-            kind, flags = "retrieval", ["--pairs", held_out, *more]
-        else:
-            kind, flags = "sts", ["--tasks", held_out, *more]
     else:
-        kind, flags = "sts", ["--tasks", held_out]
+        answers = _is_answers(source, settings)
+        columns = [word for pair in _source(source, settings).columns.items() for word in pair]
+        kind, flag = ("retrieval", "--pairs") if answers else ("sts", "--tasks")
+        flags = [flag, "HELD_OUT" + "".join(Path(source).suffixes), *(["--columns", *columns] if columns else [])]
+        flags += ["--corpus", settings.corpus] if answers and settings.corpus is not None else []
     return shlex.join(["angle-llm", "eval", kind, "--model", str(model), *flags])
 
 

@@ -43,7 +43,14 @@ from angle_llm.model.source.backbone import (
     state_sizes,
     torch_dtype,
 )
-from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.source.checks import (
+    CARD_NAME,
+    MERGE_NAME,
+    ArtifactError,
+    is_saved_encoder,
+    model_inside,
+    read_json,
+)
 from angle_llm.model.source.dense import dense_fingerprint, dense_folders, read_dense
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, locate, resolve_model
@@ -110,9 +117,9 @@ def merge(
     if method == "slerp" and len(models) != 2:
         raise ValueError(f"--method slerp: expected two models, got {len(models)}.")
     if not others and not is_saved_encoder(source):
-        inside = source / "model"
-        hint = f"Use {inside}." if is_saved_encoder(inside) else "Use the model folder of a run."
-        raise FileNotFoundError(f"expected a saved adapter, got {source}, which has no {CARD_NAME}. {hint}")
+        raise FileNotFoundError(
+            f"{source} is not a saved adapter. Give the model folder of a run.{model_inside(source)}"
+        )
     if not others and EncoderCard.read(source).base is None:
         raise ArtifactError(f"expected an adapter, got a whole model in {source}, which needs no merge.")
     original, shares = base == "original", [weight / sum(given) for weight in given]
@@ -255,9 +262,8 @@ def check_paths(run: str | Path, out: str | Path) -> tuple[Path, Path, EncoderCa
     """
     source, target = Path(run).expanduser(), Path(out).expanduser()
     if not is_saved_encoder(source):
-        hint = f" Did you mean {source / 'model'}?" if is_saved_encoder(source / "model") else ""
         raise FileNotFoundError(
-            f"{source} is not a saved encoder. Give the model folder of a run, or a merged model.{hint}"
+            f"{source} is not a saved encoder. Give the model folder of a run.{model_inside(source)}"
         )
     if target.is_dir() and any(target.iterdir()):
         raise ArtifactError(f"OUT {target} has files. Name a new folder.")

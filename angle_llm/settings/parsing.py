@@ -153,6 +153,16 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
     return f"unknown {what} {given!r}.{hint} Known: {', '.join(names)}."
 
 
+def similar_paths(path: Path) -> str:
+    """Return a sentence for error messages with existing paths that are similar to a missing path."""
+    if not path.parent.is_dir():
+        return f"The folder {path.parent} does not exist either."
+    similar = get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=3)
+    if not similar:
+        return f"The folder {path.parent} has no similar name."
+    return f"Did you mean {' or '.join(str(path.parent / name) for name in similar)}?"
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings_class(kind: type[Settings]) -> type[Settings]:
     """Class decorator for settings: makes a frozen pydantic dataclass that raises `SettingsError` for invalid values.

@@ -105,9 +105,6 @@ def test_nested_measures_every_cut(model: str, files: Files, tmp_path: Path) -> 
         "8",
         "--layers",
         "1",
-        "--columns",
-        "score",
-        "score",
         "--json",
         tmp_path / "n.json",
     ]
@@ -120,6 +117,8 @@ def test_nested_measures_every_cut(model: str, files: Files, tmp_path: Path) -> 
             due = 100 * float(spearmanr(cosines, gold)[0])
             names(shown, re.escape(f"{due:.2f}"))
             assert holds(tmp_path / "n.json", due)
+    done = command("angle-llm", "eval", "nested", *words, "--columns", "score", "grade", code=2)
+    names(done.stderr, "--columns score grade", "no column 'grade'")
 
 
 def test_retrieval_counts_exactly(model: str, tmp_path: Path) -> None:

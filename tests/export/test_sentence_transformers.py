@@ -21,6 +21,7 @@ from transformers import AutoModel
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.export.exported_folder import ExportFacts, is_sentence_transformers_folder
+from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import verify
 from angle_llm.model.pooling import pooling_named
@@ -166,6 +167,16 @@ def test_unsupported_encoders_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match=message):
             export_sentence_transformers(tmp_path / name, tmp_path / "out", check=False, dtype="float32")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("use", [merge, export_sentence_transformers])
+def test_the_error_for_a_run_directory_names_its_model(use: Any, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run/model")
+    with pytest.raises(FileNotFoundError, match=r"Did you mean .*run/model\?$"):
+        use(tmp_path / "run", tmp_path / "out")
+    shutil.rmtree(tmp_path / "run/model")
+    with pytest.raises(FileNotFoundError, match=r"the model folder of a run\.$"):
+        use(tmp_path / "run", tmp_path / "out")
 
 
 def test_other_folders_are_not_replaced(run: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from angle_llm.io import json_text, write_folder
+from angle_llm.io import json_text, write_folder, write_json
 from angle_llm.model.layers.lora import LoraAdapter, is_adapted, read_adapter
 from angle_llm.model.source.backbone import (
     BackboneLocation,
@@ -210,7 +210,7 @@ def write_read_window(folder: Path, config: Any) -> None:
         return
     if AutoConfig.from_pretrained(folder).sliding_window != config.sliding_window:
         values = read_json(folder / "config.json") | {"sliding_window": 2 * (config.sliding_window - 1)}
-        (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / "config.json", values)
 
 
 _EARLIER_THETAS = {

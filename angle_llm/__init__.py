@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from angle_llm.settings.train import TrainSettings
     from angle_llm.tools.search import VectorSearch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULE_OF = {  # public name → module that defines the name
     "AngleObjective": "angle_llm.losses.angle",

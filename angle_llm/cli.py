@@ -95,6 +95,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
     from angle_llm.evaluate.transfer import TransferSettings, transfer_main
     from angle_llm.export import commands as forms
+    from angle_llm.init import InitSettings, init_main
     from angle_llm.serve.listen import serve_main
     from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
     from angle_llm.settings.plan import PlanSettings
@@ -134,6 +135,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
         forms.verify_main(settings, sts_score)
 
     return {
+        "init": (InitSettings, init_main, "Write recipes, configurations and guides into a new folder."),
         "train": (TrainSettings, train, "Fine-tune a language model into a text-embedding model."),
         "pretrain": (PretrainSettings, pretrain, "Train on texts without labels: MNTP or unsupervised SimCSE."),
         "plan": (PlanSettings, plan_main, "Forecast memory and work of a training run without loading weights."),

@@ -38,6 +38,9 @@ LONGEST = (
 """Files that take 15 seconds and more."""
 
 
+pytest_plugins = ["optional_packages"]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs, unless only their tests are selected (`pytest -m gpu`): all other tests are for a CPU."""
     if config.option.markexpr != "gpu":

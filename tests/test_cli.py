@@ -1,6 +1,7 @@
 """The command line: sub-commands, messages without tracebacks, exit codes, redirected output."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,9 +23,7 @@ from angle_llm.settings.train import DataSource
 
 ROOT = Path(__file__).parent.parent
 EMBED = ["embed", "--model", "./nowhere"]
-COMMANDS = ["train", "plan", "embed", "search"]
-COMMANDS += [f"eval {name}" for name in ("sts", "transfer", "retrieval", "nested", "mteb")]
-COMMANDS += ["data check", "data split", "data mine", "data score", "merge", "verify", "export", "push"]
+COMMANDS = [*cli._commands()]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +42,12 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         name.removeprefix(f"{command} ").split()[0] for name in COMMANDS if name.startswith(f"{command} ".lstrip())
     ]
     assert all(name in shown for name in inner)
+
+
+def test_the_documentation_has_a_status_for_every_command() -> None:
+    table = (ROOT / "docs/index.md").read_text().partition("## Commands")[2]
+    named = [word.partition(" --")[0] for row in table.splitlines() for word in re.findall(r"`(.+?)`", row)]
+    assert set(named) == set(COMMANDS)
 
 
 def test_a_settings_file_sets_flags_of_every_command(tmp_path: Path) -> None:

@@ -45,10 +45,10 @@ def test_every_file_is_tested_and_described() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STRATEGY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.needs("deepspeed") if "zero" in name else ()) for name in STRATEGY]
+)
 def test_the_recipe_runs_with_it(name: str, tmp_path: Path) -> None:
-    if name != "data_parallel":
-        pytest.importorskip("deepspeed", reason="the extra `distributed` is not installed")
     base = save_tiny_base("llama", tmp_path / "base")
     (tmp_path / "run.yaml").write_text(RUN.replace("BASE", str(base)))
     accelerate = str(Path(sys.executable).with_name("accelerate"))

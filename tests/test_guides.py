@@ -86,10 +86,9 @@ def test_the_guide_runs_from_a_table_to_a_search(
     assert (tmp_path / "exported/modules.json").is_file()
 
 
+@pytest.mark.needs("openai", "py3langid", "semantic_text_splitter")
 def test_the_guide_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a server that writes fixed questions; `test_domain_search` runs the same stages from documents."""
-    for library in ("openai", "semantic_text_splitter", "py3langid"):
-        pytest.importorskip(library, reason="pip install 'angle_llm[questions]'")
     import domain_search
 
     guide = (Path(__file__).parents[1] / "docs" / "documents.md").read_text(encoding="utf-8")

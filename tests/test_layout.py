@@ -19,6 +19,7 @@ CORE = {*BASE, "data", "model"}
 # Each package and module, and the packages it may import. `cli` and `run` may import everything.
 ALLOWED = {
     "io": set[str](),
+    "init": {"settings", "io"},
     "objective": set[str](),
     "losses": {"objective"},
     "prompts": {"settings", "io"},

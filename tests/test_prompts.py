@@ -1,14 +1,9 @@
 """Prompts: the bundled ones, literal insertion, the published edits, and invalid files."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -43,26 +38,6 @@ def test_bundled_prompt_has_its_name_purpose_and_source(path: Path) -> None:
     assert prompt.description
     assert prompt.source
     assert load_prompt(path.stem) == load_prompt(str(path)) == prompt
-
-
-@pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="building a wheel needs hatchling")
-def test_wheel_holds_the_prompts(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    program = (
-        "import json, angle_llm.prompts as p;"
-        "print(json.dumps([p.__file__, {n: p.load_prompt(n).template for n in p.bundled_files('prompts')}]))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    file, templates = json.loads(done.stdout)
-    assert Path(file).is_relative_to(tmp_path / "site")
-    assert templates == {path.stem: load_prompt(path).template for path in FILES}
 
 
 HARD_TEXTS = [

@@ -1,6 +1,5 @@
 """Every command and every block of code in the README is run, on a tiny model where the documented one is large."""
 
-import importlib.util
 import json
 import os
 import re
@@ -42,7 +41,10 @@ def commands() -> list[str]:
 
 INSTALLING = [line for line in commands() if line.startswith(("python3 -m venv", ".venv/bin/"))]
 MAKING = [line for line in commands() if line.startswith("make ")]
-RUNNING = [line for line in commands() if line not in INSTALLING + MAKING]
+FROM_A_WHEEL = blocks("bash")[0].splitlines()  # run in tests/test_wheel.py
+RUNNING = [
+    line for line in commands() if line not in INSTALLING + MAKING + [line.partition("  #")[0] for line in FROM_A_WHEEL]
+]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("line", RUNNING)
+NEEDS = {"sentence-transformers": "sentence_transformers", "eval transfer": "sklearn"}
+"""Words of a command → optional package that it needs."""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=[pytest.mark.needs(NEEDS[words]) for words in NEEDS if words in line])
+        for line in RUNNING
+    ],
+)
 def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
     program, *arguments = shlex.split(line)
     if "recipes/" in line or "angle-llm" in line:
@@ -86,8 +98,6 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
         arguments += shlex.split(STARTER) if training and "--data.path" not in arguments else []
         if training and "--run-dir" not in arguments:  # a finished run is refused
             arguments += ["--run-dir", f"runs/line{RUNNING.index(line)}"]
-    if "sentence-transformers" in arguments and importlib.util.find_spec("sentence_transformers") is None:
-        arguments.append("--no-verify")  # comparing the vectors needs the library, an extra
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an activated environment
     result = run(program, *arguments, cwd=place, environment={**os.environ, "PATH": path})
     assert result.returncode == 0, result.stdout + result.stderr

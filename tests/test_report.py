@@ -5,10 +5,12 @@ import math
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
-import report
 import yaml
+
+pytest.importorskip("matplotlib")
+import pandas as pd
+import report
 from report_figures import FIGURES, PICTURES
 
 ROOT = Path(__file__).parents[1]

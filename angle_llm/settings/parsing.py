@@ -260,11 +260,16 @@ def _read_yaml(path: str | Path) -> Any:
         raise SettingsError(f"{path} is not valid YAML in UTF-8: {error}") from error
 
 
+def bundled(name: str) -> Path:
+    """Return the path of a file or folder that is installed with the package: in a wheel, or in a clone."""
+    package = Path(__file__).parents[1]
+    installed = package / f"bundled_{name}"
+    return installed if installed.exists() else package.parent / name
+
+
 def bundled_files(folder: str) -> dict[str, Path]:
     """Return name → path of the YAML files that the package contains; `folder` is `prompts` or `recipes`."""
-    package = Path(__file__).parents[1]
-    places = [place for place in (package / f"bundled_{folder}", package.parent / folder) if place.is_dir()]
-    return {path.stem: path for path in sorted(places[0].glob("*.yaml"))} if places else {}
+    return {path.stem: path for path in sorted(bundled(folder).glob("*.yaml"))}
 
 
 def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

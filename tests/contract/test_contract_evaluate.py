@@ -137,8 +137,8 @@ def test_retrieval_counts_exactly(model: str, tmp_path: Path) -> None:
     assert holds(tmp_path / "r.json", due)
 
 
+@pytest.mark.needs("sklearn")
 def test_transfer_classifies_frozen_vectors(model: str, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn", reason="the extra `transfer` is not installed")
     (tmp_path / "transfer").mkdir()
     rows = [f"{text}\t{n % 2}" for n, text in enumerate(f"{'A dog' if n % 2 else 'No cat'} {n}" for n in range(40))]
     (tmp_path / "transfer/cr.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")

@@ -123,8 +123,9 @@ def test_push_dry_run_lists_files_and_card(merged: str, tmp_path: Path) -> None:
     assert contents(copy) == before
 
 
+@pytest.mark.needs("sentence_transformers")
 def test_sentence_transformers_gives_the_same_vectors(model: str, tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers", reason="the extra `export` is not installed")
+    library = pytest.importorskip("sentence_transformers")
     command("angle-llm", "export", model, tmp_path / "out", "--to", "sentence-transformers")
     rows = library.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(rows, SentenceEncoder.from_pretrained(model).encode(TEXTS), rtol=1e-3, atol=1e-4)

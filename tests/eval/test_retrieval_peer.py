@@ -1,6 +1,5 @@
 """`eval/retrieval_peer.py`: a run repeated with sentence-transformers."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings.parsing import SettingsError, save_settings, settings_from_dict
 from angle_llm.settings.train import TrainSettings
 
-if any(importlib.util.find_spec(name) is None for name in ("sentence_transformers", "datasets")):
-    pytest.skip("pip install 'sentence-transformers[train]==6.2.0'", allow_module_level=True)
+pytest.importorskip("sentence_transformers")
 import retrieval_peer
 
 

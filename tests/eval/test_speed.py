@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import speed
 import torch
+from tiny import save_tiny_base
+
+pytest.importorskip("matplotlib")
+import speed
 from report import draw_speed
 from speed_peers import worker_ours
 from speed_peers.comparison import PeerComparison
 from speed_peers.job import Job
 from speed_peers.processes import GIB, OURS, Run, watched
-from tiny import save_tiny_base
 
 TEMPLATE = 'Summarize sentence "{text}" in one word:"'
 TRIPLES = [
@@ -113,7 +115,6 @@ def test_the_report_has_ratios_losses_and_warnings(tmp_path: Path) -> None:
     assert "/home/me" not in json.dumps(content)
     assert content["scenarios"][0]["summary"]["angle-emb"]["ratio"] == 4.0
     assert content["scenarios"][0]["summary"]["sentence-transformers"] is None
-    pytest.importorskip("pandas")
     draw_speed(content, tmp_path / "speed.png")
     assert (tmp_path / "speed.png").stat().st_size > 1000
 

@@ -1,6 +1,5 @@
 """mteb's evaluate() on our encoder and local tasks gives the metrics of our own evaluation."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask
 from angle_llm.settings.train import EvaluationSettings
 
-HAS_MTEB = importlib.util.find_spec("mteb") is not None
-needs_mteb = pytest.mark.skipif(not HAS_MTEB, reason="needs mteb: pip install 'angle_llm[mteb]'")
+needs_mteb = pytest.mark.needs("mteb")
 # mteb and its dependencies emit deprecation warnings about their own code.
 pytestmark = pytest.mark.filterwarnings("default")
 

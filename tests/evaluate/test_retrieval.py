@@ -206,6 +206,7 @@ def test_metrics_equal_those_of_trec_eval() -> None:
             assert ours[our_name][int(query)] == pytest.approx(theirs[name], abs=1e-12)
 
 
+@pytest.mark.needs("sentence_transformers")
 def test_metrics_equal_those_of_sentence_transformers() -> None:
     """It counts every grade as 1, and divides MAP@100 by 100 answers at most."""
     evaluation = pytest.importorskip("sentence_transformers.evaluation")

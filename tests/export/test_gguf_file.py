@@ -1,6 +1,7 @@
 """Export to GGUF, and the file in llama.cpp: token ids first, then vectors."""
 
 import copy
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -82,6 +83,11 @@ def save(folder: Path, config: Any, tokenizer: str, **options: Any) -> Path:
     return folder
 
 
+def in_llama_cpp(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that opens a file in llama.cpp."""
+    return pytest.mark.slow(pytest.mark.needs("xllamacpp")(test))
+
+
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of llama.cpp wait actively, so that several tests at the same time would take minutes."""
@@ -90,11 +96,10 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compared(saved: Path, folder: Path, side: Any = None) -> Comparison:
     """Compare an exported folder in llama.cpp with the encoder it was made from, by `verify`."""
-    pytest.importorskip("xllamacpp")
     return verify([saved, folder], device="cpu", side=side).comparisons[0]
 
 
-@pytest.mark.slow
+@in_llama_cpp
 @pytest.mark.parametrize("name", MODELS)
 def test_llama_cpp_gives_the_token_ids_and_vectors_of_the_encoder(name: str, tmp_path: Path) -> None:
     config, tokenizer = MODELS[name]
@@ -108,7 +113,7 @@ def test_llama_cpp_gives_the_token_ids_and_vectors_of_the_encoder(name: str, tmp
     assert is_gguf_export(tmp_path / "out")
 
 
-@pytest.mark.slow
+@in_llama_cpp
 def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path) -> None:
     """A Qwen3-Embedding-like encoder: EOS after the text, here by the prompt; two sides; mean pooling."""
     query = PromptTemplate(
@@ -127,7 +132,7 @@ def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path
         assert compared(saved, tmp_path / "out", side).problems == ()
 
 
-@pytest.mark.slow
+@in_llama_cpp
 def test_names_of_special_tokens_in_a_prompt_are_plain_characters(tmp_path: Path) -> None:
     config, tokenizer = MODELS["llama, sentencepiece"]
     saved = save(tmp_path / "model", config(), tokenizer, prompt=PromptTemplate("p", 'After </s> comes "{text}"'))
@@ -135,18 +140,17 @@ def test_names_of_special_tokens_in_a_prompt_are_plain_characters(tmp_path: Path
     assert compared(saved, tmp_path / "out").problems == ()
 
 
-@pytest.mark.slow
+@in_llama_cpp
 def test_most_names_of_special_tokens_in_a_text_are_plain_characters_for_all_clients(tmp_path: Path) -> None:
     """A client that sends texts, whatever they contain: `<s>` is no special token for llama.cpp, because its type is UNUSED."""
     config, tokenizer = MODELS["llama, sentencepiece"]
     saved = save(tmp_path / "model", config(), tokenizer)
     export_gguf(saved, tmp_path / "out")
     set_usage(tmp_path / "out", special_names=[])
-    pytest.importorskip("xllamacpp")
     assert verify([saved, tmp_path / "out"], texts=["one <s> two", "<unk>"], device="cpu").holds
 
 
-@pytest.mark.slow
+@in_llama_cpp
 @pytest.mark.parametrize("dtype", ["float16", "q8_0"])
 def test_a_merged_adapter_in_a_smaller_dtype(dtype: Any, tmp_path: Path) -> None:
     base = save_tiny_base("llama-tied", tmp_path / "base")
@@ -236,7 +240,7 @@ def saved_model(name: str, right: tuple[Path, Path], tmp_path: Path) -> Path:
     return right[0] if name == "adapter" else save(tmp_path / "model", MODELS[name][0](), MODELS[name][1])
 
 
-@pytest.mark.slow
+@in_llama_cpp
 @pytest.mark.parametrize("name", WRONG)
 def test_verify_finds_a_wrong_file(name: str, right: tuple[Path, Path], tmp_path: Path) -> None:
     model, spoil, messages = WRONG[name]
@@ -283,7 +287,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any, str]] = {
 """Model, part of the export that is broken, and what the comparison reports."""
 
 
-@pytest.mark.slow
+@in_llama_cpp
 @pytest.mark.parametrize("name", BROKEN)
 def test_verify_finds_a_wrong_conversion(
     name: str, right: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,7 +301,7 @@ def test_verify_finds_a_wrong_conversion(
     assert any(message in problem for problem in problems), problems
 
 
-@pytest.mark.slow
+@in_llama_cpp
 def test_verify_finds_another_split_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that joins the digits of a number (`gpt-2`), which the tokenizer splits (`smollm`)."""
     tokenizer = copy.deepcopy(TOKENIZERS["smollm2"]())
@@ -318,7 +322,7 @@ def test_verify_finds_another_split_of_words(tmp_path: Path, monkeypatch: pytest
     assert any(IDS in problem for problem in problems), problems
 
 
-@pytest.mark.slow
+@in_llama_cpp
 def test_verify_finds_the_base_in_place_of_the_merged_model(right: tuple[Path, Path], tmp_path: Path) -> None:
     SentenceEncoder.from_pretrained(right[1], device="cpu", max_length=LENGTH).save_pretrained(tmp_path / "whole")
     export_gguf(tmp_path / "whole", tmp_path / "out")
@@ -326,10 +330,10 @@ def test_verify_finds_the_base_in_place_of_the_merged_model(right: tuple[Path, P
     assert any(COSINE in problem for problem in problems), problems
 
 
-@pytest.mark.slow
+@in_llama_cpp
 def test_verify_finds_texts_that_llama_cpp_pools_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With several slots and no common store of keys, llama.cpp pools only a part of a text. `--kv-unified` prevents it."""
-    library = pytest.importorskip("xllamacpp")
+    library = importlib.import_module("xllamacpp")
     config, tokenizer = MODELS["llama, gpt-2 split"]
     saved = save(tmp_path / "model", config(), tokenizer, pooling="mean")
     export_gguf(saved, tmp_path / "out")
@@ -438,10 +442,9 @@ def test_a_damaged_usage_file_is_refused(tmp_path: Path) -> None:
         Usage.read(tmp_path)
 
 
-@pytest.mark.slow
+@in_llama_cpp
 @pytest.mark.parametrize("dtype", ["float32", "float16", "q8_0"])
 def test_the_commands_export_and_verify(dtype: str, tmp_path: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="the extra `gguf` is not installed")
     base = AutoModel.from_config(MODELS["llama, gpt-2 split"][0]())
     base.save_pretrained(tmp_path / "base")
     TOKENIZERS["smollm2"]().save_pretrained(tmp_path / "base")

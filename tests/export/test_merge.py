@@ -104,8 +104,8 @@ def test_the_base_has_the_values_of_training(tmp_path: Path) -> None:
         pytest.param(8, DORA, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.needs("bitsandbytes")
 def test_an_adapter_on_a_quantised_base_is_merged(bits: int, lora: LoraSettings, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
     run = save_tiny_adapter(save_tiny_base("llama", tmp_path / "base"), tmp_path / "adapter", lora, bits=bits)
     found = merged(run, tmp_path / "trained")
     assert found.first.dtype == f"float32 in {bits} bits"
@@ -115,9 +115,9 @@ def test_an_adapter_on_a_quantised_base_is_merged(bits: int, lora: LoraSettings,
     assert verify([run, tmp_path / "original"], tolerance=1.0, device="cpu").comparisons[0].largest_difference > 1e-5
 
 
+@pytest.mark.needs("bitsandbytes")
 def test_a_base_stored_quantised_is_merged_to_a_plain_model(tmp_path: Path) -> None:
     """`…-bnb-4bit` on the hub: there are no original weights; the merged weights are plain."""
-    pytest.importorskip("bitsandbytes")
     save_tiny_base("llama", tmp_path / "plain")
     options = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
     stored = AutoModel.from_pretrained(tmp_path / "plain", quantization_config=options)

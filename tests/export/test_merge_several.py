@@ -131,8 +131,8 @@ def test_with_its_base_the_update_is_scaled(order: int, two: list[Path], base: P
     assert SentenceEncoder.from_pretrained(tmp_path / "out", device="cpu").prompt == PROMPT
 
 
+@pytest.mark.needs("bitsandbytes")
 def test_the_base_of_a_quantised_training_is_dequantised(base: Path, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
     run = save_adapter(base, tmp_path / "a", 0, LoraSettings(rank=2, alpha=6, targets=["q_proj"]), bits=4)
     merge(run, tmp_path / "out", others=[base], check=False)
     merge(run, tmp_path / "alone", check=False)

@@ -250,10 +250,10 @@ def test_the_code_of_every_pooling_computes_a_model_in_bfloat16(pooling: str) ->
     torch.testing.assert_close(found.float(), expected.float(), rtol=2**-7, atol=2**-7)  # one rounding to bfloat16
 
 
-@pytest.mark.parametrize("form", ["onnx", "gguf"])
+@pytest.mark.parametrize(
+    "form", [pytest.param("onnx", marks=pytest.mark.needs("onnx", "onnxruntime", "onnxscript")), "gguf"]
+)
 def test_exported_files_are_uploaded_and_the_card_shows_their_use(form: str, hub: Hub, tmp_path: Path) -> None:
-    if form == "onnx":
-        pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     tiny_encoder("llama").save_pretrained(tmp_path / "whole")
     cli.run(["export", str(tmp_path / "whole"), str(tmp_path / "out"), "--to", form, "--no-verify"])
     (tmp_path / "out" / "old.safetensors").write_bytes(b"x")

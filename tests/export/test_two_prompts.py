@@ -29,7 +29,6 @@ def sides(encoder: Any) -> np.ndarray:
 
 
 def by_library(folder: Path) -> Any:
-    pytest.importorskip("sentence_transformers", reason="the extra `export` is not installed")
     return importlib.import_module("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
 
 
@@ -64,6 +63,7 @@ def test_a_merged_encoder_has_both_prompts_and_both_are_verified(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("kind", "pooling"), [("llama", "last"), ("bert", "mean")])
+@pytest.mark.needs("sentence_transformers")
 def test_heads_are_prompts_of_the_library(
     kind: str, pooling: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +79,7 @@ def test_heads_are_prompts_of_the_library(
     assert "model.encode_query(" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.needs("sentence_transformers")
 def test_prompts_with_a_tail_are_exported_as_a_folder_per_side(tmp_path: Path) -> None:
     encoder = tiny_encoder("llama", prompt=TAILS, max_length=50)
     encoder.save_pretrained(tmp_path / "run")
@@ -99,6 +100,7 @@ def test_prompts_with_a_tail_are_exported_as_a_folder_per_side(tmp_path: Path) -
     assert not verify([tmp_path / "run", tmp_path / "query"], side=side_of_documents, device="cpu").holds
 
 
+@pytest.mark.needs("sentence_transformers")
 def test_a_common_end_token_is_part_of_the_tokenizer(tmp_path: Path) -> None:
     prompts = SidePrompts(*(replace(HEADS.of(side), append="eos") for side in SIDES))
     encoder = tiny_encoder("llama", prompt=prompts, max_length=50)
@@ -123,6 +125,7 @@ def test_other_prompts_are_refused(changed: dict[str, Any], tmp_path: Path) -> N
         export_sentence_transformers(tmp_path / "run", tmp_path / "out")
 
 
+@pytest.mark.needs("sentence_transformers")
 def test_sentence_transformers_adds_one_prompt_to_queries_and_documents_too(tmp_path: Path) -> None:
     base = save_tiny_base("qwen3", tmp_path / "base")
     TOKENIZERS["qwen"]().save_pretrained(

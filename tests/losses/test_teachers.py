@@ -10,12 +10,12 @@ import reference
 import torch
 from library import GivenVectors, columns, library_loss, pairs_of_columns
 from loss_batches import random, relation
-from sentence_transformers.util import pairwise_cos_sim
 from torch import Tensor
 from torch.testing import assert_close
 
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Part, Relation, blocks
 
+pairwise_cos_sim = pytest.importorskip("sentence_transformers.util").pairwise_cos_sim
 BATCH, COLUMNS, WIDTH = 5, 4, 6
 in_blocks = pytest.mark.parametrize("elements", [1, 48, blocks.BLOCK_ELEMENTS])
 

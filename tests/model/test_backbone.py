@@ -276,8 +276,8 @@ def test_tensors_with_other_names_in_the_file_are_loaded_together(tmp_path: Path
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("kind", ["llama", "bert"])
+@pytest.mark.needs("bitsandbytes")
 def test_quantized_weights_have_the_values_of_products(kind: str, bits: int, dtype: str, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
     location = locate(str(save_tiny_base(kind, tmp_path)))
     weights = open_base(location, dtype=dtype, bits=bits)
     loaded = load_backbone(location, dtype=dtype, bits=bits)

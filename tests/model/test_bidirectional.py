@@ -199,10 +199,10 @@ def encode(path: Path, **options: Any) -> np.ndarray:
     return SentenceEncoder.from_pretrained(path, device="cpu", **options).encode(TEXTS)
 
 
-@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize(
+    "bits", [None, *(pytest.param(bits, marks=pytest.mark.needs("bitsandbytes")) for bits in (4, 8))]
+)
 def test_adapter_and_merged_model_keep_the_attention(tmp_path: Path, bits: int | None) -> None:
-    if bits:
-        pytest.importorskip("bitsandbytes")
     base = save_tiny_base("llama", tmp_path / "base")
     causal = save_tiny_adapter(base, tmp_path / "causal", prompt="plain", pooling="mean", bits=bits)
     adapter = save_tiny_adapter(base, tmp_path / "adapter", attention="bidirectional", bits=bits)

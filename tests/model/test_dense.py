@@ -205,9 +205,8 @@ def test_a_folder_like_qwen3_embedding_is_trained_and_exported(qwen: Path, tmp_p
     assert_equal(load(folder), tmp_path / "library")
 
 
+@pytest.mark.needs("onnx", "onnxruntime", "onnxscript")
 def test_onnx_graph_contains_the_dense_modules(gemma: Path, tmp_path: Path) -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name)
     load(gemma).save_pretrained(tmp_path / "saved")
     report = export_onnx(tmp_path / "saved", tmp_path / "onnx", side="document")
     assert report is not None

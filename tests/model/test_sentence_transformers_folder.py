@@ -1,6 +1,5 @@
 """Folders of sentence-transformers: the vectors of the library, or an error that names what is not supported."""
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -25,9 +24,7 @@ from angle_llm.settings.train import ModelSettings
 TEXTS = ["A man is eating.", "Where?", "Two dogs run through the snow, and nobody sees them.", "They went on. " * 40]
 LENGTH = 40
 
-needs_library = pytest.mark.skipif(
-    importlib.util.find_spec("sentence_transformers") is None, reason="pip install sentence-transformers==6.2.0"
-)
+needs_library = pytest.mark.needs("sentence_transformers")
 
 
 def load(folder: str | Path, **options: Any) -> SentenceEncoder:

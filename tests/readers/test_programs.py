@@ -140,6 +140,7 @@ def table() -> Iterator[dict[tuple[str, str], str]]:
         pytest.param("dense", marks=pytest.mark.slow),  # tests/model/test_dense.py has one family
     ],
 )
+@pytest.mark.needs("sentence_transformers")
 def test_the_installed_versions_give_the_vectors_and_token_ids(family: str, variant: str, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", minversion="6.2")
     if not is_made(family, variant):
@@ -156,6 +157,7 @@ def test_the_installed_versions_give_the_vectors_and_token_ids(family: str, vari
     assert not _compare(encoder, path, got, READERS["sentence-transformers 6.2"])[1]
 
 
+@pytest.mark.needs("sentence_transformers")
 def test_the_comparison_leaves_out_texts_with_names_that_differ(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", minversion="6.2")
     encoder, exported = make_encoder("gemma-3-gguf", "one prompt", tmp_path)

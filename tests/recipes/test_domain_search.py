@@ -137,8 +137,8 @@ def test_all_answers_of_a_query_are_held_out_together(settings: DomainSearchSett
         write_pairs(few, tmp_path / "few")
 
 
+@pytest.mark.needs("bitsandbytes")
 def test_a_base_is_quantised_in_all_stages(settings: DomainSearchSettings, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes", reason="optional: pip install 'angle_llm[quantization]'")
     model, lora = replace(settings.model, bits=8), replace(settings.lora, rank=2)
     main(replace(settings, model=model, lora=lora, run_dir=str(tmp_path), ask=[]))
     assert json.loads((tmp_path / "mined.report.json").read_text())["identity"]["model"]["bits"] == 8
@@ -175,12 +175,11 @@ def test_documents_without_title_are_refused(tmp_path: Path) -> None:
         read_documents(str(tmp_path / "documents.jsonl"))
 
 
+@pytest.mark.needs("bm25s", "openai", "py3langid", "semantic_text_splitter")
 def test_a_language_model_writes_the_questions(
     settings: DomainSearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Documents without titles; questions of people are measured too, and the page shows all parts."""
-    for library in ("openai", "semantic_text_splitter", "py3langid", "bm25s"):
-        pytest.importorskip(library, reason="pip install 'angle_llm[questions]'")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     documents = {name: f"The {name} breaks <i>after</i> a week. Send the {name} back to the shop." for name in NOUNS}
     rows = [json.dumps({"id": name, "text": f"{text} \n"}) + "\n" for name, text in documents.items()]
@@ -234,10 +233,10 @@ def test_a_language_model_writes_the_questions(
     write_page(run, made, str(made / "training/model"))  # without a dropped question
 
 
+@pytest.mark.needs("lancedb")
 def test_the_database_gives_the_cosines_of_the_exact_search(
     settings: DomainSearchSettings, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("lancedb", reason="pip install 'angle_llm[search]'")
     cosines = []
     for database in ("none", "lancedb"):
         main(replace(settings, database=database))

@@ -76,8 +76,8 @@ def test_a_worker_embeds_a_side_and_keeps_bad_rows_without_a_vector(keep: tuple[
 
 
 @pytest.mark.slow
+@pytest.mark.needs("ray")
 def test_every_row_is_embedded_once_though_a_worker_is_killed(documents: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="pip install 'angle_llm[ray]'")
     base, out = save_tiny_base("llama", tmp_path / "model"), tmp_path / "out"
     options = ("--workers", "2", "--block-rows", "5", "--on-bad-row", "null")
     command = [sys.executable, str(RECIPE), "--model", str(base), "--input", str(documents), "--output", str(out)]

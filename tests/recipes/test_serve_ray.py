@@ -48,7 +48,6 @@ class Running(NamedTuple):
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The command of the guide on a tiny model and a free port."""
-    pytest.importorskip("ray", reason="pip install 'angle_llm[ray]'")
     folder = tmp_path_factory.mktemp("ray")
     model = save_tiny_adapter(save_tiny_base("llama", folder / "base"), folder / "run/model", max_length=100)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -86,6 +85,7 @@ def test_the_settings_of_the_program_reach_the_replicas() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("ray")
 def test_the_vectors_are_those_of_the_encoder(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     with pytest.raises(SystemExit) as ended:
@@ -94,6 +94,7 @@ def test_the_vectors_are_those_of_the_encoder(running: Running, monkeypatch: pyt
 
 
 @pytest.mark.slow
+@pytest.mark.needs("ray")
 @pytest.mark.parametrize(("kind", "repeats"), [("Encoder", False), ("Server", True)])
 def test_no_answer_is_lost_if_a_replica_is_killed(kind: str, repeats: bool, running: Running) -> None:
     """Clients send each request once if an encoder is killed; if a server is, they repeat what gets status 500."""
@@ -156,6 +157,7 @@ MALFORMED = [
 
 
 @pytest.mark.slow
+@pytest.mark.needs("ray")
 def test_malformed_requests_get_4xx(running: Running) -> None:
     httpx = pytest.importorskip("httpx")
     with httpx.Client(base_url=running.url, timeout=120, headers={"Authorization": f"Bearer {TOKEN}"}) as client:

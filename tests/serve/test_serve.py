@@ -23,7 +23,8 @@ from angle_llm import PromptTemplate, SentenceEncoder
 from angle_llm.prompts import SidePrompts
 from angle_llm.settings.serve import ServeSettings
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+for name in ("fastapi", "prometheus_client", "uvicorn"):
+    pytest.importorskip(name)
 httpx = pytest.importorskip("httpx")
 app_module = importlib.import_module("angle_llm.serve.app")
 make_app = app_module.make_app
@@ -243,8 +244,10 @@ def test_a_token_is_needed_except_for_health(encoder: SentenceEncoder) -> None:
     assert [reply.status_code for reply in answers] == [401, 401, 401, 200, 401, 200]
 
 
+@pytest.mark.needs("openai")
 def test_the_client_of_openai_reads_the_vectors(encoder: SentenceEncoder) -> None:
-    openai = pytest.importorskip("openai")
+    import openai
+
     app = make_app(encoder, ServeSettings(model="runs/tiny"), "secret")
     with served(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
         found = client.embeddings.create(model="tiny", input=TEXTS)

@@ -15,7 +15,8 @@ from angle_llm import SentenceEncoder, cli
 from angle_llm.settings.parsing import parse_flags
 from angle_llm.settings.serve import ServeSettings
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+for name in ("fastapi", "prometheus_client", "uvicorn"):
+    pytest.importorskip(name)
 pytest.importorskip("openai")
 GUIDE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)

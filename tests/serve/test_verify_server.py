@@ -21,7 +21,8 @@ from angle_llm.prompts import SidePrompts
 from angle_llm.serve.client import ServerError, ServerModel
 from angle_llm.settings.serve import ServeSettings
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+for name in ("fastapi", "prometheus_client", "uvicorn"):
+    pytest.importorskip(name)
 FastAPI, Response = (getattr(importlib.import_module("fastapi"), name) for name in ("FastAPI", "Response"))
 make_app = importlib.import_module("angle_llm.serve.app").make_app
 served, transformers_app = (getattr(importlib.import_module("served"), name) for name in ("served", "transformers_app"))

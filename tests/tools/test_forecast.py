@@ -118,18 +118,15 @@ def test_a_step_without_weights_takes_the_memory_of_the_real_one(
     [
         (LoraSettings(rank=4, alpha=4, dropout=0.1), None),
         (None, None),
-        (LORA, 4),
-        (LORA, 8),
+        pytest.param(LORA, 4, marks=pytest.mark.needs("bitsandbytes")),
+        pytest.param(LORA, 8, marks=pytest.mark.needs("bitsandbytes")),
     ],
 )
 def test_the_forecast_with_dropout_all_weights_and_a_quantized_base(
     lora: LoraSettings | None, bits: int | None, examples: list[Any]
 ) -> None:
     batch = TextBatch.from_examples(examples[:24])
-    dtype = torch.float32
-    if bits:
-        pytest.importorskip("bitsandbytes")
-        dtype = torch.bfloat16
+    dtype = torch.bfloat16 if bits else torch.float32
     encoder, model = real_encoder("llama", dtype, lora, bits), meta_model_of("llama", dtype, lora, bits)
     assert meta_model.held_bytes(model.backbone) == meta_model.held_bytes(encoder.model.backbone)
     plan = encoder.plan(batch.texts, 4096)

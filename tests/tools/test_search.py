@@ -86,8 +86,8 @@ def test_equal_rows_have_equal_cosines_at_any_position() -> None:
         assert len(np.unique(cosine_matrix(on_grid(query[None]), on_grid(np.repeat(row[None], count, axis=0))))) == 1
 
 
+@pytest.mark.needs("faiss")
 def test_faiss_finds_the_same() -> None:
-    pytest.importorskip("faiss", reason="optional: pip install 'angle_llm[mining]'")
     vectors = np.random.default_rng(3).standard_normal((500, 24)).astype(np.float32)
     vectors[300:] = vectors[100:300]  # every candidate twice
     rows, queries = np.arange(50, 500), on_grid(vectors[:50])

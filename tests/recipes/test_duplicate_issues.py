@@ -32,7 +32,8 @@ from angle_llm.data.examples import load_examples
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource
 
-pytest.importorskip("github", reason="pip install 'angle_llm[issues]'")
+for name in ("github", "sklearn"):
+    pytest.importorskip(name)
 RECIPE = Path(__file__).parents[2] / "recipes/duplicate_issues.py"
 
 TOKEN = "ghp_a_secret_that_is_never_printed"

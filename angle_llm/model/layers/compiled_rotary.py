@@ -54,7 +54,7 @@ def use_plain_rotary(adapted: nn.Module) -> None:
 
 def _rotation(kind: Any) -> Callable[..., Any] | None:
     """Return the function of (q, k, cos, sin) that the forward method of a layer class calls; None if it calls none."""
-    forward = kind.forward
+    forward = inspect.unwrap(kind.forward)  # transformers 5.24 decorates it, to rename an argument
     if issubclass(kind, CompiledRotary) or not isinstance(forward, FunctionType):
         return None
     rotate = forward.__globals__.get(_ROTATE) if _ROTATE in forward.__code__.co_names else None
@@ -86,7 +86,7 @@ def _compiled(rotate: Callable[..., Any], backend: str) -> Callable[..., Any]:
 @cache
 def _compiled_class(kind: Any, backend: str) -> Any:
     """Return a subclass of an attention class, with the same name, whose forward method calls the compiled function."""
-    forward = kind.forward
+    forward = inspect.unwrap(kind.forward)
     names = {**forward.__globals__, _ROTATE: _compiled(forward.__globals__[_ROTATE], backend)}
     copied = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     copied.__kwdefaults__ = forward.__kwdefaults__

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from tiny import PeftLora, add_adapter, tiny_backbone, tiny_encoder, train_a_lit
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, LlamaConfig, Olmo2Config, Phi3Config
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
 from angle_llm import SentenceEncoder
 from angle_llm.model import layers
@@ -229,9 +230,16 @@ def compiled_layers(model: nn.Module) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile, which would stop at an error
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_compiled_rotary_embeddings_equal_the_original_ones(kind: str) -> None:
-    """With a backend that computes each operation of the graph as torch does. Other models are not changed."""
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "decorated"])
+def test_compiled_rotary_embeddings_equal_the_original_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a backend that computes each operation of the graph as torch does. Other models are not changed.
+
+    transformers 5.24 decorates the forward methods of attention layers.
+    """
+    if kind == "decorated":
+        kind, forward = "llama", LlamaAttention.forward
+        monkeypatch.setattr(LlamaAttention, "forward", wraps(forward)(lambda *given, **named: forward(*given, **named)))
+        compiled_rotary._compiled_class.cache_clear()
     encoder, other = rotary_encoder(kind), rotary_encoder(kind)
     use_compiled_rotary(other.model)
     assert compiled_layers(other.model) == 0  # on a CPU

@@ -40,7 +40,7 @@ from angle_llm.settings.serve import ServeSettings
 if TYPE_CHECKING:
     import fastapi
 
-    from angle_llm.model.encoder import Rows
+    from angle_llm.serve.app import EncodedRequest
 
 NAME = "angle_llm"
 """Name of the application in Ray Serve."""
@@ -85,13 +85,13 @@ class Encoder:
         """Return the properties that a server needs."""
         return {name: getattr(self._encoder, name) for name in PROPERTIES}
 
-    async def encode(self, texts: list[str], side: Side | None) -> Rows | Exception:
-        """Return the embeddings of the texts of a request, or the error of the request."""
-        found: Rows | Exception = await self._together((texts, side))
-        return found
+    async def encode(self, texts: list[str], side: Side | None) -> EncodedRequest | Exception:
+        """Encode the texts of a request, or return the error of the request."""
+        result: EncodedRequest | Exception = await self._together((texts, side))
+        return result
 
-    async def _compute(self, requests: Sequence[tuple[list[str], Side | None]]) -> list[Rows | Exception]:
-        """Return the embeddings of each request, or its error."""
+    async def _compute(self, requests: Sequence[tuple[list[str], Side | None]]) -> list[EncodedRequest | Exception]:
+        """Encode each request, or return its error."""
         from angle_llm.serve.app import encode_requests
 
         # Not in a thread: Ray would make small batches of the requests that arrive meanwhile, and not join them.
@@ -111,8 +111,8 @@ class Server:
         encoder: Any = SimpleNamespace(**await self._encoders.properties.remote())
         return make_app(encoder, self._settings, self._token, self._encode)
 
-    async def _encode(self, texts: list[str], side: Side | None) -> Rows:
-        """Return the embeddings of the texts, by another encoder if an encoder dies.
+    async def _encode(self, texts: list[str], side: Side | None) -> EncodedRequest:
+        """Encode the texts, by another encoder if an encoder dies.
 
         Raises:
             ValueError: for a text without a token.
@@ -123,12 +123,12 @@ class Server:
 
         for _ in range(ATTEMPTS):
             try:
-                found: Rows | Exception = await self._encoders.encode.remote(texts, side)
+                result: EncodedRequest | Exception = await self._encoders.encode.remote(texts, side)
             except (RayActorError, ObjectLostError):
                 continue
-            if isinstance(found, Exception):
-                raise found
-            return found
+            if isinstance(result, Exception):
+                raise result
+            return result
         raise HTTPException(503, f"{ATTEMPTS} encoders died while they computed this request.")
 
 

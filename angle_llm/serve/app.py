@@ -29,8 +29,16 @@ from angle_llm.model.tokenizer import check_texts
 from angle_llm.prompts import SIDES, Side
 from angle_llm.settings.serve import ServeSettings
 
-Encode: TypeAlias = Callable[[list[str], Side | None], Awaitable[Rows]]
-"""Returns the embeddings (N, D) of the texts of a request."""
+
+class EncodedRequest(NamedTuple):
+    """The embeddings (N, D) of the texts of a request, and the number of their tokens, prompt included."""
+
+    rows_ND: Rows
+    tokens: int
+
+
+Encode: TypeAlias = Callable[[list[str], Side | None], Awaitable[EncodedRequest]]
+"""Encodes the texts of a request."""
 
 
 class EmbeddingRequest(BaseModel):
@@ -41,17 +49,18 @@ class EmbeddingRequest(BaseModel):
     """The name of the served model, or NAME:query or NAME:document."""
     side: Side | None = Field(None, validation_alias=AliasChoices("side", "prompt_name"))
     encoding_format: Literal["float", "base64"] | None = None
-    normalize: bool = True  # as in TEI; `/v1/embeddings` does not use it
+    normalize: bool | None = None  # as in TEI: only false keeps the length; `/v1/embeddings` does not use it
     truncate: bool | None = None
+    truncation_direction: str | None = None
     dimensions: int | None = None
 
 
 class _Job(NamedTuple):
-    """A request in the queue of the `Batcher`: texts and side, the future embeddings, and the time of its arrival."""
+    """A request in the queue of the `Batcher`: texts and side, the future result, and the time of its arrival."""
 
     texts: list[str]
     side: Side | None
-    rows: asyncio.Future[Rows]
+    result: asyncio.Future[EncodedRequest]
     arrived: float
 
 
@@ -66,12 +75,12 @@ class Batcher:
         self.jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self.task = asyncio.create_task(self._run())
 
-    async def rows(self, texts: list[str], side: Side | None) -> Rows:
-        """Return the embeddings (N, D). Raises `ValueError` for a text without a token."""
+    async def encode(self, texts: list[str], side: Side | None) -> EncodedRequest:
+        """Return the embeddings and their tokens. Raises `ValueError` for a text without a token."""
         loop = asyncio.get_running_loop()
         job = _Job(texts, side, loop.create_future(), loop.time())
         self.jobs.put_nowait(job)
-        return await job.rows
+        return await job.result
 
     async def _run(self) -> None:
         """Compute requests until the task is cancelled."""
@@ -86,32 +95,34 @@ class Batcher:
                     jobs.append(self.jobs.get_nowait())
                 self.sizes.observe(texts)
                 requests = [(job.texts, job.side) for job in jobs]
-                found = await loop.run_in_executor(thread, encode_requests, self.encoder, requests)
-                for job, rows in zip(jobs, found, strict=True):
-                    if job.rows.done():  # cancelled
+                results = await loop.run_in_executor(thread, encode_requests, self.encoder, requests)
+                for job, result in zip(jobs, results, strict=True):
+                    if job.result.done():  # cancelled
                         continue
-                    if isinstance(rows, Exception):
-                        job.rows.set_exception(rows)
+                    if isinstance(result, Exception):
+                        job.result.set_exception(result)
                     else:
-                        job.rows.set_result(rows)
+                        job.result.set_result(result)
 
 
 def encode_requests(
     encoder: SentenceEncoder, requests: Sequence[tuple[list[str], Side | None]]
-) -> list[Rows | Exception]:
-    """Return the embeddings of each request (texts, side), or its error, which does not affect the other requests."""
-    found: dict[int, Rows | Exception] = {}
+) -> list[EncodedRequest | Exception]:
+    """Encode each request (texts, side), or return its error, which does not affect the other requests."""
+    results: dict[int, EncodedRequest | Exception] = {}
     for side in dict.fromkeys(side for _, side in requests):
         group = [number for number, request in enumerate(requests) if request[1] == side]
         of_side = encoder if side is None else encoder.for_side(side)
         try:
-            rows_ND = of_side.encode([text for number in group for text in requests[number][0]])
+            texts = [text for number in group for text in requests[number][0]]
+            rows_ND, stats = of_side.encode(texts, return_stats=True)
             ends = np.cumsum([len(requests[number][0]) for number in group])[:-1]
-            found |= dict(zip(group, np.split(rows_ND, ends), strict=True))
+            tokens = [int(lengths.sum()) for lengths in np.split(np.array(stats.lengths), ends)]
+            results |= dict(zip(group, map(EncodedRequest, np.split(rows_ND, ends), tokens), strict=True))
         except Exception as error:
             alone = {number: encode_requests(encoder, [requests[number]])[0] for number in group if len(group) > 1}
-            found |= alone or {group[0]: error}
-    return [found[number] for number in range(len(requests))]
+            results |= alone or {group[0]: error}
+    return [results[number] for number in range(len(requests))]
 
 
 def make_app(
@@ -123,7 +134,7 @@ def make_app(
         encoder: The encoder.
         settings: Names and limits of the server.
         token: The bearer token that requests must have.
-        encode: Computes the embeddings of a request elsewhere; then only `prompts`, `dimensions`, `max_length` and
+        encode: Encodes the texts of a request elsewhere; then only `prompts`, `dimensions`, `max_length` and
             `normalize` of the encoder are used. None: compute them in a thread of this process.
     """
     name = settings.name or settings.model.rstrip("/").rpartition("/")[2] or "encoder"
@@ -138,7 +149,7 @@ def make_app(
     batcher = None
     if encode is None:
         batcher = Batcher(encoder, settings, sizes)
-        encode = batcher.rows
+        encode = batcher.encode
     waiting = 0
     gauge = prometheus_client.Gauge("angle_llm_waiting_texts", "Texts without an answer.", registry=registry)
     gauge.set_function(lambda: waiting)
@@ -167,9 +178,11 @@ def make_app(
         if encoder.prompts.differ and side is None:
             field = "prompt_name" if tei else f"model {name}:query or {name}:document, or side"
             raise HTTPException(400, f"queries and documents have different prompts: send {field} (query or document).")
-        if body.truncate is False:
-            length = encoder.max_length
-            raise HTTPException(422, f"truncate: texts are cut to {length} tokens as in training; omit the field.")
+        left = (body.truncation_direction or "").lower() == "left"
+        if left or body.truncate is False:
+            field = "truncation_direction" if left else "truncate"
+            rule = f"texts lose their end after {encoder.max_length} tokens as in training"
+            raise HTTPException(422, f"{field}: {rule}; omit the field.")
         if not 1 <= len(texts) <= settings.max_texts:
             raise HTTPException(413 if texts else 400, f"expected 1 to {settings.max_texts} texts, got {len(texts)}.")
         if (longest := max(map(len, texts))) > settings.max_characters:
@@ -188,12 +201,13 @@ def make_app(
         waiting += len(texts)
         try:
             check_texts(texts)
-            rows_ND = (await encode(texts, side))[:, :width]
+            rows_ND, tokens = await encode(texts, side)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         finally:
             waiting -= len(texts)
-        if body.normalize if tei else encoder.normalize:
+        rows_ND = rows_ND[:, :width]
+        if body.normalize is not False if tei else encoder.normalize:
             norms_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
             rows_ND = rows_ND / np.maximum(norms_N1, np.finfo(np.float32).tiny)
         vectors: list[Any] = rows_ND.tolist()
@@ -202,7 +216,7 @@ def make_app(
         if body.encoding_format == "base64":
             vectors = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows_ND]
         data = [{"object": "embedding", "index": place, "embedding": vector} for place, vector in enumerate(vectors)]
-        usage = {"prompt_tokens": 0, "total_tokens": 0}  # clients need the field; tokens are not counted
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": body.model or name, "data": data, "usage": usage}
 
     async def models(_: Request) -> Any:
@@ -274,6 +288,5 @@ async def _body(request: Request, most: int) -> EmbeddingRequest:
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = str(found["loc"][0]) if found["loc"] else "body"
         is_texts = where.startswith("input") and found["type"] != "missing"
-        raise HTTPException(
-            400, f"{where}: {'expected a text or a list of texts' if is_texts else found['msg']}."
-        ) from None
+        expected = "expected a text or a list of texts, not token ids (LangChain: check_embedding_ctx_length=False)"
+        raise HTTPException(400, f"{where}: {expected if is_texts else found['msg']}.") from None

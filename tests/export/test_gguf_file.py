@@ -114,6 +114,25 @@ def test_llama_cpp_gives_the_token_ids_and_vectors_of_the_encoder(name: str, tmp
 
 
 @in_llama_cpp
+def test_a_text_can_have_as_many_tokens_as_the_model_has_positions(tmp_path: Path) -> None:
+    """llama.cpp refuses a text that fills the context."""
+    config, tokenizer = MODELS["qwen3"]
+    saved = save(tmp_path / "model", config(), tokenizer, max_length=SIZES["max_position_embeddings"])
+    export_gguf(saved, tmp_path / "out")
+    assert verify([saved, tmp_path / "out"], texts=["one two " * 200, "short"], device="cpu").holds
+    assert len(SentenceEncoder.from_pretrained(saved, device="cpu").tokenize(["one two " * 200])[0]) == 256
+
+
+@pytest.mark.parametrize(("max_length", "context"), [(LENGTH, 256), (255, 256), (256, 257)])
+def test_the_context_of_a_file_has_a_position_more_than_the_longest_text(
+    max_length: int, context: int, tmp_path: Path
+) -> None:
+    config, tokenizer = MODELS["qwen3"]
+    export_gguf(save(tmp_path / "model", config(), tokenizer, max_length=max_length), tmp_path / "out")
+    assert gguf.GGUFReader(tmp_path / "out" / GGUF_NAME).fields["qwen3.context_length"].contents() == context
+
+
+@in_llama_cpp
 def test_normalisation_mean_pooling_edits_and_tokens_at_both_ends(tmp_path: Path) -> None:
     """A Qwen3-Embedding-like encoder: EOS after the text, here by the prompt; two sides; mean pooling."""
     query = PromptTemplate(

@@ -210,10 +210,12 @@ def test_a_corpus_is_planned_in_blocks_with_the_same_rows(monkeypatch: pytest.Mo
     assert (counts.texts, counts.unique_texts, counts.layout) == (len(TEXTS), len(set(TEXTS)), "trie")
     assert counts.seconds > 0
     assert 0 < counts.computed_tokens < counts.logical_tokens
+    assert counts.lengths == list(map(len, encoder_of("llama").tokenize(TEXTS)))
+    assert counts.logical_tokens == sum(counts.lengths)
     monkeypatch.setattr("angle_llm.model.encoder.TEXTS_PLANNED", 3)
     blocks, in_blocks = encoder_of("llama").encode(TEXTS, return_stats=True)
     assert_same_rows(blocks, whole)
-    assert (in_blocks.texts, in_blocks.logical_tokens) == (counts.texts, counts.logical_tokens)
+    assert (in_blocks.texts, in_blocks.lengths) == (counts.texts, counts.lengths)
     assert in_blocks.computed_tokens > counts.computed_tokens, "blocks share nothing with each other"
     with pytest.raises(ValueError, match="text 7 is empty"):
         encoder_of("llama").encode([*TEXTS[:7], " "])

@@ -105,6 +105,30 @@ def test_both_protocols_give_the_vectors_of_the_encoder(encoder: SentenceEncoder
     assert near(rows_of(short_tei), unit(due[:, :8]))
 
 
+def test_usage_counts_the_tokens_of_the_texts_of_a_request_with_prompt(two: SentenceEncoder) -> None:
+    """Also of requests that are computed together, and of repeated and truncated texts."""
+    requests = [(TEXTS, "query"), ([TEXTS[0]] * 2, "query"), (TEXTS[1:2], "document")]
+    bodies = [{"input": texts, "side": side} for texts, side in requests]
+    answers = ask(two, *(post("/v1/embeddings", body) for body in bodies), window=0.2)
+    for (texts, side), reply in zip(requests, answers, strict=True):
+        tokens = sum(map(len, two.for_side(side).tokenize(texts)))
+        assert reply.json()["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+OPTIONAL = {
+    "/v1/embeddings": ("model", "encoding_format", "dimensions", "user", "side", "truncate_prompt_tokens"),
+    "/embed": ("normalize", "truncate", "truncation_direction", "prompt_name", "dimensions"),
+}
+
+
+@pytest.mark.parametrize(("path", "texts"), [("/v1/embeddings", "input"), ("/embed", "inputs")])
+def test_null_in_an_optional_field_is_its_default(path: str, texts: str, encoder: SentenceEncoder) -> None:
+    body = {texts: TEXTS}
+    default, *answers = ask(encoder, post(path, body), *(post(path, body | {key: None}) for key in OPTIONAL[path]))
+    for key, reply in zip(OPTIONAL[path], answers, strict=True):
+        assert near(rows_of(reply), rows_of(default)), key
+
+
 def test_a_side_is_chosen_by_model_name_or_field_and_is_needed_with_two_prompts(two: SentenceEncoder) -> None:
     queries, documents = two.encode_query(TEXTS), two.encode_document(TEXTS)
     assert not near(queries, documents)
@@ -162,11 +186,11 @@ def test_another_process_can_compute_the_embeddings() -> None:
     """Of the encoder, the application then needs four properties only."""
     asked = []
 
-    async def encode(texts: list[str], side: str | None) -> np.ndarray:
+    async def encode(texts: list[str], side: str | None) -> Any:
         asked.append((texts, side))
         if texts == ["refused"]:
             raise ValueError("adds no token.")
-        return np.full((len(texts), 4), 0.5, np.float32)
+        return app_module.EncodedRequest(np.full((len(texts), 4), 0.5, np.float32), 7)
 
     properties = SimpleNamespace(prompts=TWO, dimensions=4, max_length=9, normalize=False)
     app = make_app(properties, ServeSettings(model="runs/tiny"), encode=encode)
@@ -190,8 +214,8 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"input": "a" * 500}, 413, "400 bytes"),
     ({"input": ""}, 400, "text 0 is empty"),
     ({"input": ["a", " \n"]}, 400, "text 1 is empty"),
-    ({"input": [1, 2]}, 400, "a text or a list of texts"),
-    ({"input": [[1, 2]]}, 400, "a text or a list of texts"),
+    ({"input": [1, 2]}, 400, "a text or a list of texts, not token ids (LangChain: check_embedding_ctx_length=False)"),
+    ({"input": [[1, 2]]}, 400, "not token ids (LangChain: check_embedding_ctx_length=False)"),
     ({"input": None}, 400, "a text or a list of texts"),
     ({"model": "tiny"}, 400, "input: Field required"),
     ({"input": "a", "model": "other"}, 404, "tiny"),
@@ -216,11 +240,13 @@ def test_a_refused_request_gets_the_status_and_the_reason(encoder: SentenceEncod
         encoder,
         post("/embed", {"inputs": "a", "truncate": False}),
         post("/embed", {"inputs": "a", "prompt_name": "other"}),
+        post("/embed", {"inputs": "a", "truncation_direction": "Left"}),
         ("GET", "/embed", {}),
         ("GET", "/other", {}),
     )
-    assert [reply.status_code for reply in answers] == [422, 400, 405, 404]
+    assert [reply.status_code for reply in answers] == [422, 400, 422, 405, 404]
     assert "100 tokens" in answers[0].json()["error"]
+    assert "truncation_direction" in answers[2].json()["error"]
 
 
 def test_more_waiting_texts_than_allowed_are_refused_with_429(encoder: SentenceEncoder) -> None:
@@ -275,6 +301,7 @@ def malformed(generator: random.Random) -> bytes:
         10**400,
     ]
     keys = ["input", "inputs", "model", "side", "prompt_name", "dimensions", "encoding_format", "normalize", "truncate"]
+    keys.append("truncation_direction")
     body = {key: generator.choice(values) for key in generator.sample(keys, generator.randint(0, 2))}
     body |= {key: generator.choice([*values, "a text", ["a", "b"]]) for key in ("input", "inputs")}
     content = bytearray(json.dumps(body).encode())

@@ -120,7 +120,7 @@ def export_gguf(
             if card.base is not None:
                 merge(source, merged, dtype="float32", check=False)
             weights = open_base(BackboneLocation(str(merged)), dtype="float32")
-            write_gguf(folder / GGUF_NAME, weights, vocabulary, card.pooling, dtype)
+            write_gguf(folder / GGUF_NAME, weights, vocabulary, card.pooling, card.max_length, dtype)
         usage.write(folder)
         return finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=None)
 
@@ -130,7 +130,9 @@ def export_gguf(
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def write_gguf(file: Path, weights: BaseWeights, vocabulary: Vocabulary, pooling: str, dtype: str) -> None:
+def write_gguf(
+    file: Path, weights: BaseWeights, vocabulary: Vocabulary, pooling: str, max_length: int, dtype: str
+) -> None:
     """Write a GGUF file.
 
     Raises:
@@ -149,7 +151,8 @@ def write_gguf(file: Path, weights: BaseWeights, vocabulary: Vocabulary, pooling
         writer.add_file_type(FILE_TYPES[dtype])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_vocab_size(config.vocab_size)
-        writer.add_context_length(config.max_position_embeddings)
+        # The server of llama.cpp refuses a text that fills the context. No position is stored, so one more is free.
+        writer.add_context_length(max(config.max_position_embeddings, max_length + 1))
         writer.add_embedding_length(config.hidden_size)
         writer.add_block_count(config.num_hidden_layers)
         writer.add_feed_forward_length(config.intermediate_size)

@@ -110,10 +110,8 @@ class Plan:
     """Layout of the batch: `trie`, `packed` or `padded`; with `trie` and `packed`, texts that are too long are padded."""
     reason: str
     """Reason for the choice of the layout."""
-    logical_tokens: int
-    """Number of tokens of the N texts, repeated texts included, padding excluded."""
-    longest_text: int
-    """Number of tokens of the longest text."""
+    lengths: list[int]
+    """Number of tokens of each of the N texts, padding excluded."""
     token_budget: int
     """Maximum number of tokens in a micro-batch, padding included; a single longer text is allowed."""
     shares: list[list[int]]
@@ -132,6 +130,16 @@ class Plan:
         groups = [self.groups[position] for position in self.shares[process]]
         rounds = max(map(len, self.shares))
         return _LazyMicroBatches(groups + [_DUMMY] * (rounds - len(groups)))
+
+    @property
+    def logical_tokens(self) -> int:
+        """Number of tokens of the N texts, repeated texts included, padding excluded."""
+        return sum(self.lengths)
+
+    @property
+    def longest_text(self) -> int:
+        """Number of tokens of the longest text."""
+        return max(self.lengths, default=0)
 
     @property
     def unique(self) -> int:
@@ -176,8 +184,8 @@ class EncodeStats:
     """Number of texts, repeated texts included."""
     unique_texts: int
     """Number of texts with different token ids."""
-    logical_tokens: int
-    """Number of tokens of all texts, repeated texts included, without padding."""
+    lengths: list[int]
+    """Number of tokens of each text, prompt and special tokens included, without padding."""
     computed_tokens: int
     """Number of tokens that the model computed, padding included; shared prefixes and repeated texts count once."""
     layout: str
@@ -193,12 +201,17 @@ class EncodeStats:
         return cls(
             sum(len(plan.row_of) for plan in plans),
             sum(plan.unique for plan in plans),
-            sum(plan.logical_tokens for plan in plans),
+            [length for plan in plans for length in plan.lengths],
             sum(plan.computed_tokens for plan in plans),
             plans[0].layout if plans else "",
             plans[0].reason if plans else "",
             seconds,
         )
+
+    @property
+    def logical_tokens(self) -> int:
+        """Number of tokens of all texts, repeated texts included, without padding."""
+        return sum(self.lengths)
 
 
 def plan_micro_batches(
@@ -244,12 +257,10 @@ def plan_micro_batches(
                     return [*sequences(budget), *padded(rest, budget)]
 
                 grouped = with_rest
-    groups, lengths = _balanced(grouped, token_budget, processes), [len(text) for text in ids]
+    groups = _balanced(grouped, token_budget, processes)
     # Longest first, so that a lack of memory shows at once.
     groups.sort(key=lambda group: -group.longest_side)
-    return Plan(
-        groups, row_of, layout, reason, sum(lengths), max(lengths, default=0), token_budget, _assign(groups, processes)
-    )
+    return Plan(groups, row_of, layout, reason, list(map(len, ids)), token_budget, _assign(groups, processes))
 
 
 def _tokens(groups: Sequence[TextGroup]) -> int:

@@ -34,7 +34,7 @@ class ObjectiveFields:
     angle_temperature: float = 0.05
     """Divides the angle differences of the angle ranking term (published runs: 1.0)."""
     angle_form: Literal["phase", "reference", "paper"] = "phase"
-    """How the angle of a pair is computed: phase, reference (as in angle-emb) or paper (equations 7 and 8 of AnglE)."""
+    """How the angle of a pair is computed: phase, reference (as in angle-emb) or paper (equations 6 and 7 of AnglE)."""
     contrastive_form: Literal["symmetric", "forward"] = "symmetric"
     """Which texts the in-batch term contrasts. forward: left texts against all right texts. symmetric: every text with a
     positive against all texts."""

@@ -1,5 +1,7 @@
 """AnglE-BERT on natural language inference: all weights trained, first token pooled (arXiv 2309.12871).
 
+The published settings; this training has not been run with this code yet.
+
     accelerate launch --num_processes 1 recipes/bert_nli.py
     accelerate launch --num_processes 1 recipes/bert_nli.py --config recipes/minilm_starter.yaml
 
@@ -36,7 +38,7 @@ PUBLISHED = config.TrainSettings(
         contrastive_form="symmetric",
     ),
     # 5. The optimizer: 128 pairs on each of 8 GPUs, 16 accumulated batches.
-    optimizer=config.OptimizerSettings(learning_rate=5e-5, warmup=0.0),
+    optimizer=config.OptimizerSettings(learning_rate=5e-5, warmup=50),
     batch_size=128,
     accumulation=128,
     epochs=10,

@@ -79,8 +79,8 @@ _PAIRS_AT_ONCE = 4096
 class StsEvalSettings(StsTaskSettings):
     """Spearman and Pearson correlation on STS tasks, with intervals and published scores.
 
-    Scores depend on the text of the sentences. Published tables use SentEval's text (--variant senteval); published
-    scores of prompted models also use --edits published; MTEB uses raw text. Intervals cover the choice of test pairs,
+    Scores depend on the text of the sentences. Published tables and STS12 to STS16 of MTEB use SentEval's text (--variant
+    senteval); published scores of prompted models also use --edits published. Intervals cover the choice of test pairs,
     not the training seed. --against compares two models pair by pair.
     """
 
@@ -91,10 +91,6 @@ class StsEvalSettings(StsTaskSettings):
     edits: Literal["none", "published"] = "none"
     """Edits of each sentence, with any prompt. published: the edits of PromptEOL and AnglE in evaluation with a prompt.
     They add a full stop, make double quotes single, and replace a final question mark by a full stop."""
-
-    def __post_init__(self) -> None:
-        if self.variant == "senteval" and self.data_dir is None:
-            raise ValueError("--variant senteval needs --data-dir: the hub has only raw text.")
 
 
 _PUBLISHED: dict[str, tuple[float, ...]] = {

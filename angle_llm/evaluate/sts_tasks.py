@@ -3,9 +3,9 @@
 A year of SemEval is one task; each pair has its sub-task. The text has two variants. Before training, scores of the two
 variants differ by up to 2 points:
 
-* `raw`: sentences as released. MTEB and sentence-transformers evaluate on this text.
+* `raw`: sentences as released. STS-B and SICK on the hub (`mteb/…`) have this text.
 * `senteval`: the same pairs after SentEval's preprocessing (Moses tokenizer; lower-cased except SICK). SimCSE, PromptEOL
-  and AnglE report scores on this text.
+  and AnglE report scores on this text, and STS12 to STS16 on the hub, so also in MTEB, have it.
 
 Files in a data directory have this project's layout, or the layout of SentEval's download script:
 
@@ -75,8 +75,8 @@ class StsTaskSettings(EvalSettings):
     fields are text1, text2, score."""
 
     variant: Literal["auto", "raw", "senteval"] = "auto"
-    """raw: sentences as released (MTEB). senteval: tokenised and lower-cased (published tables). auto: raw, or senteval
-    if the directory has no other text."""
+    """raw: sentences as released. senteval: tokenised and lower-cased (published tables, STS12 to STS16 of MTEB). auto:
+    raw, or senteval if the directory has no other text; from the hub, the text of each dataset."""
 
 
 class StsPair(NamedTuple):
@@ -117,7 +117,7 @@ class StsTask:
 class _StsFiles(NamedTuple):
     """Files of an STS task in this project's folder layout (`own`) and in SentEval's, and its hub dataset with split.
 
-    `official_pairs` is the number of pairs in the published task, and `label` the name in reports.
+    `official_pairs` counts the published task, `label` is the name in reports, `hub_text` the text of the hub dataset.
     """
 
     label: str
@@ -125,6 +125,7 @@ class _StsFiles(NamedTuple):
     own: tuple[str, ...]
     senteval: tuple[str, ...]
     hub: tuple[str, str] | None
+    hub_text: TextVariant = "raw"
 
 
 _SUBTASKS = {  # year → number of pairs and sub-tasks of the test; the sub-task SMT of 2013 is not freely available
@@ -143,6 +144,7 @@ _FILES = {
         (f"sts/sts{year}.test.tsv",),
         tuple(f"STS/STS{year}-en-test/STS.input.{subtask}.txt" for subtask in subtasks),
         (f"mteb/sts{year}-sts", "test"),
+        "senteval",
     )
     for year, (pairs, subtasks) in _SUBTASKS.items()
 } | {
@@ -176,30 +178,29 @@ def select_tasks(
 
     The text variant is `raw` (sentences as released) or `senteval` (SentEval's preprocessing). `auto` selects
     `senteval` for a directory without raw text, else `raw`. Without a directory, tasks are read from the Hugging Face
-    hub. The hub dataset of SICK does not separate its splits, so that `sickr-all` replaces `sickr`. `columns` maps
-    text1, text2, score to columns of all files in `names`.
+    hub, with `auto` in the text of each dataset. The hub dataset of SICK does not separate its splits, so that
+    `sickr-all` replaces `sickr`. `columns` maps text1, text2, score to columns of all files in `names`.
 
     Raises:
         FileNotFoundError: for a missing directory or file, or if no published task is available.
         ValueError: if a task is selected twice, or if `columns` is set without a file.
     """
-    if variant == "auto":
-        only_senteval = data_dir is not None and not available_tasks(data_dir) and available_tasks(data_dir, "senteval")
-        variant = "senteval" if only_senteval else "raw"
+    text = None if variant == "auto" else variant
+    if text is None and data_dir and not available_tasks(data_dir) and available_tasks(data_dir, "senteval"):
+        text = "senteval"
     if not names:
-        present = available_tasks(data_dir, variant)
-        names = [name for name in PUBLISHED_TASKS if name in present]
-        if data_dir is None:
-            names = [*names, "sickr-all"]
+        present = available_tasks(data_dir, text)
+        published = (*PUBLISHED_TASKS, "sickr-all") if data_dir is None else PUBLISHED_TASKS
+        names = [name for name in published if name in present]
         if not names:
             raise FileNotFoundError(
-                f"--data-dir: no STS task with {variant} text below {data_dir}. Expected sts/stsNN.test.tsv, "
+                f"--data-dir: no STS task with {text or 'raw'} text below {data_dir}. Expected sts/stsNN.test.tsv, "
                 "stsb/test.tsv or sick/test.tsv (folders end in _senteval_tok for senteval text), or SentEval's STS/ and "
                 "SICK/ (senteval text). Or set --tasks to task names or files."
             )
     if columns and not any(map(_is_path, names)):
         raise SettingsError("--columns names columns of files: expected a file in --tasks, got none.")
-    tasks = [read_pairs(name, columns) if _is_path(name) else read_task(data_dir, name, variant) for name in names]
+    tasks = [read_pairs(name, columns) if _is_path(name) else read_task(data_dir, name, text) for name in names]
     folders = [file_folder(name) if _is_path(name) else Path() for name in names]
     unique = unique_names([task.name for task in tasks], folders)
     check_names(unique)
@@ -212,23 +213,25 @@ def _is_path(name: str) -> bool:
     return name.startswith(STARTER) or "/" in name or "@" in name or is_data_name(name)
 
 
-def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -> list[str]:
+def available_tasks(data_dir: str | Path | None, variant: TextVariant | None = None) -> list[str]:
     """Return the names of the STS tasks whose files all exist in `data_dir`; without a directory, the tasks on the hub.
 
-    Only files with the text variant count: `raw` (sentences as released) or `senteval` (SentEval's preprocessing).
+    Only files with the text variant count: `raw` (sentences as released) or `senteval` (SentEval's preprocessing). None:
+    `raw` in a directory, both on the hub.
 
     Raises:
         FileNotFoundError: if the directory does not exist.
     """
     if data_dir is None:
-        return [name for name, files in _FILES.items() if files.hub is not None] if variant == "raw" else []
-    return [name for name in TASKS if any(map(is_complete, _layouts(data_dir, name, variant)))]
+        return [name for name, files in _FILES.items() if files.hub and variant in (None, files.hub_text)]
+    return [name for name in TASKS if any(map(is_complete, _layouts(data_dir, name, variant or "raw")))]
 
 
-def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "raw") -> StsTask:
+def read_task(data_dir: str | Path | None, task: str, variant: TextVariant | None = None) -> StsTask:
     """Read an STS task by name from a data directory, or from the Hugging Face hub if `data_dir` is None.
 
-    If the directory has files in this project's layout and in SentEval's, this project's files are used.
+    If the directory has files in this project's layout and in SentEval's, this project's files are used. `variant` None:
+    `raw` from a directory, the text of the dataset from the hub.
 
     Raises:
         ValueError: for an unknown name or a malformed file.
@@ -239,9 +242,12 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
         raise ValueError(
             f"{unknown_name('STS task', task, TASKS)} Or give the path of a file with {', '.join(COLUMNS)}."
         )
-    label, official_pairs, *_, hub = _FILES[task]
+    label, official_pairs, *_, hub, hub_text = _FILES[task]
+    variant = variant or (hub_text if data_dir is None else "raw")
     if data_dir is None:
-        source, pairs = _read_hub(task, hub, variant)
+        if hub is not None and variant != hub_text:
+            raise ValueError(f"--variant {variant}: {task!r} has only {hub_text} text on the hub; set --data-dir.")
+        source, pairs = _read_hub(task, hub)
     else:
         layouts = _layouts(data_dir, task, variant)
         paths = first_complete(f"{task} with {variant} text", layouts, available_tasks(data_dir, variant))
@@ -349,15 +355,13 @@ def _layouts(data_dir: str | Path, task: str, variant: TextVariant) -> list[Layo
     return layouts
 
 
-def _read_hub(task: str, hub: tuple[str, str] | None, variant: TextVariant) -> tuple[str, tuple[StsPair, ...]]:
+def _read_hub(task: str, hub: tuple[str, str] | None) -> tuple[str, tuple[StsPair, ...]]:
     """Return a description of the hub dataset (`hub`: name and split) of an STS task, and its scored pairs.
 
     Raises:
-        ValueError: for text that is not raw, or a task that is not on the hub.
+        ValueError: for a task that is not on the hub.
         ConnectionError: if the dataset cannot be loaded.
     """
-    if variant != "raw":
-        raise ValueError(f"--variant {variant}: task {task!r} has only raw text on the hub; set --data-dir.")
     if hub is None:
         raise ValueError(
             f"task {task!r} is not on the hub. Use sickr-all (all 9,927 pairs, as in MTEB), or set --data-dir to a "

@@ -250,7 +250,7 @@ def _read_scores(path: Path) -> list[tuple[str, str, float]]:
                 metric, found = next(iter(task["metrics"].items()))
                 scores.append((name, metric, found["value"]))
             else:
-                scores.append((f"{name} ({content['variant']})", "spearman", task["spearman"]))
+                scores.append((f"{name} ({task['variant']})", "spearman", task["spearman"]))
         average = content.get("average")
         if isinstance(average, dict):
             scores.append((f"average of {len(average['tasks'])}", "spearman", average["spearman"]))

@@ -22,7 +22,7 @@ def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> T
     with a lower score. In order of score, the inner sum is a cumulative sum. So value and gradient take O(P log P) time
     and O(P) memory. All sums are log-sum-exp, so nothing overflows.
 
-    Source: arXiv 2309.12871, cosine and angle objectives (eq. 8); the loss is CoSENT (Su 2022). angle-emb 0.6.1
+    Source: arXiv 2309.12871, cosine and angle objectives (eq. 1, 7); the loss is CoSENT (Su 2022). angle-emb 0.6.1
     (`cosine_loss`, `angle_loss`) builds the P × P matrix and multiplies by tau = 1 / temperature.
     """
     score_P, order_P = score_P.sort()

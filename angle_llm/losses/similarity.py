@@ -61,15 +61,15 @@ def angle_paper(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
         similarity = -Δθ,   Δθ = |q|,   q = Σ z·conj(w) / (‖z‖‖w‖)
 
-    z = a + bi and w = c + di are the left and the right row as complex numbers (see the module docstring). Eq. 7 is
+    z = a + bi and w = c + di are the left and the right row as complex numbers (see the module docstring). Eq. 6 is
     abs[((ac + bd) + (bc - ad)i) / √((c² + d²)(a² + b²))]. Computed for each column, the value is always 1 and has no
     gradient, because it is the modulus of a quotient divided by the same modulus. With vectors a, b, c, d and dot
-    products, the value is |q|. Eq. 8 requires a *smaller* Δθ for the more similar pair, hence the minus sign.
+    products, the value is |q|. Eq. 7 requires a *smaller* Δθ for the more similar pair, hence the minus sign.
 
-    Δθ is a modulus, not an angle. Its maximum is 1, for identical rows, so eq. 8 moves similar pairs apart. Δθ ignores
+    Δθ is a modulus, not an angle. Its maximum is 1, for identical rows, so eq. 7 moves similar pairs apart. Δθ ignores
     a rotation of all columns by the same angle, and opposite rows count as identical.
 
-    Source: Li & Li, arXiv 2309.12871, eq. 7 and 8.
+    Source: Li & Li, arXiv 2309.12871, eq. 6 and 7 (in the numbering with the cosine objective as eq. 1).
     """
     real_P, imaginary_P = _complex_cosine(left_PD, right_PD)
     # vector_norm has gradient 0 at q = 0, where torch.hypot has NaN.

@@ -1,6 +1,6 @@
 """Pooling functions, and the module that maps a micro-batch of texts to an embedding per text (`EmbeddingModel`).
 
-Poolings have the names of the AnglE paper (arXiv 2309.12871, table 6), if they are in the paper.
+Poolings have the names of the AnglE paper (arXiv 2309.12871, table 4), if they are in the paper.
 
 Legend: B texts of a micro-batch, T tokens, R pooled positions (texts in one sequence), D dimensions. `mask_BT` is 1 at
 real tokens and 0 at padding.

@@ -181,8 +181,9 @@ def make_app(
         left = (body.truncation_direction or "").lower() == "left"
         if left or body.truncate is False:
             field = "truncation_direction" if left else "truncate"
-            rule = f"texts lose their end after {encoder.max_length} tokens as in training"
-            raise HTTPException(422, f"{field}: {rule}; omit the field.")
+            raise HTTPException(
+                422, f"{field}: texts are cut at the end, to {encoder.max_length} tokens, as in training; omit it."
+            )
         if not 1 <= len(texts) <= settings.max_texts:
             raise HTTPException(413 if texts else 400, f"expected 1 to {settings.max_texts} texts, got {len(texts)}.")
         if (longest := max(map(len, texts))) > settings.max_characters:

@@ -36,7 +36,7 @@ _NO_LIMIT = 1 << 30
 """Maximum length in tokens that no text exceeds."""
 _WITHOUT = "tokens are not counted, and the training command lacks the settings of a model"
 
-# Recommended training settings by kind of model; the table in docs/tickets.md explains them.
+# Recommended training settings by kind of model; docs/tickets.md explains them. LARGE_DECODER has not been measured.
 SMALL_ENCODER: dict[str, Any] = {
     "model": {"dtype": "float32"},
     "lora": {"rank": 0},

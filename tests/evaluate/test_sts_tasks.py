@@ -135,18 +135,26 @@ def test_tasks_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert available_tasks(None) == [name for name in TASKS if name != "sickr"]
-    assert available_tasks(None, "senteval") == []
-    for name in set(available_tasks(None)) - {"stsb-dev"}:
-        task = read_task(None, name)
-        assert (task.pairs, task.variant) == ((StsPair("a", "b", 2.0),), "raw")
+    assert available_tasks(None, "senteval") == list(YEARS)
+    assert available_tasks(None, "raw") == ["stsb", "stsb-dev", "sickr-all"]
+    tasks = select_tasks((), None, "auto")
+    assert {task.name: task.variant for task in tasks} == {
+        **dict.fromkeys(YEARS, "senteval"),
+        "stsb": "raw",
+        "sickr-all": "raw",
+    }
+    assert all(task.pairs == (StsPair("a", "b", 2.0),) for task in tasks)
+    assert [task.name for task in select_tasks((), None, "senteval")] == list(YEARS)
     others = {("mteb/stsbenchmark-sts", "test"), ("mteb/sickr-sts", "test")}
     assert loaded == {(f"mteb/{year}-sts", "test") for year in YEARS} | others
     with pytest.raises(ConnectionError, match=r"mteb/stsbenchmark-sts.*--data-dir"):
         read_task(None, "stsb-dev")
     with pytest.raises(ValueError, match="sickr-all"):
         read_task(None, "sickr")
-    with pytest.raises(ValueError, match=r"--variant"):
-        read_task(None, "sts12", "senteval")
+    with pytest.raises(ValueError, match=r"--variant raw: 'sts12' has only senteval text"):
+        read_task(None, "sts12", "raw")
+    with pytest.raises(ValueError, match=r"--variant senteval: 'stsb' has only raw text"):
+        read_task(None, "stsb", "senteval")
 
 
 def write_year(root: Path, task: str, pairs: Iterable[StsPair]) -> None:

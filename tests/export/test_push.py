@@ -124,7 +124,8 @@ def test_an_adapter_is_uploaded_and_opened(
 def test_a_merged_model_replaces_the_files_of_an_adapter(hub: Hub, adapter: Path, tmp_path: Path) -> None:
     push(adapter, "user/mine")
     merge(adapter, tmp_path / "merged", device="cpu")
-    results = {"variant": "senteval", "tasks": {"STS12": {"spearman": 64.5}}}
+    texts = {"STS12": {"variant": "senteval", "spearman": 64.5}, "STS-B": {"variant": "raw", "spearman": 70.0}}
+    results = {"variant": "senteval + raw", "tasks": texts}  # as on the hub
     (tmp_path / "sts.json").write_text(json.dumps(results))
     push(tmp_path / "merged", "user/mine", "--run", adapter.parent, "--results", tmp_path / "sts.json", "--public")
     files = head(hub)
@@ -133,6 +134,7 @@ def test_a_merged_model_replaces_the_files_of_an_adapter(hub: Hub, adapter: Path
     card = files["README.md"].decode()
     assert "base_model: org/base" in card
     assert "| STS12 (senteval) | spearman | 64.50 |" in card
+    assert "| STS-B (raw) | spearman | 70.00 |" in card
     rows = SentenceEncoder.from_pretrained("user/mine", device="cpu").encode(TEXTS)
     theirs = run_code(card, "transformers", "user/mine")["encode"](TEXTS[0]).numpy()
     assert np.abs(rows[0] - theirs).max() < 1e-5 * np.abs(rows[0]).max()

@@ -1,9 +1,10 @@
-"""When the recipe of the published run holds its base in NF4, and what it reports if not."""
+"""Recipes of the published runs: their settings, when the base is in NF4, and what is reported if not."""
 
 import importlib.util
 import sys
 from typing import Any
 
+import bert_nli
 import llama2_nli
 import pytest
 import torch
@@ -11,6 +12,15 @@ import torch
 from angle_llm.settings.train import TrainSettings
 
 NO_GPU = {"gpu": False}
+
+
+def test_optimizer_and_batches_are_those_of_the_published_commands() -> None:
+    """angle-emb, examples/NLI/README.md: pairs per GPU × GPUs × accumulation."""
+    commands = {bert_nli: (5e-5, 50, 10, 128, 128 * 8 * 16), llama2_nli: (1e-4, 100, 1, 50, 120 * 4 * 4)}
+    for recipe, published in commands.items():
+        run = recipe.PUBLISHED
+        optimizer = (run.optimizer.learning_rate, run.optimizer.warmup, run.epochs)
+        assert (*optimizer, run.model.max_length, run.batch_size * run.accumulation) == published
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ from angle_llm import SentenceEncoder
 from angle_llm.model import layers
 from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers
 from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary, use_plain_rotary
-from angle_llm.model.layers.fused_lora import lora_linear
+from angle_llm.model.layers.fused_lora import lora_linear, swiglu
 from angle_llm.model.layout.attention import attention_kernels
+from angle_llm.model.layout.token_sequence import gather_rows
 from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man is eating.", "Someone eats.", "A man is eating bread.", "Hi", "Hi"]
@@ -65,6 +66,40 @@ def test_lora_linear_equals_its_formula_in_value_and_gradient(bias: bool, shape:
     found, expected = (torch.autograd.grad(each(*leaves), leaves, upstream) for each in (short, plain))
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
     assert torch.autograd.gradcheck(short, leaves)
+
+
+@pytest.mark.parametrize("shape", [(7, 6), (2, 5, 6)])
+@pytest.mark.parametrize("replaced", ["lora", "lora, gated", "swiglu", "norm", "rows"])
+def test_the_output_of_a_replaced_layer_can_be_changed_in_place(replaced: str, shape: tuple[int, ...]) -> None:
+    base, a, b, other = frozen_linear(True), draw(3, 6, seed=1), draw(4, 3, seed=2), draw(*shape, seed=3)
+    weight, index = draw(6, seed=4), torch.tensor([1, 1, 0])
+    a.requires_grad_(), b.requires_grad_()
+
+    def plain_lora(x: Tensor) -> Tensor:
+        return base(x) + 0.7 * (x @ a.T) @ b.T
+
+    functions: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+        "lora": (lambda x: lora_linear(x, base, a, b, 0.7), plain_lora),
+        "lora, gated": (
+            lambda x: lora_linear(x, base, a, b, 0.7, up=other),
+            lambda x: plain_lora(nn.functional.silu(x) * other),
+        ),
+        "swiglu": (lambda x: swiglu(x, other), lambda x: nn.functional.silu(x) * other),
+        "norm": (
+            lambda x: low_memory_layers._FrozenNorm.apply(x, weight, 1e-6),
+            lambda x: nn.functional.rms_norm(x.float(), (6,), eps=1e-6).double() * weight,
+        ),
+        "rows": (lambda x: gather_rows(x.flatten(0, -2), index), lambda x: x.flatten(0, -2)[index]),
+    }
+    found = []
+    for function in functions[replaced]:
+        leaves = [draw(*shape, seed=5).requires_grad_(), *([a, b] if "lora" in replaced else [])]
+        y = function(leaves[0])
+        y /= 3.0  # as Longformer's attention
+        y[..., 0] *= 2.0
+        found.append([y.detach(), *torch.autograd.grad(y, leaves, draw(*y.shape, seed=6))])
+    tolerance = 1e-5 if replaced == "norm" else 1e-13  # the norm is computed in float32
+    torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

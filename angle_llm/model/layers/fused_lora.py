@@ -57,44 +57,42 @@ class _LoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,
-        up: Tensor | None,
+        x_TI: Tensor,
+        up_TI: Tensor | None,
         base: nn.Module,
         lora_a: Tensor,
         lora_b: Tensor,
         scaling: float,
         dropout: float,
     ) -> Tensor:
-        x_TI = (x if up is None else functional.silu(x).mul_(up)).flatten(0, -2)
-        mask_TI = torch.empty_like(x_TI, dtype=torch.uint8).bernoulli_(1 - dropout) if dropout else None
+        input_TI = x_TI if up_TI is None else functional.silu(x_TI).mul_(up_TI)
+        mask_TI = torch.empty_like(input_TI, dtype=torch.uint8).bernoulli_(1 - dropout) if dropout else None
         ctx.base, ctx.scaling = base, scaling / (1 - dropout)
-        hidden_TR = (_dropped(x_TI, mask_TI) @ lora_a.to(x.dtype).T).mul_(ctx.scaling)
-        y_TO: Tensor = base(x_TI).addmm_(hidden_TR, lora_b.to(x.dtype).T)
-        ctx.save_for_backward(x, up, mask_TI, hidden_TR, lora_a, lora_b)
-        return y_TO.view(*x.shape[:-1], -1)
+        hidden_TR = (_dropped(input_TI, mask_TI) @ lora_a.to(x_TI.dtype).T).mul_(ctx.scaling)
+        y_TO: Tensor = base(input_TI).addmm_(hidden_TR, lora_b.to(x_TI.dtype).T)
+        ctx.save_for_backward(x_TI, up_TI, mask_TI, hidden_TR, lora_a, lora_b)
+        return y_TO
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, up, mask_TI, hidden_TR, lora_a, lora_b = ctx.saved_tensors
-        gradient_TO = gradient.flatten(0, -2)
-        gradient_TR = (gradient_TO @ lora_b.to(x.dtype)).mul_(ctx.scaling)
+    def backward(ctx: Any, gradient_TO: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI, up_TI, mask_TI, hidden_TR, lora_a, lora_b = ctx.saved_tensors
+        gradient_TR = (gradient_TO @ lora_b.to(x_TI.dtype)).mul_(ctx.scaling)
         gradient_b = (gradient_TO.T @ hidden_TR).to(lora_b.dtype)
-        silu = None if up is None else functional.silu(x)
-        x_TI = (x if silu is None else silu * up).flatten(0, -2)
-        gradient_a = (gradient_TR.T @ _dropped(x_TI, mask_TI)).to(lora_a.dtype)
-        del x_TI
-        gradient_x = gradient_up = None
+        silu_TI = None if up_TI is None else functional.silu(x_TI)
+        input_TI = x_TI if silu_TI is None else silu_TI * up_TI
+        gradient_a = (gradient_TR.T @ _dropped(input_TI, mask_TI)).to(lora_a.dtype)
+        del input_TI
+        gradient_TI = gradient_up = None
         if any(ctx.needs_input_grad[:2]):
-            gradient_TI = gradient_TO @ frozen_weight(ctx.base, x.dtype)
+            gradient_TI = gradient_TO @ frozen_weight(ctx.base, x_TI.dtype)
             if mask_TI is None:
-                gradient_TI.addmm_(gradient_TR, lora_a.to(x.dtype))
+                gradient_TI.addmm_(gradient_TR, lora_a.to(x_TI.dtype))
             else:
-                gradient_TI += _dropped(gradient_TR @ lora_a.to(x.dtype), mask_TI)
-            gradient_x = gradient_TI.view_as(x)
-            if silu is not None:
-                gradient_x, gradient_up = _swiglu_backward(gradient_x, x, up, silu)
-        return gradient_x, gradient_up, None, gradient_a, gradient_b, None, None
+                gradient_TI += _dropped(gradient_TR @ lora_a.to(x_TI.dtype), mask_TI)
+            if silu_TI is not None:
+                gradient_TI, gradient_up = _swiglu_backward(gradient_TI, x_TI, up_TI, silu_TI)
+        return gradient_TI, gradient_up, None, gradient_a, gradient_b, None, None
 
 
 def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
@@ -132,8 +130,10 @@ def lora_linear(
         lora_b: matrix B (O, R).
         up: (…, I); if given, the input is silu(x) · up, which is also computed again in the backward pass.
     """
-    y: Tensor = _LoraLinear.apply(x, up, base, lora_a, lora_b, scaling, dropout)  # type: ignore[no-untyped-call]
-    return y
+    x_TI, up_TI = x.flatten(0, -2), None if up is None else up.flatten(0, -2)
+    y_TO: Tensor = _LoraLinear.apply(x_TI, up_TI, base, lora_a, lora_b, scaling, dropout)  # type: ignore[no-untyped-call]
+    # Outside the function, because autograd refuses to change in place a view that a custom function returns.
+    return y_TO.unflatten(0, x.shape[:-1])
 
 
 _PEFT_LAYERS = {

@@ -134,10 +134,14 @@ def checked_length(max_length: int | None, backbone: nn.Module) -> int:
 def count_positions(backbone: nn.Module) -> int | None:
     """Return the maximum number of tokens that a backbone has positions for; None if its config sets no limit."""
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    positions: int | None = getattr(config, "max_position_embeddings", None)
+    positions: int | None = getattr(config, "max_position_embeddings", None) or getattr(
+        config, "max_seq_len", None
+    )  # MPT
+    if positions is None or positions < 0:  # XLNet: -1
+        return None
     for name, module in backbone.named_modules():
         padding_id = getattr(module, "padding_idx", None)
-        if positions and name.endswith("position_embeddings") and padding_id is not None:
+        if name.endswith("position_embeddings") and padding_id is not None:
             positions -= padding_id + 1  # RoBERTa counts from padding_idx + 1
     return positions
 

@@ -254,8 +254,10 @@ class LocalModel:
 
     def answer(self, batch: Sequence[LlmRequest]) -> Iterator[Answered]:
         """Generate the answers to requests, in batches of similar length, and yield the answers of each batch."""
+        from angle_llm.model.tokenizer import count_positions
+
         model, tokenizer, _ = self._loaded
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        positions = count_positions(model) or math.inf
         rows = sorted(((each, message_ids(tokenizer, each.message)) for each in batch), key=lambda row: len(row[1]))
         most = positions - self._settings.max_new_tokens
         problem = f"message and answer need {{}} positions, the model has {positions}"

@@ -21,7 +21,18 @@ from tiny import (
     tiny_encoder,
     write_gguf,
 )
-from transformers import AutoModelForMaskedLM, BertModel, Gemma3TextConfig, Gemma3TextModel, T5Config, T5Model
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    MptConfig,
+    PretrainedConfig,
+    T5Config,
+    T5Model,
+    XLNetConfig,
+)
 
 from angle_llm.model.source.backbone import (
     BackboneLocation,
@@ -36,7 +47,7 @@ from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.quantization import dequantize
 from angle_llm.model.source.resolve import is_hub_id, locate
 from angle_llm.model.source.weights import BaseWeights, open_base
-from angle_llm.model.tokenizer import count_positions
+from angle_llm.model.tokenizer import DEFAULT_MAX_LENGTH, checked_length, count_positions
 
 HALF = [torch.bfloat16, torch.float16]
 
@@ -193,6 +204,22 @@ def test_the_header_of_a_gguf_file_is_read_once_by_each_function(
         load(location)
         assert read == [np.ndarray]
     assert (gguf.GGUFReader, gguf.get_tensor_name_map) == originals
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        (MptConfig(vocab_size=40, d_model=8, n_heads=2, n_layers=1, max_seq_len=20), 20),  # another key than all others
+        (XLNetConfig(vocab_size=40, d_model=8, n_head=2, n_layer=1, d_inner=8), None),  # its key is -1: no limit
+    ],
+)
+def test_positions_under_another_name(config: PretrainedConfig, positions: int | None) -> None:
+    backbone = AutoModel.from_config(config)
+    assert count_positions(backbone) == positions
+    assert checked_length(None, backbone) == (positions or DEFAULT_MAX_LENGTH)
+    if positions is not None:
+        with pytest.raises(ValueError, match=f"max_length: expected at most {positions}"):
+            checked_length(positions + 1, backbone)
 
 
 @pytest.mark.parametrize("kind", KINDS)

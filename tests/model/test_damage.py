@@ -214,6 +214,7 @@ ONE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a model too large": ("whole", add_values("config.json", num_hidden_layers=10**9)),
     "a vocabulary too large": ("whole", add_values("config.json", vocab_size=10**12)),
     "another architecture": ("whole", add_values("config.json", model_type="t5")),
+    "experts that are modules": ("whole", add_values("config.json", model_type="nllb-moe", num_experts=10**9)),
     "an unknown quantization": (
         "whole",
         add_values("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),

@@ -126,7 +126,9 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
         stored = check_model_files(Path(location.name))
         # Libraries make all modules before they read weights.
         with as_artifact_error(location.name), torch.device("meta"):
-            described = sum(parameter.numel() for parameter in empty_backbone(load_config(location)).parameters())
+            config = load_config(location)
+            check_decoder_or_encoder(config, location.name)
+            described = sum(parameter.numel() for parameter in empty_backbone(config).parameters())
         if described > _PACKED * stored + _SMALL:
             raise ArtifactError(
                 f"{location.name}/config.json describes a model of {described} weights, but the files contain {stored}. The "
@@ -276,9 +278,9 @@ def empty_backbone(config: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def check_decoder_or_encoder(config: Any, name: str) -> None:
-    """Check that a configuration is not of an encoder-decoder; raise `ValueError` if it is. `name` is for the message."""
+    """Check that a configuration is not of an encoder-decoder; raise `ArtifactError` if it is. `name` is for the message."""
     if config.is_encoder_decoder:
-        raise ValueError(
+        raise ArtifactError(
             f"{name} is an encoder-decoder ({config.model_type}). Use a decoder (LLaMA, Mistral, Qwen, …) or an encoder "
             "(BERT, RoBERTa, …)."
         )
@@ -300,9 +302,8 @@ def load_backbone(
             `dtype`. A model that is stored quantized to `bits` is unchanged.
 
     Raises:
-        ArtifactError: if the folder cannot be opened or lacks weights of the backbone.
+        ArtifactError: if the folder cannot be opened or lacks weights of the backbone; also for an encoder-decoder.
         QuantizationError: if the backbone cannot be quantized.
-        ValueError: for an encoder-decoder.
     """
     if bits is not None:
         check_bits(bits)  # before minutes of loading

@@ -35,7 +35,8 @@ TOKENIZER_FILES = (
 _LARGEST_JSON = 1 << 28
 """Largest accepted JSON file, in bytes; the largest real files, of tokenizers, have a tenth of this size."""
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
-_MODULE_COUNTS = re.compile(r"layers?$|^n_layer|blocks?$|experts?$|depth|branches|groups|stages|codebooks")
+_MODULE_COUNTS = re.compile(r"layers?$|^n_layer|blocks?$|depth|branches|groups|stages|codebooks")
+"""Keys of a configuration that count modules. Experts are rows of a weight, except in encoder-decoders, which are refused."""
 _FEWEST_MODULES = 256
 """Number of modules that a configuration may always describe, because creating them takes negligible time."""
 _PROBE_TEXTS = ("A man is eating 3 apples.", "Привет", "你好，世界", "مرحبا", "नमस्ते", "안녕", "ACGT", "こんにちは")

@@ -81,16 +81,28 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     """Return a backbone with a new LoRA adapter; only the adapter is trainable, in float32 for any dtype of the base.
 
     Raises:
-        ValueError: if a target in `settings` is not the name of a layer, or all linear layers include experts.
+        ValueError: if a target in `settings` is not the name of a layer, peft refuses a target (`out_proj` of Mamba), or all
+            linear layers include experts. The backbone is unchanged after the first two.
     """
     targets = list(settings.targets)
-    adapted: Any = _wrapped(
-        backbone,
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else _existing(backbone, targets),
-    )
+    target_modules = ALL_LINEAR if targets == [ALL_LINEAR] else _existing(backbone, targets)
+    try:
+        adapted: Any = _wrapped(
+            backbone,
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            lora_dropout=settings.dropout,
+            target_modules=target_modules,
+        )
+    except ValueError as error:
+        for path, layer in list(backbone.named_modules()):
+            if hasattr(layer, "base_layer"):  # peft replaces layers one by one
+                backbone.set_submodule(path, layer.base_layer)  # type: ignore[arg-type]
+        names = sorted(name for name in _linear_names(backbone) if f"'{name}'" not in str(error))
+        raise ValueError(
+            f"LoRA targets {' '.join(targets)}: peft does not adapt this {type(backbone).__name__}: {error} Choose from "
+            f"--lora.targets {' '.join(names)}."
+        ) from error
     if experts := adapted.peft_config["default"].target_parameters:
         raise ValueError(
             f"LoRA targets: peft would also adapt the expert weights {', '.join(sorted(experts))}, which is not supported. "
@@ -114,13 +126,18 @@ def _existing(backbone: nn.Module, targets: list[str]) -> list[str]:
     for target in targets:
         matched = [layer for path, layer in paths.items() if path == target or path.endswith(f".{target}")]
         if not matched or not all(isinstance(layer, nn.Linear) or is_transposed(layer) for layer in matched):
-            linear = {
-                path.rpartition(".")[2]
-                for path, layer in paths.items()
-                if isinstance(layer, nn.Linear) or is_transposed(layer)
-            }
-            raise ValueError(f"{unknown_name('LoRA target', target, linear)} Or all of them: [{ALL_LINEAR!r}].")
+            known = unknown_name("LoRA target", target, _linear_names(backbone))
+            raise ValueError(f"{known} Or all of them: [{ALL_LINEAR!r}].")
     return targets
+
+
+def _linear_names(backbone: nn.Module) -> set[str]:
+    """Return the names of the linear layers of a backbone, without the path."""
+    return {
+        path.rpartition(".")[2]
+        for path, layer in backbone.named_modules()
+        if isinstance(layer, nn.Linear) or is_transposed(layer)
+    }
 
 
 def _wrapped(backbone: nn.Module, **options: Any) -> nn.Module:

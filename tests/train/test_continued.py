@@ -130,6 +130,7 @@ def test_other_settings_than_those_of_the_adapter_are_refused(
     run = second(settings, lora=settings.lora)
     check(run)
     if "bits" in changes:
+        pytest.importorskip("bitsandbytes", reason="needs the extra: pip install 'angle_llm[quantization]'")
         changes = {"model": replace(run.model, **changes)}
     elif "run_dir" in changes:
         changes = {"run_dir": str(tmp_path / "first")}

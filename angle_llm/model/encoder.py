@@ -126,7 +126,7 @@ class SentenceEncoder:
         layout: Literal["auto", "padded"] = "auto",
         attention: Literal["bidirectional"] | None = None,
     ) -> SentenceEncoder:
-        """Load a saved encoder, a sentence-transformers model, or a backbone.
+        """Load a saved encoder, a sentence-transformers model, a backbone, or an adapter of peft with the base it names.
 
         The network is used for a hub id only.
 
@@ -150,7 +150,7 @@ class SentenceEncoder:
             FileNotFoundError: if the model or the adapter does not exist.
             ArtifactError: for a damaged folder, another base or attention than in the training of the adapter, or a model
                 that does not support bidirectional attention.
-            ValueError: for an adapter without a prompt, too many dimensions or layers, or a device that does not exist.
+            ValueError: for an adapter of peft without a prompt, too many dimensions or layers, or a device that does not exist.
             QuantizationError: if the weights cannot be quantized.
         """
         device = torch_device(device)

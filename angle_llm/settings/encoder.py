@@ -13,8 +13,8 @@ class EncoderName:
     """The flag that names the encoder to load."""
 
     model: str
-    """The encoder to load: a saved directory, a model folder, a hub id (ID, or ID@REVISION), a .gguf file, or
-    package:NAME/path/inside."""
+    """The encoder to load: a saved directory, a model folder, an adapter folder of peft, a hub id (ID, or ID@REVISION),
+    a .gguf file, or package:NAME/path/inside."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,8 +197,8 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
         else:
             dropout = {"dropout": 0.1} if is_decoder and card is not None and card.base is None else {}
             pretrain = {"pretraining": {"task": "simcse"}, "lora": dropout}
-    if card is not None and card.base is not None:  # training continues with the rank and bits of the adapter
-        recommended = {**recommended, "lora": {}, "model": {"bits": card.bits}}
+    if tokens.source.adapter is not None:  # training continues with the rank and bits of the adapter
+        recommended = {**recommended, "lora": {}, "model": {"bits": None if card is None else card.bits}}
     given = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length")}
     whole = {"path": model.path, **recommended.get("model", {}), **given}
     return {**recommended, "model": whole, "pretrain": pretrain}

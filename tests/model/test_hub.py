@@ -11,6 +11,7 @@ from tiny import save_tiny_base, tiny_encoder, train_a_little
 
 from angle_llm import SentenceEncoder
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
+from angle_llm.model.source.hub import ADAPTER_FILES
 from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man is eating.", "Where is it?"]
@@ -95,10 +96,10 @@ def test_pickles_alone_are_refused(hub: Hub, tmp_path: Path) -> None:
 def test_other_repositories_are_refused(hub: Hub, tmp_path: Path) -> None:
     base = files_of(save_tiny_base("llama", tmp_path / "base"))
     hub.put("org/exported", base | {"angle_llm_export.json": b"{}"})
-    hub.put("org/peft", {"adapter_config.json": b"{}", "adapter_model.safetensors": b""})
+    hub.put("org/peft", {"adapter_config.json": b'{"base_model_name_or_path": "org/peft"}'})
     with pytest.raises(ArtifactError, match="was exported for another library"):
         load("org/exported")
-    with pytest.raises(ArtifactError, match="is an adapter without a card"):
+    with pytest.raises(ArtifactError, match="the base org/peft is an adapter, too"):
         load("org/peft")
     with pytest.raises(OSError, match=r"the hub refuses org/nothing: .*log in"):
         load("org/nothing")
@@ -115,6 +116,30 @@ def test_a_link_that_leaves_the_cache_is_refused(hub: Hub, tmp_path: Path) -> No
     config.symlink_to(tmp_path / "model" / "config.json")
     with pytest.raises(ArtifactError, match="is a link out of its folder"):
         load("user/whole")
+
+
+def test_an_adapter_of_peft_loads_the_base_that_it_names(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
+    encoder = load("org/base", prompt="plain")
+    encoder.add_lora(LoraSettings(rank=2))
+    train_a_little(encoder.model)
+    encoder.save_pretrained(tmp_path / "saved")
+    files = {name: (tmp_path / "saved" / name).read_bytes() for name in ADAPTER_FILES}
+    config = json.loads(files["adapter_config.json"]) | {"base_model_name_or_path": "org/base", "revision": commit}
+    hub.put("user/adapter", files | {"adapter_config.json": json.dumps(config).encode(), "optimizer.pt": b"x"})
+    hub.put("org/base", save_tiny_base("llama", tmp_path / "other", seed=1))  # a later revision of the base
+    again = load("user/adapter", prompt="plain")
+    assert (again.base, again.base_revision) == ("org/base", commit)
+    assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
+    assert "optimizer.pt" not in hub.fetched()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert np.array_equal(load("user/adapter", prompt="plain").encode(TEXTS), encoder.encode(TEXTS))
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "adapter_config.json").write_text('{"base_model_name_or_path": "org/none"}')
+    with pytest.raises(FileNotFoundError, match=r"org/none is not on this machine.*local/adapter_config\.json"):
+        load(tmp_path / "local", prompt="plain")
 
 
 @pytest.mark.filterwarnings("error")

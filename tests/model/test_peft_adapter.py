@@ -17,7 +17,9 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from angle_llm import SentenceEncoder
 from angle_llm.model.source.checks import ArtifactError
-from angle_llm.settings.train import LoraSettings
+from angle_llm.run import resolve_models
+from angle_llm.settings.train import LoraSettings, ModelSettings, TrainSettings
+from angle_llm.tools.check import open_tokens
 
 TEXTS = ["A man is eating.", 'Someone says "no", then eats.', "Where is it?", "hello"]
 PROMPT = "summarize_one_word"
@@ -96,7 +98,46 @@ def test_a_foreign_adapter_can_be_saved_loaded_and_merged(tmp_path: Path) -> Non
     again = SentenceEncoder.from_pretrained(tmp_path / "saved", device="cpu")
     assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
     assert (again.prompt, again.max_length, again.base) == (encoder.prompt, 60, str(tmp_path / "base"))
+    with pytest.raises(FileNotFoundError, match=r"adapter is not a saved adapter.*save_pretrained\(FOLDER\)"):
+        merge(tmp_path / "adapter", tmp_path / "merged")
     assert merge(tmp_path / "saved", tmp_path / "merged", device="cpu") is not None
+
+
+@pytest.mark.parametrize("name", ["ABSOLUTE", "base", "../base"])
+@pytest.mark.parametrize("tokenizer", ["base", "adapter"])
+def test_a_folder_alone_opens_with_the_base_that_it_names(name: str, tokenizer: str, tmp_path: Path) -> None:
+    adapter = save_origin("llama", tmp_path, "CAUSAL_LM")
+    change_config(tmp_path, base_model_name_or_path=str(tmp_path / "base") if name == "ABSOLUTE" else name)
+    expected = open_adapter(tmp_path).encode(TEXTS)
+    if tokenizer == "adapter":
+        for path in (tmp_path / "base").glob("*token*"):
+            path.rename(adapter / path.name)
+    encoder = SentenceEncoder.from_pretrained(adapter, prompt=PROMPT, device="cpu")
+    assert np.array_equal(encoder.encode(TEXTS), expected)
+    assert Path(str(encoder.base)).samefile(tmp_path / "base")
+    encoder.save_pretrained(tmp_path / "saved")
+    again = SentenceEncoder.from_pretrained(tmp_path / "saved", device="cpu")
+    assert np.array_equal(again.encode(TEXTS), expected)
+    tokens = open_tokens(ModelSettings(path=str(adapter), prompt=PROMPT, max_length=60))
+    assert (tokens.pooling, tokens.max_length) == ("last", 60)
+    assert tokens.tokenizers.selected(TEXTS) == encoder.tokenize(TEXTS)
+
+
+def test_a_folder_alone_whose_base_or_prompt_is_unknown_is_refused(origin: Path) -> None:
+    adapter = origin / "adapter"
+    for command in (resolve_models, SentenceEncoder.from_pretrained):
+        train = TrainSettings(run_dir=str(origin / "run"), model=ModelSettings(path=str(adapter)))
+        with pytest.raises(ValueError, match=r"adapter has no angle_llm.json.* --prompt .*--model\.prompt"):
+            command(train if command is resolve_models else adapter)  # type: ignore[operator]
+    with pytest.raises(ValueError, match=r"adapter: expected a backbone as its base, but .*adapter is an adapter"):
+        SentenceEncoder.from_pretrained(adapter, adapter=adapter, prompt=PROMPT)
+    for name, message in {
+        "": r"adapter_config\.json: `base_model_name_or_path` is ''.*from_pretrained\(BASE, adapter=",
+        "/no/base": r"no model at /no/base.*`base_model_name_or_path` in .*adapter_config\.json\. If it moved",
+    }.items():
+        change_config(origin, base_model_name_or_path=name)
+        with pytest.raises((ArtifactError, FileNotFoundError), match=message):
+            SentenceEncoder.from_pretrained(adapter, prompt=PROMPT)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hub_server import open_hub
-from tiny import KINDS, save_tiny_base
+from tiny import KINDS, save_tiny_base, train_a_little
 
 from angle_llm import SentenceEncoder
 from angle_llm.model.memory.meta_model import tiny_encoder_copy
@@ -114,6 +114,27 @@ def test_vectors_equal_those_of_the_library(
     assert np.abs(encoder.encode(TEXTS) - expected).max() <= 1e-6 * np.abs(expected).max()  # float32
     assert (encoder.max_length, encoder.normalize, encoder.prompt.template) == (LENGTH, normalize, prompt + "{text}")
     assert np.abs(encoder.with_prompt("prompteol").encode(TEXTS) - expected).max() > 1e-3
+
+
+@needs_library
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_vectors_of_an_adapter_equal_those_of_the_library(folder: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig
+    from sentence_transformers import SentenceTransformer
+
+    change(folder, "config_sentence_transformers.json", prompts={"own": "Represent: "}, default_prompt_name="own")
+    library = SentenceTransformer(str(folder), device="cpu")
+    library.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=["query", "value"]))
+    train_a_little(library)
+    library.save(str(tmp_path / "adapter"), create_model_card=False)
+    assert not (tmp_path / "adapter" / "config.json").exists()
+    expected = SentenceTransformer(str(tmp_path / "adapter"), device="cpu").encode(TEXTS)
+    encoder = load(tmp_path / "adapter")
+    assert np.abs(encoder.encode(TEXTS) - expected).max() <= 1e-6 * np.abs(expected).max()  # float32
+    assert np.abs(load(folder).encode(TEXTS) - expected).max() > 1e-2
+    assert (encoder.max_length, encoder.normalize, encoder.base) == (LENGTH, True, str(folder))
+    copied = tiny_encoder_copy(resolve_model(str(tmp_path / "adapter")), ModelSettings())[0]
+    assert copied.tokenize(TEXTS) == encoder.tokenize(TEXTS)
 
 
 @needs_library

@@ -81,6 +81,18 @@ def test_two_steps_and_two_from_the_saved_adapter_equal_those_in_memory(
     assert verify([folder, tmp_path / "merged"], device="cpu").holds
 
 
+def test_an_adapter_of_peft_is_continued_as_the_saved_one(settings: TrainSettings) -> None:
+    first = fine_tune(settings)
+    expected = (fine_tune(second(settings)) / ADAPTER).read_bytes()
+    values = json.loads((first / "angle_llm.json").read_text())
+    (first / "angle_llm.json").unlink()
+    (first / "modules.json").unlink()  # the marks of this package
+    model = ModelSettings(path=str(first), dtype="float32", prompt=values["prompt"]["name"], max_length=60)
+    again = fine_tune(second(settings, "third", model=model))
+    assert (again / ADAPTER).read_bytes() == expected
+    assert json.loads((again / "angle_llm.json").read_text()) == values
+
+
 def test_a_continued_run_resumes(settings: TrainSettings, capsys: pytest.CaptureFixture[str]) -> None:
     fine_tune(settings)
     half = second(settings, "half")

@@ -59,7 +59,7 @@ def tiny_encoder_copy(source: ModelSource, settings: ModelSettings) -> tuple[Sen
     prompt = None if settings.prompt is None else load_prompts(settings.prompt)
     config = load_config(source.backbone, source.backbone_revision)
     check_decoder_or_encoder(config, source.path)
-    tokenizer, small = load_tokenizer(source.location, source.revision), tiny_copy(config)
+    tokenizer, small = load_tokenizer(*source.tokenizer), tiny_copy(config)
     library = source.read_library(prompt)
     card = source.card if library is None else card_of(library, tokenizer, small)
     options: dict[str, Any] = {"prompt": prompt, "pooling": settings.pooling, "max_length": settings.max_length}

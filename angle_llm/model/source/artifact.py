@@ -90,29 +90,31 @@ def load_parts(
 
     Arguments and errors as in `SentenceEncoder.from_pretrained`.
     """
+    if adapter is not None and (source.card is not None or source.adapter is not None):
+        raise ValueError(
+            f"adapter: expected a backbone as its base, but {source.path} is "
+            f"{'an adapter' if source.card is None else 'a saved encoder'}. Give the path or hub id of the backbone."
+        )
     if source.card is not None:
-        if adapter is not None:
-            raise ValueError(
-                f"adapter: expected a backbone as its base, but {source.path} is a saved encoder. Give the path or hub id of "
-                "the backbone."
-            )
         return _load_saved(source, source.card, dtype, bits, device)
-    other = Path(adapter or "").expanduser()
-    peft_adapter = None if adapter is None else read_peft_adapter(other, source.path, prompt)
     folder = source.read_library(prompt)
+    base, revision = source.base or (source.path, source.revision)
+    other = Path(adapter or source.adapter or "").expanduser()
+    without = adapter is None and source.adapter is None
+    peft_adapter = None if without else read_peft_adapter(other, base, prompt or (folder and folder.prompt))
     # On the device: the probes run where the model will run.
     bits = None if bits == "auto" else bits
-    backbone = load_backbone(source.backbone, dtype=dtype, revision=source.revision, bits=bits, device=device)
-    tokenizer = load_tokenizer(source.location, source.revision)
+    backbone = load_backbone(source.backbone, dtype=dtype, revision=revision, bits=bits, device=device)
+    tokenizer = load_tokenizer(*source.tokenizer)
     with as_artifact_error(source.path):
         check_loaded(backbone, tokenizer, source.path)
         card = None if folder is None else card_of(folder, tokenizer, backbone, dtype)
     dense = read_dense(source.dense, state_sizes(backbone)[0])
-    parts = Parts(source.path, backbone, tokenizer, source.path, source.revision, card=card, dense=dense)
+    parts = Parts(source.path, backbone, tokenizer, base, revision, card=card, dense=dense)
     if peft_adapter is None:
         return parts
     with as_artifact_error(other):
-        update = fitted(peft_adapter, other, backbone, source.path)
+        update = fitted(peft_adapter, other, backbone, base)
     return parts._replace(folder=other, base_fingerprint=weights_fingerprint(backbone), adapter=update)
 
 

@@ -52,7 +52,9 @@ def is_saved_encoder(path: str | Path) -> bool:
 
 
 def model_inside(folder: Path) -> str:
-    """Return the end of an error message that names the model in a run directory; empty for other folders."""
+    """Return the end of an error message that names the model in a run directory, or how to save a peft adapter; or ""."""
+    if (folder / "adapter_config.json").is_file():
+        return f" Save {folder} with its prompt first: from_pretrained(ADAPTER, prompt=…).save_pretrained(FOLDER) in Python."
     inside = folder / "model"
     return f" Did you mean {inside}?" if is_saved_encoder(inside) or (inside / "config.json").is_file() else ""
 

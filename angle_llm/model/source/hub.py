@@ -1,9 +1,10 @@
 """Fetch files of models on the hub into the local cache.
 
 A repository with `angle_llm.json`, the card, is a saved encoder: an adapter or a whole model. Only card, safetensors
-files and tokenizer are fetched, all from one commit. From a sentence-transformers repository, the files are fetched that
-give prompts, pooling and maximum length. Any other repository is a backbone; `transformers` fetches the backbone later.
-Without an answer from the hub, or with HF_HUB_OFFLINE=1, only the cache is read.
+files and tokenizer are fetched, all from one commit; from an adapter of peft, its files. From a sentence-transformers
+repository, the files are fetched that give prompts, pooling and maximum length. Any other repository is a backbone;
+`transformers` fetches the backbone later. Without an answer from the hub, or with HF_HUB_OFFLINE=1, only the cache is
+read.
 """
 
 from __future__ import annotations
@@ -26,18 +27,13 @@ from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME, US
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 WHOLE_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
-_NOT_A_BACKBONE = {
-    EXPORT_NAME: "it was exported for another library, and its tokenizer may apply the prompt. Open it with that library.",
-    "adapter_config.json": "it is an adapter without a card. Fetch it (`hf download`), and open it as "
-    "from_pretrained(BASE, adapter=FOLDER, prompt=…).",
-}
 
 
 class HubFiles(NamedTuple):
     """Files of a hub repository in the local cache."""
 
     folder: Path | None
-    """Folder in the cache of a saved encoder (weights included) or of a sentence-transformers model (without weights).
+    """Folder in the cache of a saved encoder or an adapter (weights included), or of a sentence-transformers model (without).
 
     None for a bare backbone, whose files `transformers` fetches.
     """
@@ -48,8 +44,8 @@ class HubFiles(NamedTuple):
 def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
     """Fetch the files of a model on the hub into the cache, except the weights of a backbone.
 
-    These are all files of a saved encoder, or the files of a sentence-transformers model that give prompts, pooling and
-    maximum length. `revision` is a commit, branch or tag.
+    These are all files of a saved encoder or an adapter, or the files of a sentence-transformers model that give prompts,
+    pooling and maximum length. `revision` is a commit, branch or tag.
 
     Raises:
         FileNotFoundError: if the hub does not answer and the cache has no file of the repository.
@@ -57,7 +53,7 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
         OSError: if the hub refuses the request.
     """
     offline = _offline_reason(repo, revision)
-    names = (CARD_NAME, *_NOT_A_BACKBONE, MODULES_NAME, "config.json")
+    names = (CARD_NAME, EXPORT_NAME, ADAPTER_FILES[0], MODULES_NAME, "config.json")
     files = {name: file for name in names if (file := _fetch(repo, name, revision, cache_only=bool(offline)))}
     if offline and not files:
         raise FileNotFoundError(
@@ -68,9 +64,14 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
         weights = WHOLE_FILES if read_json(files[CARD_NAME]).get("base") is None else ADAPTER_FILES
         names = (CARD_NAME, MERGE_NAME, *weights, *TOKENIZER_FILES, *DENSE_FILES)
         return _snapshot(repo, files[CARD_NAME], list(names), bool(offline))
-    for name, hint in _NOT_A_BACKBONE.items():
-        if name in files:
-            raise ArtifactError(f"{repo} on the hub contains {name}: {hint}")
+    if EXPORT_NAME in files:
+        raise ArtifactError(
+            f"{repo} on the hub contains {EXPORT_NAME}: it was exported for another library, and its tokenizer may apply the "
+            "prompt. Open it with that library."
+        )
+    if ADAPTER_FILES[0] in files:
+        names = (*ADAPTER_FILES, *TOKENIZER_FILES, *USAGE_FILES)
+        return _snapshot(repo, files[ADAPTER_FILES[0]], list(names), bool(offline))
     if MODULES_NAME in files:
         return _snapshot(repo, files[MODULES_NAME], list(USAGE_FILES), bool(offline))
     return HubFiles(None, files["config.json"].parent.name if "config.json" in files else None)

@@ -46,11 +46,7 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
             f"{folder} is a saved encoder, and its {CARD_NAME} names its base. Open it without a base: "
             f"from_pretrained({str(folder)!r})."
         )
-    if prompt is None:
-        raise ValueError(
-            f"prompt: {folder} has no {CARD_NAME}, so the prompt of the adapter is unknown. Pass prompt=… with the prompt of "
-            "its training, or prompt='plain' for the bare text."
-        )
+    check_adapter_prompt(folder, prompt)
     pickled = next((name for name in _PICKLES if (folder / name).exists()), None)
     if pickled is not None and not (folder / WEIGHTS_NAME).is_file():
         raise ArtifactError(
@@ -67,6 +63,15 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
             f"model under another name, write this name as base_model_name_or_path in {folder / CONFIG_NAME}."
         )
     return adapter
+
+
+def check_adapter_prompt(folder: Path, prompt: object) -> None:
+    """Raise `ValueError` if `prompt`, the prompt for an adapter in a folder without a card, is None."""
+    if prompt is None:
+        raise ValueError(
+            f"prompt: {folder} has no {CARD_NAME}, so the prompt of the adapter is unknown. Set --prompt (train: "
+            "--model.prompt; Python: prompt=…) to the prompt of its training, or to plain for the bare text."
+        )
 
 
 def fitted(adapter: LoraAdapter, folder: Path, backbone: nn.Module, base: str) -> LoraAdapter:

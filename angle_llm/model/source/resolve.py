@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from angle_llm.model.layers.lora import CONFIG_NAME
 from angle_llm.model.source.backbone import BackboneLocation
 from angle_llm.model.source.checks import (
     CARD_NAME,
@@ -16,10 +17,12 @@ from angle_llm.model.source.checks import (
     check_links,
     is_saved_encoder,
     model_inside,
+    read_json,
 )
 from angle_llm.model.source.dense import dense_folders
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.hub import fetch_files
+from angle_llm.model.source.peft_adapter import check_adapter_prompt
 from angle_llm.model.source.sentence_transformers_folder import (
     SentenceTransformersFolder,
     find_sentence_transformers,
@@ -28,6 +31,7 @@ from angle_llm.model.source.sentence_transformers_folder import (
 from angle_llm.prompts import SidePrompts
 from angle_llm.settings.parsing import similar_paths
 
+_BASE_KEY = "base_model_name_or_path"
 PACKAGE_SCHEME = "package:"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _FILE_ENDINGS = {".gguf", ".safetensors", ".bin", ".pt", ".json", ".yaml"}
@@ -35,7 +39,7 @@ _FILE_ENDINGS = {".gguf", ".safetensors", ".bin", ".pt", ".json", ".yaml"}
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a model path refers to: a saved encoder, a sentence-transformers model or a bare backbone, and its files."""
+    """What a model path refers to, and its files: a saved encoder, a sentence-transformers model, a backbone or an adapter."""
 
     path: str
     """Path or hub id as the user gave it, without `@REVISION`."""
@@ -49,28 +53,47 @@ class ModelSource:
     """Folder with the configuration files of a sentence-transformers model; None for other models."""
     attention: Literal["bidirectional"] | None = None
     """Attention of a decoder-only model: bidirectional, or None for the attention of the architecture."""
+    peft_base: tuple[str, str | None] | None = None
+    """Base model of an adapter that peft saved, and its revision on the hub; None for other models."""
+
+    @property
+    def base(self) -> tuple[str, str | None] | None:
+        """Path or hub id of the base model of an adapter, and its revision on the hub; None for other models."""
+        if self.card is not None and self.card.base is not None:
+            return self.card.base, self.card.base_revision
+        return self.peft_base
 
     @property
     def adapter(self) -> Path | None:
-        """Folder of the model if it is a saved adapter; None for other models."""
-        return Path(self.location.name) if self.card is not None and self.card.base is not None else None
+        """Folder of the model if it is an adapter; None for other models."""
+        return None if self.base is None else Path(self.location.name)
 
     @property
     def backbone(self) -> BackboneLocation:
-        """Location of the backbone weights. Raises `FileNotFoundError` if the base of a saved adapter is missing."""
+        """Location of the backbone weights. Raises `FileNotFoundError` if the base of an adapter is missing."""
         bidirectional = self.attention is not None
-        if self.card is None or self.card.base is None:
+        if self.base is None:
             return replace(self.location, bidirectional=bidirectional)
         try:
-            return replace(locate(self.card.base), bidirectional=bidirectional)
+            return replace(locate(self.base[0]), bidirectional=bidirectional)
         except FileNotFoundError as error:
-            card = Path(self.location.name) / CARD_NAME
-            raise FileNotFoundError(f"{error} It is the `base` in {card}. If it moved, change `base` there.") from error
+            file, key = (CARD_NAME, "base") if self.peft_base is None else (CONFIG_NAME, _BASE_KEY)
+            path = Path(self.location.name) / file
+            raise FileNotFoundError(
+                f"{error} It is the `{key}` in {path}. If it moved, change `{key}` there."
+            ) from error
 
     @property
     def backbone_revision(self) -> str | None:
         """Revision (commit, branch or tag) of the backbone on the hub; None for a local or unspecified revision."""
-        return self.revision if self.card is None else self.card.base_revision
+        return self.revision if self.base is None else self.base[1]
+
+    @property
+    def tokenizer(self) -> tuple[BackboneLocation, str | None]:
+        """Location of the tokenizer and its revision on the hub. A peft adapter without a tokenizer has that of its base."""
+        if self.peft_base is not None and not (Path(self.location.name) / "tokenizer_config.json").is_file():
+            return self.backbone, self.backbone_revision
+        return self.location, self.revision
 
     @property
     def dense(self) -> list[Path]:
@@ -82,8 +105,11 @@ class ModelSource:
     def read_library(self, prompt: SidePrompts | None) -> SentenceTransformersFolder | None:
         """Read prompts, pooling and lengths of a sentence-transformers model; return None for other models.
 
-        `prompt` replaces the prompts of the model. Raises the errors of `SentenceTransformersFolder.read`.
+        `prompt` replaces the prompts of the model. Raises the errors of `SentenceTransformersFolder.read`, and `ValueError`
+        for a peft adapter without prompts.
         """
+        if self.peft_base is not None and self.library is None:
+            check_adapter_prompt(Path(self.location.name), prompt)
         return None if self.library is None else SentenceTransformersFolder.read(self.library, prompt)
 
 
@@ -104,7 +130,7 @@ def resolve_model(
     """
     source = _find_model(path_or_id, revision)
     saved = None if source.card is None else source.card.attention
-    if attention is not None and source.adapter is not None and saved is None:
+    if attention is not None and source.card is not None and source.adapter is not None and saved is None:
         raise ArtifactError(
             f"{path_or_id} is an adapter that was trained with causal attention, so attention {attention} would give other "
             "vectors. Omit it; or merge the adapter (angle-llm merge), and train the merged model."
@@ -123,6 +149,8 @@ def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
     if is_saved_encoder(folder):
         check_links(folder)
         return ModelSource(path_or_id, BackboneLocation(str(folder)), card=EncoderCard.read(folder))
+    if (folder / CONFIG_NAME).is_file() and not (folder / "config.json").exists():
+        return _peft_source(path_or_id, folder)
     location = locate(path_or_id)
     if location.is_local:
         library = None if location.gguf_file else find_sentence_transformers(location.name)
@@ -132,7 +160,42 @@ def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
         return ModelSource(
             path_or_id, BackboneLocation(str(found.folder)), found.commit, card=EncoderCard.read(found.folder)
         )
+    if found.folder is not None and (found.folder / CONFIG_NAME).is_file():
+        return _peft_source(path_or_id, found.folder, found.commit)
     return ModelSource(path_or_id, location, found.commit or revision, library=found.folder)
+
+
+def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> ModelSource:
+    """Return the source of an adapter that peft or sentence-transformers saved in a folder, with the base that it names.
+
+    A local path of the base is relative to the current folder, as in peft, to the adapter, or to the folder around it.
+
+    Raises:
+        FileNotFoundError: if the base is neither on this machine nor on the hub, or the hub does not answer.
+        ArtifactError: for a damaged `adapter_config.json`, or without the name of a base.
+    """
+    place = folder / CONFIG_NAME
+    config = read_json(place)
+    name, revision = config.get(_BASE_KEY), config.get("revision")
+    if not (isinstance(name, str) and name and isinstance(revision, str | None)):
+        raise ArtifactError(
+            f"{place}: `{_BASE_KEY}` is {name!r:.80}, so the base of the adapter is unknown. Write its path or hub id there, "
+            "or open it by from_pretrained(BASE, adapter=FOLDER, prompt=…)."
+        )
+    near = (start / Path(name).expanduser() for start in (Path(), folder, folder.parent))
+    base = next((str(path) for path in near if path.exists()), name)
+    try:
+        if not locate(base).is_local:
+            found = fetch_files(base, revision)
+            revision = found.commit or revision
+            if found.folder is not None and (found.folder / CONFIG_NAME).is_file():
+                raise ArtifactError(f"{place}: the base {base} is an adapter, too. Merge it into its own base first.")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error} It is the base of the adapter {folder}: `{_BASE_KEY}` in {place}. If it moved, change it there."
+        ) from error
+    library = find_sentence_transformers(folder)
+    return ModelSource(path_or_id, BackboneLocation(str(folder)), commit, library=library, peft_base=(base, revision))
 
 
 def is_hub_id(name: str | None) -> bool:

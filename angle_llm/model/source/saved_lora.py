@@ -22,7 +22,7 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
             `model.bits` differs from the bits in the training of the saved adapter.
         ArtifactError: if the adapter folder is damaged.
     """
-    if source.card is None or source.adapter is None:
+    if source.adapter is None:
         return given
     folder = source.adapter
     if not (folder / CONFIG_NAME).is_file():
@@ -45,7 +45,7 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
                 f"--lora.{name} is {value}, but training continues the adapter in {model.path}, whose {name} is {expected}. Omit "
                 f"--lora.{name}; or merge the adapter (angle-llm merge), and train the merged model."
             )
-    if (bits := source.card.bits) != model.bits:
+    if source.card is not None and (bits := source.card.bits) != model.bits:
         raise SettingsError(
             f"--model.bits is {model.bits}, but the adapter in {model.path} was trained with {bits} and fits these weights only. "
             f"Set --model.bits {bits}, or merge the adapter (angle-llm merge)."

@@ -35,6 +35,7 @@ from angle_llm.model.source.backbone import (
     absolute_name,
     is_causal,
     is_made_bidirectional,
+    tokenizer_config_of,
     torch_device,
     use_capped_attention,
     weights_fingerprint,
@@ -43,7 +44,7 @@ from angle_llm.model.source.checks import CARD_NAME, ArtifactError, as_artifact_
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.quantization import bits_of, without_outliers
 from angle_llm.model.source.resolve import ModelSource, resolve_model
-from angle_llm.model.tokenizer import SideTokenizers, Tokenizer, check_texts, checked_length
+from angle_llm.model.tokenizer import SideTokenizers, Tokenizer, check_texts, checked_length, warn_of_other_tokens
 from angle_llm.prompts import PromptChoice, PromptTemplate, Side, SidePrompts, load_prompts
 from angle_llm.settings.train import LoraSettings
 
@@ -176,6 +177,7 @@ class SentenceEncoder:
                 layout=layout,
             )
         encoder.base_fingerprint = parts.base_fingerprint
+        warn_of_other_tokens(encoder.tokenizers, tokenizer_config_of(*source.tokenizer))
         if card and (card.dimensions or card.layers):
             try:
                 encoder = encoder.truncated(dimensions=card.dimensions, layers=card.layers)

@@ -5,8 +5,10 @@ Only the text is truncated. Names of special tokens in a text, such as `</s>`, a
 
 from __future__ import annotations
 
+import re
 import string
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -276,6 +278,29 @@ class SideTokenizers:
                 "encode_query or encode_document, or the encoder for_side('query') or for_side('document')."
             )
         return self.document if self.side == "document" else self.query
+
+
+def warn_of_other_tokens(tokenizers: SideTokenizers, config: Mapping[str, Any]) -> None:
+    """Warn if texts have BOS or EOS, or not, against the content of `tokenizer_config.json`, `config`.
+
+    transformers 4 follows `add_bos_token` and `add_eos_token` for some classes; version 5 follows `tokenizer.json`.
+    """
+    follows = re.fullmatch(r"((Code)?Llama|Gemma|Cohere|GPTNeoX)Tokenizer(Fast)?", str(config.get("tokenizer_class")))
+    for sentences in tokenizers.distinct if follows else ():
+        (before, after), tokenizer = sentences.special_tokens, sentences.tokenizer
+        appended = sentences.template.after if config.get("add_eos_token") else []
+        added = {"bos": tokenizer.bos_token_id in before, "eos": tokenizer.eos_token_id in after + appended}
+        for key in (
+            f"add_{name}_token" for name in added if config.get(f"add_{name}_token") not in (None, added[name])
+        ):
+            warnings.warn(
+                f"tokenizer_config.json of {tokenizer.name_or_path} has `{key}`: {config[key]}, but transformers 5 follows "
+                f"tokenizer.json, and texts with prompt {sentences.prompt.name!r} differ. If the model was trained as the key "
+                "says (E5-Mistral was), change the post-processor in tokenizer.json; or, for EOS, set a prompt with `append: "
+                "eos`, such as plain_eos.",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
 def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:

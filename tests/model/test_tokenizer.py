@@ -6,6 +6,8 @@ kind written by hand.
 
 import copy
 import importlib.util
+import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ import pytest
 import sentencepiece
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tiny import save_tiny_base
 from tiny_tokenizers import TOKENIZERS, sentences, write_llama2_folder
 from transformers import AutoTokenizer, BertTokenizer
 
+from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.source.backbone import load_tokenizer
 from angle_llm.model.source.resolve import locate
 from angle_llm.model.tokenizer import SentenceTokenizer, SpecialTokens, find_special_tokens, plain_ids
@@ -132,6 +136,36 @@ def test_the_end_token_is_appended_once_and_kept(kind: str) -> None:
     (ids,), (plain,) = tokenize(["A man sings. " * 30]), without(["A man sings. " * 30])
     assert len(ids) == len(plain) == 40
     assert ids[-1 - len(added) :] == [plain[-1], *added]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "ignored"),
+    [
+        ("LlamaTokenizer", {"add_bos_token": True, "add_eos_token": True}, "`add_eos_token`: True"),
+        ("LlamaTokenizerFast", {"add_bos_token": False, "add_eos_token": False}, "`add_bos_token`: False"),
+        ("LlamaTokenizer", {"add_bos_token": True, "add_eos_token": False}, None),
+        ("LlamaTokenizer", {}, None),
+        ("PreTrainedTokenizerFast", {"add_eos_token": True}, None),  # ignored in transformers 4, too
+    ],
+)
+def test_keys_that_transformers_5_ignores_are_a_warning(
+    kind: str, keys: dict[str, bool], ignored: str | None, tmp_path: Path
+) -> None:
+    """sentence-transformers 6 ignores them, too, so the ids do not change; compared with transformers 4.57.6."""
+    path = save_tiny_base("llama", tmp_path / "base") / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": kind} | keys))
+
+    def load(folder: Path, **options: Any) -> SentenceEncoder:
+        return SentenceEncoder.from_pretrained(folder, device="cpu", **options)
+
+    with pytest.warns(UserWarning, match=f"{ignored}.*append: eos") if ignored else nullcontext():
+        encoder = load(tmp_path / "base", prompt="plain")
+    (ids,) = encoder.tokenize(["A man"])
+    assert (ids[0], ids[-1] == 2) == (1, False)
+    encoder.save_pretrained(tmp_path / "saved")
+    assert load(tmp_path / "saved").tokenize(["A man"]) == [ids]
+    if keys.get("add_bos_token", True):
+        assert load(tmp_path / "base", prompt="plain_eos").tokenize(["A man"]) == [[*ids, 2]]
 
 
 def test_a_tokenizer_that_changes_the_text_between_special_tokens_is_refused() -> None:

@@ -81,8 +81,7 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     """Return a backbone with a new LoRA adapter; only the adapter is trainable, in float32 for any dtype of the base.
 
     Raises:
-        ValueError: if a target in `settings` is not the name of a layer, peft refuses a target (`out_proj` of Mamba), or all
-            linear layers include experts. The backbone is unchanged after the first two.
+        ValueError: for a target that is no layer, or that peft refuses (`out_proj` of Mamba), or if there are experts.
     """
     targets = list(settings.targets)
     target_modules = ALL_LINEAR if targets == [ALL_LINEAR] else _existing(backbone, targets)

@@ -104,6 +104,13 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
         )
 
 
+def tokenizer_config_of(location: BackboneLocation, revision: str | None = None) -> Any:
+    """Return the content of `tokenizer_config.json` of a loaded tokenizer; {} without the file, or for a GGUF file."""
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    return {} if location.gguf_file else get_tokenizer_config(location.name, revision=revision, local_files_only=True)
+
+
 def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> Any:
     """Load a model with the `transformers` class named `kind`, such as AutoModel; check that no weights are missing.
 

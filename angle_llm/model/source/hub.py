@@ -2,9 +2,8 @@
 
 A repository with `angle_llm.json`, the card, is a saved encoder: an adapter or a whole model. Only card, safetensors
 files and tokenizer are fetched, all from one commit; from an adapter of peft, its files. From a sentence-transformers
-repository, the files are fetched that give prompts, pooling and maximum length. Any other repository is a backbone;
-`transformers` fetches the backbone later. Without an answer from the hub, or with HF_HUB_OFFLINE=1, only the cache is
-read.
+repository, those that give prompts, pooling and maximum length are fetched. Any other repository is a backbone, fetched
+later by `transformers`. Without an answer from the hub, or with HF_HUB_OFFLINE=1, only the cache is read.
 """
 
 from __future__ import annotations

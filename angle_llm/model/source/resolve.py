@@ -70,18 +70,15 @@ class ModelSource:
 
     @property
     def backbone(self) -> BackboneLocation:
-        """Location of the backbone weights. Raises `FileNotFoundError` if the base of an adapter is missing."""
+        """Location of the backbone weights. Raises `FileNotFoundError` if the base of a saved adapter is missing."""
         bidirectional = self.attention is not None
         if self.base is None:
             return replace(self.location, bidirectional=bidirectional)
         try:
             return replace(locate(self.base[0]), bidirectional=bidirectional)
         except FileNotFoundError as error:
-            file, key = (CARD_NAME, "base") if self.peft_base is None else (CONFIG_NAME, _BASE_KEY)
-            path = Path(self.location.name) / file
-            raise FileNotFoundError(
-                f"{error} It is the `{key}` in {path}. If it moved, change `{key}` there."
-            ) from error
+            card = Path(self.location.name) / CARD_NAME
+            raise FileNotFoundError(f"{error} It is the `base` in {card}. If it moved, change `base` there.") from error
 
     @property
     def backbone_revision(self) -> str | None:
@@ -169,11 +166,9 @@ def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> Mo
     """Return the source of an adapter that peft or sentence-transformers saved in a folder, with the base that it names.
 
     A local path of the base is relative to the current folder, as in peft, to the adapter, or to the folder around it.
-
-    Raises:
-        FileNotFoundError: if the base is neither on this machine nor on the hub, or the hub does not answer.
-        ArtifactError: for a damaged `adapter_config.json`, or without the name of a base.
+    Raises the errors of `resolve_model`.
     """
+    check_links(folder)
     place = folder / CONFIG_NAME
     config = read_json(place)
     name, revision = config.get(_BASE_KEY), config.get("revision")

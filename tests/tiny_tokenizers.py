@@ -50,6 +50,36 @@ def sentences() -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for row in rows for text in (row["sentence1"], row["sentence2"])))
 
 
+MARKUP = (
+    "<table><tr><td>{0}</td><td>{1}</td></tr></table>",
+    "<h1>{0}</h1>\n\n<b>{1}</b>",
+    "<b>{0}</b> <s>{1}</s>",
+    '<html><body><div class="a">{0}<br/></div></body></html>',
+    "<code>{0}</code>",
+    "</s>{0}",
+    "{0} </s> {1}<s>",
+    "<|im_start|>user\n{0}<|im_end|>\n<|im_start|>assistant\n<think>\n{1}\n</think>\n",
+    "<start_of_turn>user\n{0}<end_of_turn>\n<start_of_turn>model\n",
+    "[INST] {0} [/INST] {1} </s>",
+    "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n{0}<|eot_id|>",
+    '<tool_call>\n{{"name": "search", "text": "{0}"}}\n</tool_call>',
+    "<unk> {0} <pad><pad><bos><eos> <mask> {1}",
+    "[CLS] {0} [SEP] {1} [SEP] [PAD] [UNK] [MASK]",
+    "# {0}\n\n\n- **{1}**\n- [{0}](https://example.org)\n\n```html\n<b>{1}</b>\n```",
+    "| {0} |\n|---|\n| <b>{1}</b> |",
+    "<<b>b>{0}<b</b><table",
+    "<unused0>[multimodal]{0}\t\t{1}",
+    "<b>",
+    "<h1>{0}</h1> {1} <tool_call> </table>     " * 20,
+)
+
+
+def markup() -> list[str]:
+    """200 texts with HTML, Markdown and the markup of chats; ten are longer than 100 tokens of all tokenizers."""
+    texts = sentences()
+    return [form.format(*texts[number : number + 2]) for number in range(10) for form in MARKUP]
+
+
 def corpus() -> list[str]:
     """Sentences with and without a prompt, so that prompts are short in tokens and a full stop may merge with a closing quote."""
     return [*sentences(), *(f'Summarize sentence "{text}" in one word:"' for text in sentences())]
@@ -178,14 +208,17 @@ def qwen() -> PreTrainedTokenizerBase:
 @cache
 def gemma() -> PreTrainedTokenizerBase:
     """Gemma's kind: BPE with byte fallback in which a text is one word, `<bos>` in front; runs of line breaks and HTML are
-    added tokens."""
+    added tokens. Runs of spaces and line breaks merge first, as in Gemma-3."""
     trained = json.loads(llama2().backend_tokenizer.to_str())["model"]
     renamed = {"<unk>": "<unk>", "<s>": "<bos>", "</s>": "<eos>"}
     pieces = [renamed.get(piece, piece) for piece in trained["vocab"]][: VOCABULARY - 20]
-    names = ["\n", "\n\n", "\n\n\n", "▁▁", "<h1>", "</h1>", "<s>", "</s>", "<unused0>"]
+    names = [
+        "\n", "\n\n", "\n\n\n", "▁▁", "<table>", "</table>", "<h1>", "</h1>", "<b>", "</b>", "<s>", "</s>", "<unused0>",
+        "[multimodal]",
+    ]  # fmt: skip
     vocab = {piece: number for number, piece in enumerate([*pieces, "<pad>", "<mask>", "<start_of_turn>", *names])}
-    merges = [tuple(merge) for merge in trained["merges"] if "".join(merge) in vocab]
-    merges += [("\n", "\n"), ("\n\n", "\n"), ("▁", "▁")]
+    merges = [("\n", "\n"), ("\n\n", "\n"), ("▁", "▁")]
+    merges += [tuple(merge) for merge in trained["merges"] if "".join(merge) in vocab]
     tokenizer = GemmaTokenizer(vocab=vocab, merges=merges, add_bos_token=True)
     tokenizer.add_tokens(["<start_of_turn>"], special_tokens=True)
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])

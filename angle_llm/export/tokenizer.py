@@ -12,14 +12,18 @@ their tokens can merge with it. Ids that are equal for all texts are added after
 the ids of the encoder.
 
 Special tokens are in the vocabulary but are no added tokens, so that their names in a text are plain characters in every
-program, as in the encoder. Added tokens that are not special (`<tool_call>` in Qwen) stay added tokens if the normalizer
-adds nothing to the text. Otherwise they become plain characters, because the normalizer would be applied to each part of
-the text between two added tokens. A text with a name in `PromptTokenizer.plain_names` gets other ids than in the encoder.
+program, as in the encoder. Added tokens that are not special (`<table>` in Gemma, `<tool_call>` in Qwen) are tokens, as in
+the encoder. `tokenizers` would apply the normalizer to each part of the text between two added tokens. So these tokens are
+`normalized`: they are searched in the text after the normalizer, which is then applied to the whole text. Their names are
+normalized too, and are stored between two marks, at which the normalizer removes the prompt from a name. So their names
+have the marks in the exported vocabulary. Normalizers of an encoder that do more than NFC or the replacement of spaces
+need the parts: added tokens are then plain characters (`names_read_as_text`), and texts with them get other ids.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +39,10 @@ _EDITS: dict[str, dict[str, Any]] = {
     "final_question_mark_to_full_stop": {"type": "Replace", "pattern": {"Regex": r"\?\z"}, "content": "."},
 }
 """The text edits in `prompts.TEXT_EDITS` by name, as JSON of normalizers for the library `tokenizers`."""
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+"""The normalizer of Gemma."""
+_MARKS = (chr(0xFDD0), chr(0xFDD1))
+"""Characters before and after the name of an added token. Unicode reserves them for uses inside a program."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class PromptTokenizer:
     config: dict[str, Any]
     """Content of tokenizer_config.json."""
     plain_names: list[str]
-    """Names of added tokens of the encoder that this tokenizer splits like plain text."""
+    """Names of added tokens of the encoder that this tokenizer splits like plain text; the token ids differ."""
     changes_text: bool
     """Whether the normalizer adds a part of the prompt or edits the text."""
 
@@ -68,17 +76,24 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
         steps.append({"type": "Replace", "pattern": {"Regex": r"\z"}, "content": merge_span})
     if head:  # not Replace at \A: tokenizers 0.23 doubles tokens after it
         steps.append({"type": "Prepend", "prepend": head})
+    # `tokenizers` finds special tokens in a text too, unless they are in the vocabulary only.
+    kept = [token for token in spec["added_tokens"] if not token["special"]]
     plain_names: list[str] = []
     if steps:
+        plain_names = names_read_as_text(tokenizer)
+        kept = _kept(spec)
+        if kept:
+            _forget(spec["model"], {token["content"] for token in kept})
+            start, end = _MARKS
+            kept = [token | {"content": f"{start}{token['content']}{end}", "normalized": True} for token in kept]
+            prompt_of_name = rf"\A{re.escape(head)}{start}|{end}\.?{re.escape(merge_span)}\z"
+            steps.append({"type": "Replace", "pattern": {"Regex": prompt_of_name}, "content": ""})
         original = spec["normalizer"]
         spec["normalizer"] = {"type": "Sequence", "normalizers": [*steps, *([] if original is None else [original])]}
-        plain_names = changed_names(tokenizer)
-    # `tokenizers` finds special tokens in a text too, unless they are in the vocabulary only.
-    kept = [token for token in spec["added_tokens"] if not (token["special"] or steps)]
     vocabulary = spec["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        names = {*map(str, config.values()), *(token["content"] for token in kept)}
-        vocabulary |= {token["content"]: token["id"] for token in spec["added_tokens"] if token["content"] in names}
+        named = [token for token in spec["added_tokens"] if token["content"] in config.values()]
+        vocabulary |= {token["content"]: token["id"] for token in (*named, *kept)}
         spec["added_tokens"] = kept
     else:
         for token in spec["added_tokens"] if steps else ():
@@ -107,6 +122,44 @@ def changed_names(tokenizer: Tokenizer) -> list[str]:
     found = plain.encode_batch(texts, add_special_tokens=False)
     expected = plain_ids(tokenizer, texts)
     return [name for name, ids, plainly in zip(names, expected, found, strict=True) if ids != plainly.ids]
+
+
+def names_read_as_text(tokenizer: Tokenizer) -> list[str]:
+    """Return the names in `changed_names` that an exported tokenizer with a prompt reads as plain text.
+
+    Raises:
+        ArtifactError: for a tokenizer without a `tokenizer.json`.
+    """
+    kept = {token["content"] for token in _kept(_read_spec(tokenizer))}
+    return [name for name in changed_names(tokenizer) if name not in kept]
+
+
+def _kept(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the added tokens that are the same if a normalizer is applied to the whole text before they are searched.
+
+    `spec` is the content of `tokenizer.json`. Special tokens are not included.
+    """
+    normalizer = spec["normalizer"] or {"normalizers": []}
+    steps = normalizer.get("normalizers", [normalizer])
+    if steps not in ([], [_SPACES], [{"type": "NFC"}]) or not isinstance(spec["model"]["vocab"], dict):
+        return []
+    changed = {" ", "▁"} if steps == [_SPACES] else set()
+    return [
+        token
+        for token in spec["added_tokens"]
+        if not (token["special"] or token["single_word"] or changed & {*token["content"]})
+    ]
+
+
+def _forget(model: dict[str, Any], names: set[str]) -> None:
+    """Remove names of added tokens from the vocabulary and merges of a model.
+
+    The model never receives these names. With a second name for an id, `tokenizers` would save only one of them.
+    """
+    for name in names & model["vocab"].keys():
+        del model["vocab"][name]
+    if "merges" in model:
+        model["merges"] = [pair for pair in model["merges"] if names.isdisjoint((*pair, "".join(pair)))]
 
 
 def _read_spec(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -141,7 +194,8 @@ def check_same_ids(
         ArtifactError: for a text with other ids.
     """
     around = [text for end in TEXT_ENDS for text in (f"A man eats{end}", f"{end}A man eats")]
-    for text in [*SENTENCES, *around]:
+    names = [f"A man{name}eats" for name in sentences.tokenizer.get_added_vocab()]
+    for text in [*SENTENCES, *around, *names]:
         if any(name in text for name in plain_names):
             continue
         try:

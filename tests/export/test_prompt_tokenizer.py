@@ -16,9 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 from tiny import KINDS, tiny_backbone
-from tiny_tokenizers import TOKENIZERS, sentences
+from tiny_tokenizers import TOKENIZERS, markup, sentences
 from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerFast
 
 from angle_llm.export.tokenizer import PromptTokenizer, check_same_ids, prompt_tokenizer
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
@@ -34,14 +33,12 @@ PROMPTS = {
     "seams": PromptTemplate("seams", "{{a}}\\A ({text}). $1 \\z\n?"),
     "joint": PromptTemplate("joint", '"{text}"'),
 }
-PLAIN_NAMES = {
-    "qwen": ["<think>", "</think>", "<tool_call>"],
-    "gemma": ["▁▁", "<h1>", "</h1>", "<s>", "</s>", "<unused0>"],
-    "modernbert": ["    ", "   ", "  "],
-}
 SPECIAL_NAMES = sorted({token for make in TOKENIZERS.values() for token in make().all_special_tokens})
+NAMES = ["<think>", "</think>", "<tool_call>", "<table>", "</table>", "<b>", "<s>", "</s>", "<unused0>", "\n\n", "    "]
+"""Added tokens of Qwen, Gemma and ModernBERT."""
 ODD = [
-    *SPECIAL_NAMES, "😀", "e\u0301", "\u200d", "日本語", "ﷺ", "\u00a0", "\r\n", "   ", '."', '"', "?", "’", "{text}", "$A",
+    *SPECIAL_NAMES, *NAMES,
+    "😀", "e\u0301", "\u200d", "日本語", "ﷺ", "\u00a0", "\r\n", "   ", '."', '"', "?", "’", "{text}", "$A",
     "\\z",
 ]  # fmt: skip
 pieces = st.one_of(
@@ -62,13 +59,14 @@ def written(built: PromptTokenizer, folder: Path) -> Path:
 
 
 @cache
-def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[SentenceTokenizer, Any, list[str]]:
-    """Ours (padded on the left, which must not affect the ids), the exported one, and names that it reads differently."""
+def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[SentenceTokenizer, Any]:
+    """Ours (padded on the left, which must not affect the ids), and the exported one."""
     tokenizer = copy.deepcopy(TOKENIZERS[kind]())
     tokenizer.padding_side = tokenizer.truncation_side = "left"
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS[prompt], tokenization=tokenization), max_length)
     built = prompt_tokenizer(ours)
-    return ours, load_tokenizer_file(written(built, Path(mkdtemp()))), built.plain_names
+    assert built.plain_names == []
+    return ours, load_tokenizer_file(written(built, Path(mkdtemp())))
 
 
 def as_the_library_calls_it(exported: Any, texts: list[str]) -> list[list[int]]:
@@ -95,10 +93,7 @@ def test_short_and_long_texts_get_the_ids_of_the_encoder(
     kind: str, tokenization: str, prompt: str, text: str, repeats: int, max_length: int
 ) -> None:
     text = text if repeats == 1 else f"{text} " * repeats
-    ours, exported, plain_names = both(kind, tokenization, prompt, max_length)
-    assert plain_names in ([], PLAIN_NAMES.get(kind))
-    if any(name in ours.prompt.format(text) for name in plain_names):  # two spaces of ModernBERT: one from each
-        return
+    ours, exported = both(kind, tokenization, prompt, max_length)
     try:
         expected = ours([text])
     except ValueError:
@@ -121,10 +116,8 @@ def test_texts_around_and_far_beyond_the_limit_are_cut_as_the_encoder_cuts(
     kind: str, tokenization: str, unit: str
 ) -> None:
     """Lengths around the limit, character by character, then 100,000 characters."""
-    ours, exported, plain_names = both(kind, tokenization, "tail", 64)
-    for name in plain_names:
-        unit = unit.replace(name, "")
-    uncut, _, _ = both(kind, tokenization, "tail", 1000)
+    ours, exported = both(kind, tokenization, "tail", 64)
+    uncut, _ = both(kind, tokenization, "tail", 1000)
     endless = unit * (100_000 // len(unit) + 1)
     fits = max(n for n in range(1, 400) if len(uncut([endless[:n]])[0]) <= 64)
     texts = [endless[:n].strip() for n in range(max(1, fits - 8), fits + 25)]
@@ -136,7 +129,7 @@ def test_texts_around_and_far_beyond_the_limit_are_cut_as_the_encoder_cuts(
 
 @every_kind
 def test_a_batch_is_padded_on_the_right_and_masked(kind: str) -> None:
-    ours, exported, _ = both(kind, "joined", "tail", 1000)
+    ours, exported = both(kind, "joined", "tail", 1000)
     texts = list(sentences()[:9])
     assert as_the_library_calls_it(exported, texts) == ours(texts)
     assert exported(texts, padding=True, return_tensors="pt")["attention_mask"][:, 0].all()
@@ -160,30 +153,44 @@ def test_the_tokenizer_loads_with_a_model_config(kind: str, tokenization: str, t
 
 
 def test_another_prompt_is_found() -> None:
-    ours, _, _ = both("smollm2", "joined", "tail", 1000)
-    _, other, _ = both("smollm2", "joined", "head", 1000)
+    ours, _ = both("smollm2", "joined", "tail", 1000)
+    _, other = both("smollm2", "joined", "head", 1000)
     with pytest.raises(ArtifactError, match=r"cannot include the prompt 'Summarize .* gets other token ids"):
         check_same_ids(ids_of(other), ours)
 
 
+@every_kind
+@pytest.mark.parametrize("prompt", ["tail", "edits", "head", "seams"])
+def test_names_of_added_tokens_are_read_as_the_encoder_reads_them(kind: str, prompt: str, tmp_path: Path) -> None:
+    ours, exported = both(kind, "joined", prompt, 100)
+    texts = markup()
+    due = ours(texts)
+    assert max(map(len, due)) == 100
+    raw = type(exported.backend_tokenizer).from_file(f"{exported.name_or_path}/tokenizer.json")
+    exported.save_pretrained(tmp_path)
+    again = load_tokenizer_file(tmp_path)
+    assert due == as_the_library_calls_it(exported, texts) == as_the_library_calls_it(again, texts)
+    assert due == [found.ids for found in raw.encode_batch(texts)]
+
+
+ADDED = [AddedToken("<tool_call>", normalized=False, special=False), AddedToken("<b>", normalized=True, special=False)]
+
+
 @every_tokenization
-def test_added_tokens_that_are_not_special(tokenization: str) -> None:
-    """Qwen's `<tool_call>` is a token in a text where nothing is added around it, and plain characters elsewhere."""
-    spec = TOKENIZERS["smollm2"]().backend_tokenizer.to_str()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=type(TOKENIZERS["smollm2"]().backend_tokenizer).from_str(spec), pad_token="<|im_end|>"
-    )
-    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False, special=False)])
+@pytest.mark.parametrize("kind", ["smollm2", "llama2", "llama3", "bert"])
+def test_added_tokens_that_are_not_special(kind: str, tokenization: str) -> None:
+    """Lower case in the normalizer: names are tokens where nothing is added around the text, and characters elsewhere."""
+    tokenizer = copy.deepcopy(TOKENIZERS[kind]())
+    tokenizer.add_tokens(ADDED)
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS["tail"], tokenization=tokenization), 200)
     built = prompt_tokenizer(ours)
     exported = load_tokenizer_file(written(built, Path(mkdtemp())))
-    text = "Why <tool_call> now?"
-    (found,), (ids,) = as_the_library_calls_it(exported, [text]), ours([text])
-    if tokenization == "segments":
-        assert built.plain_names == []
-        assert found == ids
+    texts = ["Why <tool_call> now?", "<b>", "<tool_call> <b>B</b>", "A <TOOL_CALL>"]
+    found, due = as_the_library_calls_it(exported, texts), ours(texts)
+    check_same_ids(ids_of(exported), ours, plain_names=built.plain_names)
+    assert set(tokenizer.convert_tokens_to_ids(["<tool_call>", "<b>"])) < {number for ids in due for number in ids}
+    if (kind, tokenization) == ("bert", "joined"):
+        assert built.plain_names == ["<tool_call>", "<b>"]
+        assert [ids == expected for ids, expected in zip(found, due, strict=True)] == [False, False, False, True]
     else:
-        assert built.plain_names == ["<tool_call>"]
-        assert exported.decode(found) == ours.prompt.format(text), "formatted once, around the whole text"
-        assert tokenizer.convert_tokens_to_ids("<tool_call>") in ids
-        assert tokenizer.convert_tokens_to_ids("<tool_call>") not in found
+        assert (found, built.plain_names) == (due, [])

@@ -69,15 +69,18 @@ MARKUP = (
     "| {0} |\n|---|\n| <b>{1}</b> |",
     "<<b>b>{0}<b</b><table",
     "<unused0>[multimodal]{0}\t\t{1}",
-    "<b>",
+    "{2}",
     "<h1>{0}</h1> {1} <tool_call> </table>     " * 20,
 )
+MARKUP_NAMES = (
+    "<table>", "<b>", "</s>", "<|im_start|>", "<start_of_turn>", "[INST]", "<unk>", "<pad>", "<think>", "<tool_call>",
+)  # fmt: skip
 
 
 def markup() -> list[str]:
     """200 texts with HTML, Markdown and the markup of chats; ten are longer than 100 tokens of all tokenizers."""
     texts = sentences()
-    return [form.format(*texts[number : number + 2]) for number in range(10) for form in MARKUP]
+    return [form.format(*texts[at : at + 2], name) for at, name in enumerate(MARKUP_NAMES) for form in MARKUP]
 
 
 def corpus() -> list[str]:

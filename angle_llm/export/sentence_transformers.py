@@ -12,8 +12,8 @@ opens the folder needs no prompt argument and no code from the folder. This pack
 would add the prompt twice.
 
 sentence-transformers adds the prompts (`prompts` in `config_sentence_transformers.json`) in two cases: queries and
-documents have different prompts, or a tokenizer with the prompt would read added tokens in a text as plain characters.
-Other programs must then send the prompts with the texts.
+documents have different prompts, or the prompt is text before `{text}` and the tokenizer has added tokens that are not
+special. The tokenizer is then unchanged, and other programs must send the prompts with the texts.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 import torch
 from programs import run
 from tiny import save_tiny_adapter, save_tiny_base, tiny_backbone, tiny_encoder
-from tiny_tokenizers import TOKENIZERS, VOCABULARY
+from tiny_tokenizers import TOKENIZERS, VOCABULARY, markup
 from tokenizers import Tokenizer
 from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen3Config
 
@@ -108,6 +108,9 @@ def test_llama_cpp_gives_the_token_ids_and_vectors_of_the_encoder(name: str, tmp
     found = compared(saved, tmp_path / "out")
     assert found.problems == ()
     assert found.largest_difference <= 1e-6  # measured: 4e-11 at most, 2e-7 for Gemma, whose GELU is a table in float16
+    (found,) = verify([saved, tmp_path / "out"], texts=markup(), device="cpu").comparisons
+    assert found.problems == (), "names of added tokens"
+    assert found.largest_difference <= 1e-6
     usage = Usage.read(tmp_path / "out")
     assert (usage.prompt, usage.max_length, usage.normalize) == (SidePrompts(ONE_WORD, ONE_WORD), LENGTH, False)
     assert is_gguf_export(tmp_path / "out")

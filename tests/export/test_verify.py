@@ -1,5 +1,6 @@
 """`verify` accepts forms of one encoder, and names each difference of another one."""
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import save_tiny_adapter, save_tiny_base
+from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
+from tokenizers import AddedToken
 
 from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.evaluate import sts_score
@@ -69,6 +71,17 @@ def test_names_that_an_export_splits_are_skipped_in_a_path_with_a_tilde(
     ExportFacts(encoder.prompts, "last", 100, plain_names=["Nobody"]).write(tmp_path / "exported")
     texts, notes = _built_in_texts(encoder, ["~/exported"])
     assert (len(texts), any("Nobody" in text for text in texts), len(notes)) == (len(SENTENCES) - 1, False, 1)
+
+
+@pytest.mark.parametrize(("kind", "skipped"), [("bert", 1), ("llama", 0)])
+def test_for_a_server_names_that_an_export_would_split_are_skipped(kind: str, skipped: int) -> None:
+    encoder = tiny_encoder(kind)
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    tokenizer.add_tokens([AddedToken("supercali", normalized=False)])
+    encoder = SentenceEncoder(encoder.model.backbone, tokenizer)
+    texts, notes = _built_in_texts(encoder, ["http://127.0.0.1:1"])
+    assert (len(texts), "supercali" in "".join(texts)) == (len(SENTENCES) - skipped, not skipped)
+    assert len(notes) == skipped
 
 
 def test_figures_match_their_definitions_and_the_base_is_another_encoder(forms: Path) -> None:

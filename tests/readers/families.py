@@ -13,7 +13,7 @@ from typing import Any, Literal
 import gguf
 import torch
 from tiny import tiny_encoder, train_a_little
-from tiny_tokenizers import TOKENIZERS, VOCABULARY
+from tiny_tokenizers import TOKENIZERS, VOCABULARY, markup
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -61,8 +61,9 @@ TEXTS = (
     "👍🏽",
     "中文，日文かな、한국어。",
     WORDS_700,
+    *markup(),
 )
-"""65 texts: special tokens by name, quotes, white space, texts that look empty, 700 words, CJK, emoji."""
+"""65 texts: special tokens by name, quotes, white space, texts that look empty, 700 words, CJK, emoji. And 200 with markup."""
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -160,6 +160,9 @@ def test_the_configuration_of_an_adapter_can_name_all_layers_and_a_damaged_one_i
     path.write_text(json.dumps({name: value for name, value in config.items() if name != "r"}))
     with pytest.raises(ArtifactError, match="adapter"):
         saved_lora.lora_of_run(resolve_model(model.path), model, LoraSettings())
+    path.unlink()
+    with pytest.raises(ArtifactError, match=r"No such file.*adapter_config\.json"):
+        saved_lora.lora_of_run(resolve_model(model.path), model, LoraSettings())
 
 
 def test_a_cut_model_is_refused_under_zero_3(tmp_path: Path) -> None:

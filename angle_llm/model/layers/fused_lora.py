@@ -133,7 +133,7 @@ def lora_linear(
     x_TI, up_TI = x.flatten(0, -2), None if up is None else up.flatten(0, -2)
     y_TO: Tensor = _LoraLinear.apply(x_TI, up_TI, base, lora_a, lora_b, scaling, dropout)  # type: ignore[no-untyped-call]
     # Outside the function, because autograd refuses to change in place a view that a custom function returns.
-    return y_TO.unflatten(0, x.shape[:-1])
+    return y_TO.view(*x.shape[:-1], -1)
 
 
 _PEFT_LAYERS = {

@@ -96,7 +96,7 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     except ValueError as error:
         for path, layer in list(backbone.named_modules()):
             if hasattr(layer, "base_layer"):  # peft replaces layers one by one
-                backbone.set_submodule(path, layer.base_layer)  # type: ignore[arg-type]
+                backbone.set_submodule(path, layer.base_layer)
         names = sorted(name for name in _linear_names(backbone) if f"'{name}'" not in str(error))
         raise ValueError(
             f"LoRA targets {' '.join(targets)}: peft does not adapt this {type(backbone).__name__}: {error} Choose from "

@@ -65,12 +65,11 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
         return _snapshot(repo, files[CARD_NAME], list(names), bool(offline))
     if EXPORT_NAME in files:
         raise ArtifactError(
-            f"{repo} on the hub contains {EXPORT_NAME}: it was exported for another library, and its tokenizer may apply the "
-            "prompt. Open it with that library."
+            f"{repo} on the hub was exported for another library ({EXPORT_NAME}). Open it with that library."
         )
     if ADAPTER_FILES[0] in files:
-        names = (*ADAPTER_FILES, *TOKENIZER_FILES, *USAGE_FILES)
-        return _snapshot(repo, files[ADAPTER_FILES[0]], list(names), bool(offline))
+        patterns = [*ADAPTER_FILES, *TOKENIZER_FILES, *USAGE_FILES]
+        return _snapshot(repo, files[ADAPTER_FILES[0]], patterns, bool(offline))
     if MODULES_NAME in files:
         return _snapshot(repo, files[MODULES_NAME], list(USAGE_FILES), bool(offline))
     return HubFiles(None, files["config.json"].parent.name if "config.json" in files else None)

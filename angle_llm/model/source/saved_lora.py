@@ -8,7 +8,7 @@ from torch import nn
 
 from angle_llm.model.layers import replace_layers
 from angle_llm.model.layers.lora import CONFIG_NAME, without_adapter
-from angle_llm.model.source.checks import ArtifactError, as_artifact_error, read_json
+from angle_llm.model.source.checks import as_artifact_error, read_json
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import LoraSettings, ModelSettings
@@ -25,10 +25,9 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
     if source.adapter is None:
         return given
     folder = source.adapter
-    if not (folder / CONFIG_NAME).is_file():
-        raise ArtifactError(f"{folder} has no {CONFIG_NAME}, so it contains no adapter. Save it again.")
-    config, default = read_json(folder / CONFIG_NAME), LoraSettings()
+    default = LoraSettings()
     with as_artifact_error(folder):
+        config = read_json(folder / CONFIG_NAME)
         targets = config["target_modules"]
         own = LoraSettings(
             rank=config["r"],

@@ -210,8 +210,8 @@ def speed(data: pd.DataFrame) -> Drawn:
     legend(ax)
     worst, best = found.value.max(), found.value.min()
     return fig, (
-        f"On two cores of one machine the same step or the same texts take the other libraries {best:.1f} to {worst:.1f} "
-        "times as long; losses and vectors are equal."
+        f"On two cores of one machine the same step or the same texts take the other libraries {best:.1f} to "
+        f"{worst:.1f} times as long; losses and vectors are equal."
     )
 
 

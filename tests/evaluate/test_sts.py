@@ -287,8 +287,8 @@ def test_scores_of_other_sentences_are_compared_with_a_note(tmp_path: Path, caps
 def test_known_answers_of_minilm(tmp_path: Path, data_dir: Path) -> None:
     """Scores on raw text, equal to those that sentence-transformers and MTEB report; `eval/sts.py` as documented.
 
-    MTEB reports STS12 to STS16 on SentEval's text. The tokenizer of MiniLM lowers capitals: the scores differ by 0.01 at
-    most.
+    MTEB reports STS12 to STS16 on SentEval's text. The tokenizer of MiniLM lowers capitals: scores of both texts differ by
+    0.01 at most.
     """
     known = {"sts12": 72.37, "sts14": 75.59, "sts15": 85.39, "stsb": 82.03, "stsb-dev": 86.72}
     known |= {"sickr": 77.15, "sickr-all": 77.58}

@@ -300,8 +300,8 @@ def malformed(generator: random.Random) -> bytes:
         ["a"] * 5,
         10**400,
     ]
-    keys = ["input", "inputs", "model", "side", "prompt_name", "dimensions", "encoding_format", "normalize", "truncate"]
-    keys.append("truncation_direction")
+    keys = ["input", "inputs", "model", "side", "prompt_name", "dimensions", "encoding_format", "normalize", "truncate",
+            "truncation_direction"]  # fmt: skip
     body = {key: generator.choice(values) for key in generator.sample(keys, generator.randint(0, 2))}
     body |= {key: generator.choice([*values, "a text", ["a", "b"]]) for key in ("input", "inputs")}
     content = bytearray(json.dumps(body).encode())

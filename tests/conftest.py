@@ -3,9 +3,11 @@
 import gc
 import os
 import random
+import socket
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -88,3 +90,10 @@ def data_dir() -> Path:
     if not folder:
         pytest.skip("real data: set ANGLE_LLM_DATA to the folder that holds nli/, stsb/, sts/ …")
     return Path(folder)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any use of the network is an error."""
+    for owner, name in ((socket, "getaddrinfo"), (socket.socket, "connect")):
+        monkeypatch.setattr(owner, name, Mock(side_effect=AssertionError("a test used the network")))

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ import numpy as np
 
 from angle_llm.data import store
 from angle_llm.data.columns import listed, resolve_format
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest
+from angle_llm.data.file_types import FileReader, TsvFile
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest, refuse_list
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.readers import STANDARD_INPUT, BadRow, Row, RowSource, open_rows
@@ -124,11 +126,19 @@ class ExampleReader:
     columns: dict[str, str]
     """Field of the format, such as `text1` → column of the dataset."""
 
-    @property
-    def named_labels(self) -> dict[str, list[str]]:
-        """Names of integer labels by column, without columns that this reader uses as numbers: the score and filters."""
-        used = {self.columns.get("score"), *self.source.where}
-        return {name: names for name, names in self.rows.files[0].label_names.items() if name not in used}
+    def named_values(self, row: Row) -> dict[str, Any]:
+        """Return the values of a row with integer labels replaced by their names, for copies of the row.
+
+        Columns that this reader uses as numbers are unchanged: the score and filters.
+        """
+        numbers = {self.columns.get("score"), self.columns.get("scores"), *self.source.where}
+        labels = {name: names for name, names in self._files[row.file].label_names.items() if name not in numbers}
+        return {name: label_word(value, labels.get(name, [])) for name, value in row.values.items()}
+
+    @cached_property
+    def _files(self) -> dict[str, FileReader]:
+        """Name of a file in messages → reader of the file."""
+        return {file.name: file for file in self.rows.files}
 
     def report(self) -> DataReport:
         """Return a new report with all counts 0. Reads the column names of all files."""
@@ -142,13 +152,12 @@ class ExampleReader:
 
         Rows are not combined to triples, shuffled or limited.
         """
-        labels = self.rows.files[0].label_names.get(self.columns.get("label", ""), [])
         for row in self.rows:
             if isinstance(row, BadRow):
                 yield row, row
                 continue
             try:
-                yield row, self._read(row.values, labels)
+                yield row, self._read(row.values, self._files[row.file])
             except RowError as error:
                 yield row, BadRow(row.file, row.line, self._with_column(str(error)), row.unit)
 
@@ -163,16 +172,18 @@ class ExampleReader:
             return reason
         return f"{printable(column)} ({field[0]}){reason[field.end() :]}"
 
-    def _read(self, row: Values, labels: list[str]) -> Example | Dropped:
+    def _read(self, row: Values, file: FileReader) -> Example | Dropped:
         """Convert a row (column → value) to an example, or return `Dropped` if a filter or the format drops the row.
 
-        `labels[i]` is the name of NLI class i. Raises `RowError` for a row that cannot be converted.
+        Raises `RowError` for a row that cannot be converted.
         """
         if not self.is_wanted(row):
             return Dropped("filtered by where")
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
-        if labels:
+        if labels := file.label_names.get(self.columns.get("label", "")):
             fields["label"] = label_word(fields.get("label"), labels)
+        for name, value in fields.items() if isinstance(file, TsvFile) else ():
+            refuse_list(value, name)
         return FORMATS[self.format].read(fields, self.source.score_range)
 
     def is_wanted(self, row: Values) -> bool:
@@ -260,12 +271,12 @@ def _check_settings(source: DataSource, format: Format, columns: dict[str, str],
             f"{source.FLAGS}score-range is set, but format {source.format} has no score. "
             "Omit the flag, or set another format"
         )
-    labels = rows.files[0].label_names
-    if columns.get("score") in labels and "score" not in source.columns:
-        raise DataError(
-            f"column {columns['score']!r} would be read as a score, but its numbers are the labels "
-            f"{labels[columns['score']]}. Name a score, as in `{source.FLAGS}columns score COLUMN`, or set an NLI format"
-        )
+    for name in {"score", "scores"} & columns.keys() - source.columns.keys():
+        if labels := next(filter(None, (file.label_names.get(columns[name]) for file in rows.files)), None):
+            raise DataError(
+                f"column {columns[name]!r} would be read as a score, but its numbers are the labels {labels}. "
+                f"Name a score, as in `{source.FLAGS}columns {name} COLUMN`, or set an NLI format"
+            )
     for column in source.where:
         if column not in rows.columns:
             raise DataError(
@@ -292,11 +303,14 @@ def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
 
 
 def label_word(value: Any, names: list[str]) -> Any:
-    """Return `names[value]` if `value` is an integer label in range, else `value` unchanged.
+    """Return `names[value]` if `value` is an integer label, or its digits, in range, else `value`; of a list, each item.
 
     Datasets number their labels in different orders, so a label number has no meaning without its name.
     """
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+    if isinstance(value, list) and names:
+        return [label_word(item, names) for item in value]
+    number = int(value) if isinstance(value, str) and value.isdecimal() and value not in names else value
+    return names[number] if isinstance(number, int) and 0 <= number < len(names) else value
 
 
 # ------------------------------------------------------------------------------------------------ loading
@@ -389,7 +403,8 @@ def _store_name(source: DataSource) -> str:
     """
     rows = _open_rows(source)
     settings = asdict(replace(source, limit=None, shuffle_seed=None))
-    content = json.dumps([2, [file.identity for file in rows.files], rows.stamps(), settings], sort_keys=True)
+    files = [(file.identity, file.label_names) for file in rows.files]
+    content = json.dumps([3, files, rows.stamps(), settings], sort_keys=True)
     name = re.sub(r"[^\w.-]", "-", source.path)[-40:]
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 

@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -73,8 +74,6 @@ class FileReader:
 
     unit: ClassVar[Unit] = "line"
     """Whether row numbers in messages count lines ("line") or rows ("row") of the file."""
-    label_names: Mapping[str, list[str]] = {}
-    """Column name → names of its integer labels; empty except for datasets of the library `datasets`."""
     beside: tuple[Path, ...] = ()
     """Paths of other files that are read together with this file, such as a file with the scores."""
 
@@ -93,6 +92,11 @@ class FileReader:
     def columns(self) -> list[str]:
         """Names of all columns of the file."""
         raise NotImplementedError
+
+    @cached_property
+    def label_names(self) -> dict[str, list[str]]:
+        """Column name → names of its integer labels, as `ClassLabel` of the library `datasets` stores them."""
+        return _names_beside(self.path)
 
     def rows(self) -> Iterator[Row | BadRow]:
         """Return an iterator over all rows of the file, including bad rows."""
@@ -119,7 +123,7 @@ class FileReader:
 
     def _parse(self, record: Any) -> dict[str, Any]:
         """Parse a record (an unparsed row), and return column name → value. Raises `RowError` if parsing fails."""
-        row: dict[str, Any] = record
+        row: dict[str, Any] = _with_floats(record)
         return row
 
     def lines(self, newline: str | None = "\n") -> Iterator[tuple[int, str]]:
@@ -133,9 +137,12 @@ class FileReader:
         number = 0
         try:
             with gzip.open(self.path) if self.path.suffix.lower() == ".gz" else self.path.open("rb") as stream:
+                start = stream.read1(1 << 16)
+                stream.seek(0)
                 if self._codec == "utf-8-sig":
-                    _refuse_utf_16(self.name, stream.read1(64))
-                    stream.seek(0)
+                    _refuse_utf_16(self.name, start[:64])
+                if newline and b"\r" in start and b"\n" not in start:  # as Excel for Mac writes
+                    newline = "\r"
                 with io.TextIOWrapper(stream, self._codec, "surrogateescape", newline) as text:
                     for number, line in enumerate(text, 1):
                         yield number, line
@@ -173,6 +180,15 @@ class FileReader:
                 f"byte 0x{ord(text[error.start]) - 0xDC00:02x} is not {encoding}; convert the file to UTF-8. From "
                 "Windows-1252: angle-llm data check FILE --encoding cp1252 --fix FOLDER"
             ) from None
+
+
+def _with_floats(value: Any) -> Any:
+    """Return a value with decimal numbers converted to floats, also in lists and objects."""
+    if isinstance(value, dict):
+        return {name: _with_floats(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_floats(item) for item in value]
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def _refuse_utf_16(name: str, start: bytes) -> None:
@@ -377,11 +393,24 @@ def _twice(names: Iterator[str] | list[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ tables
 
 
+_QUOTED = re.compile('"(?:[^"]|"")*"')
+"""Pattern of a cell with the quoting of CSV."""
+_QUOTED_LINE = re.compile(rf'({_QUOTED.pattern}|[^"\t]*)(\t({_QUOTED.pattern}|[^"\t]*))*')
+_AS_CSV = "rename the file to .csv, which is read with quotes and any delimiter"
+
+
 class TsvFile(FileReader):
-    """Reader of tab-separated files with a header line; quotes are part of the text. Blank lines are skipped."""
+    """Reader of tab-separated files with a header line; quotes are part of the text. Blank lines are skipped.
+
+    Raises:
+        DataError: for a file with the quoting of CSV: all cells with quotes are in quotes and have doubled quotes
+            inside, or the header is in quotes.
+    """
 
     header: ClassVar[tuple[str, ...]] = ()
     """Column names, for a file type without a header line; empty: the first line of the file is the header."""
+    has_quoting: ClassVar[bool] = False
+    """Whether quotes around a cell are removed, as in CSV files."""
 
     @cached_property
     def columns(self) -> list[str]:
@@ -403,7 +432,10 @@ class TsvFile(FileReader):
     def _parse(self, record: Any) -> dict[str, Any]:
         fields = self._fields(record)
         if len(fields) != len(self.columns):
-            raise RowError(f"{len(fields)} fields, expected {len(self.columns)}: {', '.join(self.columns)}")
+            hint = "" if self.has_quoting or '"' not in "".join(fields) else f". If cells are in quotes, {_AS_CSV}"
+            raise RowError(f"{len(fields)} fields, expected {len(self.columns)}: {', '.join(self.columns)}{hint}")
+        if fields == self.columns and len(fields) > 1:
+            raise RowError("the line repeats the header, as in joined files; remove the line")
         return dict(zip(self.columns, fields, strict=True))
 
     def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
@@ -417,7 +449,25 @@ class TsvFile(FileReader):
         if isinstance(record, RowError):
             raise record
         self._refuse_bad_bytes("".join(record))
+        if not self.has_quoting and any(map(_QUOTED.fullmatch, record)) and self._csv_quoting_at:
+            raise DataError(
+                f"{self.name}:{self._csv_quoting_at}: the quotes of this file are the quoting of CSV, which is not read here; "
+                f"{_AS_CSV}. If the quotes belong to the texts, convert the file to JSON lines"
+            )
         return record
+
+    @cached_property
+    def _csv_quoting_at(self) -> int:
+        """First line with doubled quotes or a quoted header; 0 if a cell has quotes that are not the quoting of CSV."""
+        first = 0
+        for count, (number, record) in enumerate(self._lists()):
+            line = "\t".join(record) if isinstance(record, list) else ""
+            if '"' in line and not _QUOTED_LINE.fullmatch(line):
+                return 0
+            is_header = count == 0 and not self.header
+            if ('"' in line and is_header) or any('""' in cell[1:-1] for cell in line.split("\t")):
+                first = first or number
+        return first
 
 
 class CsvFile(TsvFile):
@@ -426,6 +476,8 @@ class CsvFile(TsvFile):
     A quoted field may span several lines; the row has the number of its first line. The delimiter is the first of
     comma, semicolon, tab and | that the header contains outside of quotes.
     """
+
+    has_quoting = True
 
     def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
         csv.field_size_limit(2**31 - 1)  # the default of 128 KiB refuses long texts
@@ -513,23 +565,36 @@ class ParquetFile(FileReader):
 
     @cached_property
     def columns(self) -> list[str]:
-        from pyarrow import parquet
-
-        with self._as_data_error():
-            columns = list(parquet.read_schema(self.name).names)
+        columns = list(self._schema.names)
         if repeated := _twice(columns):
             raise DataError(f"{self.name}: the file has column names twice: {repeated}")
         return columns
 
+    @cached_property
+    def label_names(self) -> dict[str, list[str]]:
+        """Column name → names of its integer labels, from a dataset card beside the file and from its schema."""
+        described = json.loads((self._schema.metadata or {}).get(b"huggingface", "{}"))
+        return _names_in(described.get("info", {}).get("features") or {}) | _names_beside(self.path)
+
     def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+        with self._as_data_error():
+            yield from enumerate((row for batch in self._batches(columns) for row in batch.to_pylist()), 1)
+
+    @cached_property
+    def _schema(self) -> Any:
+        """Arrow schema of the file."""
         from pyarrow import parquet
 
-        numbers = itertools.count(1)
+        with self._as_data_error():
+            return parquet.read_schema(self.name)
+
+    def _batches(self, columns: list[str] | None) -> Iterator[Any]:
+        """Yield the rows as Arrow record batches of at most `_PARQUET_ROWS` rows, with only `columns`; None: all."""
+        from pyarrow import parquet
+
         # Without these options, a whole row group, often the whole file, is in memory; with them, a page at a time.
-        with self._as_data_error(), parquet.ParquetFile(self.name, pre_buffer=False, buffer_size=1 << 20) as file:
-            for batch in file.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False):
-                for row in batch.to_pylist():
-                    yield next(numbers), row
+        with parquet.ParquetFile(self.name, pre_buffer=False, buffer_size=1 << 20) as file:
+            yield from file.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False)
 
     @contextmanager
     def _as_data_error(self) -> Iterator[None]:
@@ -539,7 +604,27 @@ class ParquetFile(FileReader):
         try:
             yield
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{self.name}: cannot be read as Parquet: {error}") from error
+            raise DataError(f"{self.name}: cannot be read as {self.path.suffix}: {error}") from error
+
+
+class ArrowFile(ParquetFile):
+    """Reader of files in the streaming format of Arrow, which `Dataset.save_to_disk` writes."""
+
+    @cached_property
+    def _schema(self) -> Any:
+        with self._as_data_error():
+            return self._open().schema
+
+    def _batches(self, columns: list[str] | None) -> Iterator[Any]:
+        for batch in self._open():
+            selected = batch if columns is None else batch.select(columns)
+            yield from (selected.slice(start, _PARQUET_ROWS) for start in range(0, len(batch), _PARQUET_ROWS))
+
+    def _open(self) -> Any:
+        """Open the file as a reader of record batches."""
+        import pyarrow
+
+        return pyarrow.ipc.open_stream(pyarrow.memory_map(self.name))
 
 
 class DatasetReader(FileReader):
@@ -568,8 +653,7 @@ class DatasetReader(FileReader):
             raise DataError(
                 f"{name}: `datasets` could not load split {split!r}{of}: {error}. Check path, split and name. {hint}"
             ) from error
-        features = self._dataset.features.items()
-        self.label_names = {name: list(each.names) for name, each in features if isinstance(each, datasets.ClassLabel)}
+        self.label_names = _names_in(self._dataset.features.to_dict())
         self.columns = list(self._dataset.column_names)
 
     @property
@@ -578,6 +662,39 @@ class DatasetReader(FileReader):
 
     def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
         return iter(enumerate(self._dataset, 1))
+
+
+def _names_in(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return column → label names for the columns of labels, or of lists of labels; `features` is `Features.to_dict()`."""
+    names: dict[str, list[str]] = {}
+    for column, feature in features.items():
+        while isinstance(feature, list) or "feature" in feature:
+            feature = feature[0] if isinstance(feature, list) else feature["feature"]
+        if feature.get("_type") == "ClassLabel" and feature.get("names"):
+            names[column] = list(feature["names"])
+    return names
+
+
+def _names_beside(path: Path) -> dict[str, list[str]]:
+    """Return column → label names from the dataset card in the folder of a data file, or in the folder above.
+
+    Raises:
+        DataError: if a column has different label names in two configurations of the dataset.
+    """
+    names: dict[str, list[str]] = {}
+    for folder in path.absolute().parents[:2]:
+        cards = [card for card in (folder / "README.md", folder / "dataset_infos.json") if card.is_file()]
+        if any(re.search(r'\bclass_label:|"ClassLabel"', card.read_text("utf-8", "replace")) for card in cards):
+            from datasets.info import DatasetInfosDict
+
+            features = [
+                info.features for info in DatasetInfosDict.from_directory(str(folder)).values() if info.features
+            ]
+            for column, labels in (item for each in features for item in _names_in(each.to_dict()).items()):
+                if names.setdefault(column, labels) != labels:
+                    differing = f"two orders of the labels of column {column!r}: {names[column]} and {labels}"
+                    raise DataError(f"{cards[0]} has {differing}. Replace the numbers in {path.name} by names")
+    return names
 
 
 # ------------------------------------------------------------------------------------------------ names
@@ -589,11 +706,12 @@ FILE_TYPES: dict[str, type[FileReader]] = {
     ".csv": CsvFile,
     ".tsv": TsvFile,
     ".parquet": ParquetFile,
+    ".arrow": ArrowFile,
     ".txt": TextFile,
 }
 """File name extension of a data file → reader class."""
 
-EXTENSIONS = (*FILE_TYPES, *(f"{extension}.gz" for extension in FILE_TYPES if extension != ".parquet"))
+EXTENSIONS = (*FILE_TYPES, *(f"{name}.gz" for name in FILE_TYPES if name not in (".parquet", ".arrow")))
 """File name extensions of data files, with and without .gz."""
 
 

@@ -143,6 +143,25 @@ def read_text(row: Values, field: str) -> str:
     return text
 
 
+_LIST = re.compile(
+    r"""\[(?:[\s,]*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|None|null))*\s*\]|\[\s*\{\s*["'].*\}\s*\]""", re.DOTALL
+)
+"""Pattern of a list of quoted texts or of objects that is written as text, by Python, JSON or numpy."""
+
+
+def is_list_text(value: Any) -> bool:
+    """Return whether a value is a text that is wholly a list, such as `['a', 'b']`; `[1]` and `["sic"] said` are not."""
+    return isinstance(value, str) and value.lstrip()[:1] == "[" and _LIST.fullmatch(value.strip()) is not None
+
+
+def refuse_list(value: Any, field: str) -> None:
+    """Raise `RowError` if a value is a list that is written as text; a table cell cannot contain a list."""
+    if is_list_text(value):
+        raise RowError(
+            f"{field} is {_short(value)}, a list that is written as text; write lists as JSON lines or Parquet"
+        )
+
+
 def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float:
     """Return the similarity score in a field of a row, rescaled from `score_range` to [0, 1].
 
@@ -285,8 +304,7 @@ def _read_texts(row: Values, field: str) -> list[str]:
     if value is None:
         return []
     if isinstance(value, str):
-        if re.match(r"\s*\[\s*[\"'\]]", value) and value.rstrip().endswith("]"):
-            raise RowError(f"{field} is a list that is written as text; write lists as JSON lines or Parquet")
+        refuse_list(value, field)
         return [read_text(row, field)]
     if not isinstance(value, list | tuple):
         raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a list of texts")

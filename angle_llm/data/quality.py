@@ -21,7 +21,9 @@ finding that is trouble must be resolved before training; the exit code of the c
 | other label | no | a pair whose labels differ by half the scale or less |
 | same texts | no | two equal texts with a high score |
 | sentences, documents | no | texts of 4 words or more that are in an evaluation set, or are its judged documents |
-| short | no | texts of at most 3 characters, such as ? and N/A |
+| placeholders | no | texts that stand for a missing text, such as None, N/A and [deleted] |
+| short | no | other texts of at most 3 characters, such as ? |
+| lists | no | texts that are lists, such as ['a', 'b'], in a file that can contain lists |
 | ids | no | rows with the id of a query or document of a BEIR folder |
 | truncated | no | texts that are cut at max_length |
 
@@ -44,8 +46,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from angle_llm.data.examples import DataReport, ExampleReader, label_word, load_examples, open_examples
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Group, texts_of
+from angle_llm.data.examples import DataReport, ExampleReader, load_examples, open_examples
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Group, is_list_text, texts_of
 from angle_llm.data.keys import key, normalized, printable
 from angle_llm.data.leakage import NEUTRAL_SCORE, SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
 from angle_llm.data.readers import BadRow, Row
@@ -62,6 +64,17 @@ NOTHING_LEFT = ("unreadable", "no pairs")
 """Kinds of findings (problems) that make a whole data file unusable for training."""
 _SHORT = 3
 """Maximum number of characters of a text that is probably a placeholder."""
+_PLACEHOLDER = re.compile(
+    r"[\[(<#]?(none|null|nil|nan|na|n[/\\]a|n\.a\.|empty|missing|deleted|removed|unknown|undefined|tbd|todo)[\])>]?|-+",
+    re.IGNORECASE,
+)
+"""Pattern of texts that stand for a missing text."""
+_SUSPICIOUS = {
+    "placeholders": "texts usually stand for a missing text; remove their rows",
+    "short": f"texts have at most {_SHORT} characters; remove placeholders",
+    "lists": "texts are lists that are written as text; write them as lists",
+}
+"""Kind of finding about single texts → sentence for the report."""
 _SAMPLE_ROWS = 1000
 """Number of rows that are read to detect unused label columns."""
 _SAMPLE_TEXTS = 5
@@ -178,11 +191,6 @@ class FileReport:
         yield from ((f"text {number}", example) for number, example in enumerate(self.examples, 1))
 
 
-def _texts(count: int) -> str:
-    """Return a number of texts as the start of a sentence: `1 text has`, or `2,000 texts have`."""
-    return "1 text has" if count == 1 else f"{count:,} texts have"
-
-
 def _counts(values: Mapping[str, int]) -> str:
     """Format names with counts as text: `positives: 2,000, negatives: 1`."""
     return ", ".join(f"{name}: {count:,}" for name, count in values.items())
@@ -227,7 +235,8 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     """
     reading = open_examples(source)
     account = reading.report()
-    report.format, report.guessed, report.unit = reading.format, source.format == "auto", reading.rows.files[0].unit
+    report.format, report.guessed = reading.format, source.format == "auto"
+    report.unit = "row" if len(reading.rows.files) > 1 else reading.rows.files[0].unit
     report.columns, report.unused_columns = reading.columns, account.unused_columns
 
     survey, lengths = _RowSurvey(keys), _TokenSurvey(tokens)
@@ -258,27 +267,34 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     return paths
 
 
+def _numbered(reading: ExampleReader) -> Iterator[tuple[int, Row | BadRow, Example | Dropped | BadRow]]:
+    """Yield (number, row, result) for every row: the line or row of a file, or the number in several files together."""
+    several = len(reading.rows.files) > 1
+    for number, (row, result) in enumerate(reading.outcomes(), 1):
+        yield number if several else row.line, row, result
+
+
 class _RowSurvey:
     """Counts over the rows of a data file; the counts are complete after the iterator `new_texts` is consumed."""
 
     def __init__(self, keys: FileKeys) -> None:
         self._keys = keys
         self.groups = Counter[str]()
-        self._short = Counter[str]()
+        self._suspicious = defaultdict[str, Counter[str]](Counter)
         self._single = True
 
     def new_texts(self, reading: ExampleReader, account: DataReport) -> Iterator[str]:
         """Read all rows, add their hashes to the keys, count them in `account`, and yield every distinct text once."""
-        for row, result in reading.outcomes():
+        for number, row, result in _numbered(reading):
             account.count(result)
             if isinstance(row, Row) and isinstance(result, Dropped) and result.reason == "neutral":
                 pair = [row.values.get(reading.columns[name]) for name in ("premise", "hypothesis")]
                 texts = [normalized(printable(text)) for text in pair if isinstance(text, str)]
                 if len(texts) == 2:
-                    self._keys.add_pair(row.line, texts[0], texts[1], NEUTRAL_SCORE, used=False)
+                    self._keys.add_pair(number, texts[0], texts[1], NEUTRAL_SCORE, used=False)
             elif not isinstance(result, Dropped | BadRow):
                 self._count(result)
-                yield from self._keys.add(row.line, result, row.values if isinstance(row, Row) else {})
+                yield from self._keys.add(number, result, row.values if isinstance(row, Row) else {})
 
     def _count(self, example: Example) -> None:
         """Add a training example to the counts of positives, negatives and short texts.
@@ -290,7 +306,10 @@ class _RowSurvey:
             counts = (positives, negatives, not negatives, example.scores is not None)
             self.groups.update(dict(zip(_GROUP_COUNTS, counts, strict=True)))
         self._single = self._single and len(set(texts_of(example))) == 1
-        self._short.update(text for text in map(str.strip, texts_of(example)) if len(text) <= _SHORT)
+        for text in map(str.strip, texts_of(example)):
+            kind = "placeholders" if _PLACEHOLDER.fullmatch(text) else "short" if len(text) <= _SHORT else "lists"
+            if kind != "lists" or is_list_text(text):
+                self._suspicious[kind][text] += 1
 
     def add_findings(self, report: FileReport, *, one_prompt: bool) -> None:
         """Report files whose pairs all contain a text twice, and report very short texts.
@@ -302,11 +321,10 @@ class _RowSurvey:
             report.add(
                 "no pairs", report.rows_used, f"{text} with its body or a question with its answer", trouble=True
             )
-        if self._short:
-            shown = ", ".join(f"{text!r}: {count:,} ×" for text, count in self._short.most_common(SHOWN_PLACES))
-            more = ", …" if len(self._short) > SHOWN_PLACES else ""
-            text = f"{_texts(self._short.total())} at most {_SHORT} characters ({shown}{more})."
-            report.add("short", self._short.total(), f"{text} Remove placeholders such as N/A")
+        for kind, texts in sorted(self._suspicious.items()):
+            shown = ", ".join(f"{text!r:.60}: {count:,} ×" for text, count in texts.most_common(SHOWN_PLACES))
+            more = ", …" if len(texts) > SHOWN_PLACES else ""
+            report.add(kind, texts.total(), f"{texts.total():,} {_SUSPICIOUS[kind]} ({shown}{more})")
 
 
 class _TokenSurvey:
@@ -341,7 +359,7 @@ class _TokenSurvey:
             text = f"{report.truncated:,} of {len(lengths):,} texts are cut at max_length {report.max_length}"
             report.add("truncated", report.truncated, text)
         if self._problems:
-            text = f"{_texts(len(self._problems))} no token. The first: {self._problems[0]}"
+            text = f"texts without a token: {len(self._problems):,}. The first: {self._problems[0]}"
             report.add("untokenisable", len(self._problems), text, trouble=True)
 
 
@@ -472,38 +490,25 @@ def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, n
     """
     kept = quarantined = 0
     reading = open_examples(source)
-    labels = reading.named_labels
     with (
         (folder / f"{name}.jsonl").open("w", encoding="utf-8") as cleaned,
         (folder / f"{name}.quarantine.jsonl").open("w", encoding="utf-8") as quarantine,
     ):
-        for row, result in reading.outcomes():
+        for number, row, result in _numbered(reading):
             values = row.values if isinstance(row, Row) else None
-            reason = result.reason if isinstance(result, BadRow) else removed.get(row.line)
-            if reason is None and values is not None:
+            reason = result.reason if isinstance(result, BadRow) else removed.get(number)
+            if reason is None and isinstance(row, Row):
                 kept += 1
-                cleaned.write(json_row(values, labels))
+                cleaned.write(json_row(reading.named_values(row)))
             else:
                 quarantined += 1
-                content = {"file": source.path, "line": row.line, "reason": reason, "row": values}
-                quarantine.write(_json_line(content))
+                content = {"file": source.path, "line": number, "reason": reason, "row": values}
+                quarantine.write(json_row(content))
     return kept, quarantined
 
 
-def json_row(values: Mapping[str, Any], labels: Mapping[str, list[str]]) -> str:
-    """Return a row as a JSON line, with integer labels replaced by their names.
-
-    Datasets number their labels in different orders, so the file must contain the names.
-
-    Args:
-        values: Column → value of the row.
-        labels: Column → names of its integer labels.
-    """
-    return _json_line({**values, **{name: label_word(values[name], labels[name]) for name in labels if name in values}})
-
-
-def _json_line(row: object) -> str:
-    """Return a value as a line of JSON, with lone surrogates escaped."""
+def json_row(row: Mapping[str, Any]) -> str:
+    """Return a row (column → value) as a line of JSON, with lone surrogates escaped."""
     # A lone surrogate cannot be encoded in UTF-8; its ASCII escape can, and is read back unchanged.
     text = json.dumps(plain(row), ensure_ascii=False, default=str)
     return (text if text == printable(text) else json.dumps(plain(row), default=str)) + "\n"

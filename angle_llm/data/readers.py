@@ -12,17 +12,18 @@ All commands read data through `open_rows`. The rows can be iterated repeatedly:
 |---|---|
 | .jsonl, .json | JSON objects: an object per line, or a list of objects |
 | .csv, .tsv | a table with a header line; quoting in .csv only |
-| .parquet | the rows of the table |
+| .parquet, .arrow | the rows of the table |
 | .txt, any other file, `-` | a text per line, column `text`; with `tables` a .txt file is a tab-separated table |
 | STS.input.NAME.txt and sts-train.csv of SentEval | scored pairs; only with `tables` |
 | starter:NAME | a bundled starter file |
-| a folder | all data files, in order of path; with a `split`, a dataset that the library `datasets` loads |
+| a folder | all data files, in order of path; with a `split`, the files that the library `datasets` assigns to it |
 | FOLDER@NAME | the file FOLDER/NAME.*; with a `split`, also the split NAME of a dataset |
+| a folder of `Dataset.save_to_disk` or `DatasetDict.save_to_disk`, FOLDER@SPLIT | the rows of the split, or of all |
 | ORG/NAME, ORG/NAME:CONFIGURATION | a dataset of the hub; only with a `split` |
 | a folder with `qrels`, or FOLDER@SPLIT | the judged queries of a BEIR folder; only with `tables` |
 
-All files except Parquet may end in .gz. A relative path is looked up in the working directory, then in the folder that
-the environment variable `ANGLE_LLM_DATA` names.
+Text files may end in .gz. A relative path is looked up in the working directory, then in the folder that the environment
+variable `ANGLE_LLM_DATA` names.
 
 A BEIR folder contains `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`, each optionally with .gz; or, as NanoBEIR,
 the files SPLIT-00000-of-00001.parquet in the folders `corpus`, `queries` and `qrels`. The text of a document is its
@@ -34,6 +35,8 @@ documents are skipped, and so are queries without a positive.
 from __future__ import annotations
 
 import atexit
+import glob
+import json
 import math
 import os
 import re
@@ -41,6 +44,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -52,6 +56,7 @@ from angle_llm.data.file_types import (
     CsvFile,
     DatasetReader,
     FileReader,
+    JsonFile,
     Row,
     RowSource,
     StsBenchmarkFile,
@@ -139,6 +144,8 @@ class _Opener(NamedTuple):
             return self._part(folder, part)
         if path.is_dir() and self.tables and is_judged(path):
             return self._judged(path, self.split or "train")
+        if path.is_dir() and (saved := self._saved(path, self.split)):
+            return saved
         if path.is_dir():
             return self._folder(path) if self.split is None else self._dataset(str(path), self.split)
         if path.exists():
@@ -157,8 +164,8 @@ class _Opener(NamedTuple):
         """Return the reader for the type of a file: chosen by file name, for some types also by the first line."""
         packed = path.suffix.lower() == ".gz"
         extension = (path.with_suffix("") if packed else path).suffix.lower()
-        if extension == ".parquet" and packed:
-            raise DataError(f"{path}: Parquet files are not read from .gz; unpack it")
+        if packed and f"{extension}.gz" not in EXTENSIONS and extension in FILE_TYPES:
+            raise DataError(f"{path}: {extension} files are not read from .gz; unpack it")
         if self.tables and extension not in FILE_TYPES:
             raise DataError(f"{path}: unknown file name extension; known: {', '.join(FILE_TYPES)}, text files also .gz")
 
@@ -200,9 +207,47 @@ class _Opener(NamedTuple):
         return RowSource(self.source, [reader], path=folder)
 
     def _dataset(self, path: str, split: str, configuration: str | None = None) -> RowSource:
-        """Return the rows of a split that the library `datasets` loads from a local folder or a hub id (`path`)."""
-        hint = "" if Path(path).is_dir() else f"It is not a local path. {similar_paths(Path(path))}"
-        return RowSource(path, [DatasetReader(path, configuration, split, hint)])
+        """Return the rows of a split of a local folder or a hub id (`path`).
+
+        The library `datasets` names the files of a local folder. They are read here, because it reads tab-separated
+        files with quoting, and cells such as NA as empty.
+        """
+        if not Path(path).is_dir():
+            hint = f"It is not a local path. {similar_paths(Path(path))}"
+            return RowSource(path, [DatasetReader(path, configuration, split, hint)])
+        import datasets
+        from datasets.data_files import DataFilesDict, get_data_patterns
+
+        base, hint, found = str(Path(path).resolve()), "", list[str]()
+        with suppress(Exception):  # many types; `DatasetReader` reports the same error
+            if glob.has_magic(base):  # `datasets` reads such a path as a pattern
+                hint = "Rename the folder without any of *, ? and [, or name a file"
+                found = DataFilesDict.from_patterns(get_data_patterns(glob.escape(base)), glob.escape(base))[split]
+            else:
+                found = datasets.load_dataset_builder(base).config.data_files[split]
+        readers = [self._reader(Path(file)) for file in dict.fromkeys(found) if is_data_name(file)]
+        lists = [next(each.lines(), (0, ""))[1].lstrip()[:1] == "[" for each in readers if isinstance(each, JsonFile)]
+        if found and len(readers) == len(set(found)) and all(lists):
+            return RowSource(path, readers, path=Path(path))
+        return RowSource(path, [DatasetReader(path, None, split, hint)])
+
+    def _saved(self, folder: Path, split: str | None) -> RowSource | None:
+        """Return the rows of a folder of `save_to_disk`: of one split, or of all if `split` is None; None for other folders."""
+        if (folder / "dataset_dict.json").is_file():
+            splits = {name: folder / name for name in json.loads((folder / "dataset_dict.json").read_text())["splits"]}
+        elif (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
+            splits = {json.loads((folder / "state.json").read_text())["_split"] or "train": folder}
+        else:
+            return None
+        if split is not None and split not in splits:
+            raise DataError(
+                f"{folder}: no split {split!r}; splits there: {', '.join(splits)}. Name one: {folder}@SPLIT"
+            )
+        files: list[FileReader] = []
+        for part in splits.values() if split is None else [splits[split]]:
+            state = json.loads((part / "state.json").read_text())
+            files += [self._reader(part / file["filename"]) for file in state["_data_files"]]
+        return RowSource(str(folder), files, path=folder)
 
     def _part(self, name: str, part: str) -> RowSource:
         """Return the rows of NAME@PART: the file NAME/PART.* with a known extension, or split PART of dataset NAME."""
@@ -216,6 +261,8 @@ class _Opener(NamedTuple):
             )
         if self.tables and is_judged(folder):
             return self._judged(folder, part)
+        if saved := self._saved(folder, part):
+            return saved
         endings = {f"{part}{extension}".lower() for extension in EXTENSIONS}
         found = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name.lower() in endings]
         if len(found) > 1:
@@ -299,12 +346,13 @@ _IDS = ("query-id", "corpus-id")
 def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Judgement]]:
     """Read the judgements of a BEIR folder, and return query id → judgements (document id and relevance).
 
-    A Parquet file without the column `score` has relevance 1 in all rows.
+    A Parquet file without the column `score` has relevance 1 in all rows. A repeated judgement counts once.
 
     Raises:
-        DataError: for the first line that cannot be read, with the line number.
+        DataError: for the first line that cannot be read, or has another score than an earlier line, with its number.
     """
     found: dict[str, list[Judgement]] = {}
+    judgement_of: dict[tuple[str, str], Judgement] = {}
     needed = _IDS if path.suffix == ".parquet" else (*_IDS, "score")
     for row in open_rows(path, encoding=encoding).good_rows(needed):
         query, document = (str(row.values[name]) for name in _IDS)
@@ -315,7 +363,14 @@ def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Ju
             score = math.nan
         if not math.isfinite(score):
             raise DataError(f"{row.place}: score is {value!r}, expected a number")
-        found.setdefault(query, []).append(Judgement(row.line, document, score))
+        first = judgement_of.setdefault((query, document), Judgement(row.line, document, score))
+        if first.score != score:
+            raise DataError(
+                f"{row.place}: query {query} and document {document} have the score {score:g} here and {first.score:g} in "
+                f"{row.unit} {first.line}. Remove one of them"
+            )
+        if first.line == row.line:
+            found.setdefault(query, []).append(first)
     return found
 
 
@@ -340,7 +395,7 @@ def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str 
             raise DataError(f"{row.place}: expected {' and '.join(missing)}; keys: {', '.join(row.values)}")
         key = str(row.values["_id"])
         if key in every:
-            raise DataError(f"{row.place}: the id {key} occurs twice")
+            raise DataError(f"{row.place}: the id {key} occurs twice; remove one of the rows, or write another id")
         every.add(key)
         parts = {name: row.values.get(name) for name in ("title", "text")}
         if wrong := [name for name, part in parts.items() if not isinstance(part, str | None)]:

@@ -74,7 +74,7 @@ def split_main(settings: SplitSettings) -> None:
     report = reading.report()
     for row, example in reading.used_rows(report):
         texts.append(texts_of(example))
-        lines.append(json_row(row.values, reading.named_labels))
+        lines.append(json_row(reading.named_values(row)))
         corpus |= dict.fromkeys(right for _, right, _ in pairs_of(example))
     shares = settings.parts or SHARES
     *parts, rest = split_rows(texts, [round(share * len(texts)) for share in shares.values()])
@@ -88,7 +88,7 @@ def split_main(settings: SplitSettings) -> None:
 
     def fill(folder: Path) -> None:
         content = {name: "".join(lines[row] for row in sorted(rows)) for name, rows in found.items()}
-        content[CORPUS] = "".join(json_row({"text": text}, {}) for text in corpus)
+        content[CORPUS] = "".join(json_row({"text": text}) for text in corpus)
         for name, text in content.items():
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 

@@ -39,6 +39,8 @@ def test_judged_documents_are_positives_and_negatives(tmp_path: Path) -> None:
     loaded = load_examples(DataSource(path=str(folder)))
     assert loaded.examples == due, "in the order of the judgements; a query without a positive is skipped"
     assert loaded.report.format == "group"
+    write_folder(folder, [*JUDGED, "q2\td3\t2.0"])
+    assert load_examples(DataSource(path=str(folder))).examples == due, "a repeated judgement counts once"
     assert load_examples(DataSource(path=f"{folder}@train")).examples == due
     write_folder(folder, ["q3\td2\t1"], split="dev.small")
     assert load_examples(DataSource(path=f"{folder}@dev.small")).examples == [Group("third?", ("two",))]
@@ -80,6 +82,11 @@ def test_parquet_files_as_in_nanobeir_are_read(tmp_path: Path) -> None:
         (["q1\td1\t1", "q1\td9\t0"], CORPUS, r"train\.tsv:2: line 3: .*d9"),
         (["q1\td1\thigh"], CORPUS, r"train\.tsv:2: score"),
         (["q1\td1"], CORPUS, r"train\.tsv:2"),
+        (
+            ["q1\td1\t1", "q2\td1\t0", "q1\td1\t0"],
+            CORPUS,
+            r"train\.tsv:4: query q1 and document d1 .* 0 here and 1 in line 2",
+        ),
         (["q1\td1\t1"], [*CORPUS, CORPUS[0]], r"corpus\.jsonl:5: .*d1"),
         (["q1\td1\t1"], [{"text": "x"}], r"corpus\.jsonl:1: .*_id"),
         (["q1\td1\t1"], [{"_id": "d1", "text": ["x"]}], r"corpus\.jsonl:1: text"),
@@ -113,3 +120,8 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     (folder / "qrels" / "test.tsv").write_text("query\tdocument\n")
     with pytest.raises(DataError, match=r"test\.tsv.*query-id"):
         load_examples(DataSource(path=f"{folder}@test"))
+    write_folder(folder, split="test")
+    write_rows(folder / "queries.jsonl", [*QUERIES, QUERIES[0]])
+    for read in (lambda: load_examples(DataSource(path=f"{folder}@test")), lambda: read_beir(folder)):
+        with pytest.raises(DataError, match=r"queries\.jsonl:4: the id q1 occurs twice; remove one"):
+            read()

@@ -1,7 +1,6 @@
 """Examples of a source: every row is used, dropped or rejected, and the report adds up."""
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,13 +18,6 @@ from angle_llm.settings.rows import CommandSource
 
 GOOD = {"text1": "a", "text2": "b", "score": 1}
 PAIR = {"text1": "a", "text2": "b"}
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any use of the network is an error."""
-    for owner, name in ((socket, "getaddrinfo"), (socket.socket, "connect")):
-        monkeypatch.setattr(owner, name, Mock(side_effect=AssertionError("a test used the network")))
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -85,7 +77,7 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, setting
         load(write(tmp_path / "x.jsonl", GOOD), **settings)
 
 
-def test_folder_with_a_split_is_read_by_datasets(
+def test_split_of_a_folder_is_read_from_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
 ) -> None:
     datasets = pytest.importorskip("datasets")
@@ -95,11 +87,11 @@ def test_folder_with_a_split_is_read_by_datasets(
     write(tmp_path / "pairs" / "validation-0.jsonl", GOOD, GOOD, {**GOOD, "text1": ""})
     folder = tmp_path / "pairs"
     assert len(load(folder).examples) == 1
-    with pytest.raises(DataError, match="pairs row 3: text1 is empty"):
+    with pytest.raises(DataError, match=r"validation-0\.jsonl:3: text1 is empty"):
         load(f"{folder}@validation")
     data = load(f"{folder}@validation", skips_bad_rows=True)
     assert data.examples == [ScoredPair("a", "b", 1.0)] * 2
-    assert [(bad.file, bad.line) for bad in data.report.rejected] == [(str(folder), 3)]
+    assert [(bad.file, bad.line) for bad in data.report.rejected] == [(str(folder / "validation-0.jsonl"), 3)]
 
 
 def test_hub_dataset_is_loaded_with_its_configuration_and_label_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -557,3 +557,27 @@ def test_single_texts_are_for_pretraining(model: str, tmp_path: Path, capsys: py
     assert (tmp_path / "my run" / "model").is_dir()
     advice = "embed --model" if "simcse" in command else "train --model.path"
     assert f"angle-llm {advice} '{tmp_path / 'my run' / 'model'}' --" in capsys.readouterr().out
+
+
+def test_texts_that_are_probably_no_texts_are_counted(tmp_path: Path) -> None:
+    answers = [
+        "None",
+        "None",
+        "[deleted]",
+        "n/a",
+        "N/A",
+        "-",
+        "--",
+        "<NA>",
+        "#N/A",
+        "?",
+        "x y",
+        "['a', 'b']",
+        "None of them",
+        "[1]",
+    ]
+    path = write(tmp_path / "a.jsonl", *({"text1": f"question {n}", "text2": text} for n, text in enumerate(answers)))
+    (report,) = reports(path)
+    assert {finding.kind: finding.count for finding in report.findings} == {"lists": 1, "placeholders": 9, "short": 3}
+    assert "9 texts usually stand for a missing text; remove their rows ('None': 2 ×, " in text_of(report)
+    assert not report.trouble

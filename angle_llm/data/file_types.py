@@ -96,7 +96,7 @@ class FileReader:
     @cached_property
     def label_names(self) -> dict[str, list[str]]:
         """Column name → names of its integer labels, as `ClassLabel` of the library `datasets` stores them."""
-        return _names_beside(self.path)
+        return _names_beside(self)
 
     def rows(self) -> Iterator[Row | BadRow]:
         """Return an iterator over all rows of the file, including bad rows."""
@@ -574,7 +574,7 @@ class ParquetFile(FileReader):
     def label_names(self) -> dict[str, list[str]]:
         """Column name → names of its integer labels, from a dataset card beside the file and from its schema."""
         described = json.loads((self._schema.metadata or {}).get(b"huggingface", "{}"))
-        return _names_in(described.get("info", {}).get("features") or {}) | _names_beside(self.path)
+        return _names_in(described.get("info", {}).get("features") or {}) | _names_beside(self)
 
     def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
         with self._as_data_error():
@@ -675,25 +675,29 @@ def _names_in(features: Mapping[str, Any]) -> dict[str, list[str]]:
     return names
 
 
-def _names_beside(path: Path) -> dict[str, list[str]]:
+def _names_beside(file: FileReader) -> dict[str, list[str]]:
     """Return column → label names from the dataset card in the folder of a data file, or in the folder above.
 
     Raises:
-        DataError: if a column has different label names in two configurations of the dataset.
+        DataError: if the card cannot be read, or a column has different label names in two configurations.
     """
     names: dict[str, list[str]] = {}
-    for folder in path.absolute().parents[:2]:
+    for folder in file.path.absolute().parents[:2]:
         cards = [card for card in (folder / "README.md", folder / "dataset_infos.json") if card.is_file()]
         if any(re.search(r'\bclass_label:|"ClassLabel"', card.read_text("utf-8", "replace")) for card in cards):
             from datasets.info import DatasetInfosDict
 
-            features = [
-                info.features for info in DatasetInfosDict.from_directory(str(folder)).values() if info.features
-            ]
-            for column, labels in (item for each in features for item in _names_in(each.to_dict()).items()):
-                if names.setdefault(column, labels) != labels:
+            try:
+                infos = DatasetInfosDict.from_directory(str(folder)).values()
+            except Exception as error:  # many types: YAML, JSON, unknown features
+                raise DataError(
+                    f"{cards[0]}: label names cannot be read: {error}. Correct or remove the file"
+                ) from error
+            features = [info.features.to_dict() for info in infos if info.features]
+            for column, labels in (item for each in features for item in _names_in(each).items()):
+                if column in file.columns and names.setdefault(column, labels) != labels:
                     differing = f"two orders of the labels of column {column!r}: {names[column]} and {labels}"
-                    raise DataError(f"{cards[0]} has {differing}. Replace the numbers in {path.name} by names")
+                    raise DataError(f"{cards[0]} has {differing}. Replace the numbers in {file.path.name} by names")
     return names
 
 

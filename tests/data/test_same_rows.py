@@ -292,11 +292,16 @@ def test_labels_that_would_be_scores_are_refused(tmp_path: Path) -> None:
         meaning(str(tmp_path / "y.parquet"))
 
 
-def test_card_with_two_orders_of_labels_is_refused(tmp_path: Path) -> None:
+def test_dataset_card_with_two_orders_of_labels_or_broken_is_refused(tmp_path: Path) -> None:
     card = CARD.replace("  features:", "- config_name: a\n  features:")
     other = card.split("dataset_info:\n")[1].replace("_name: a", "_name: b").replace("'2'", "'3'").replace("'0'", "'2'")
     (source, *_) = sources(tmp_path / "nli", ".jsonl", NLI, card.removesuffix("---\n") + other.replace("'3'", "'0'"))
     with pytest.raises(DataError, match=r"README\.md has two orders of the labels of column 'label'.*train\.jsonl by"):
+        meaning(source + "/train.jsonl")
+    write_json(tmp_path / "nli" / "dev.jsonl", [{"text1": "a", "text2": "b"}])  # without labels
+    assert meaning(f"{source}@dev")[0] == [PositivePair("a", "b")]
+    (tmp_path / "nli" / "README.md").write_text("---\ndataset_info: [class_label: : x\n---\n")
+    with pytest.raises(DataError, match=r"README\.md: label names cannot be read.*Correct or remove"):
         meaning(source + "/train.jsonl")
 
 

@@ -104,6 +104,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.tools.embed import EmbedSettings, embed_main
     from angle_llm.tools.mine import MineSettings, mine_main
     from angle_llm.tools.plan import plan_main
+    from angle_llm.tools.public_data.get import GetSettings, get_main
     from angle_llm.tools.questions import QuestionSettings, questions_main
     from angle_llm.tools.score import ScoreSettings, score_main
     from angle_llm.tools.search import SearchSettings, search_main
@@ -146,6 +147,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
         "eval retrieval": (RetrievalSettings, with_encoder(retrieval_main), "Search: nDCG, recall, MRR, MAP."),
         "eval nested": (NestedEvalSettings, with_encoder(nested_main), "Spearman at fewer layers and dimensions."),
         "eval mteb": (MtebSettings, with_encoder(mteb_main), "Tasks of MTEB, run by mteb."),
+        "data get": (GetSettings, get_main, "Download public evaluation sets and training data."),
         "data check": (CheckSettings, check_main, "Check a dataset before training."),
         "data split": (SplitSettings, split_main, "Split a dataset into parts that share no text."),
         "data mine": (MineSettings, mine_main, "Mine hard negatives for positive pairs."),
@@ -163,7 +165,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     }
 
 
-_GROUPS = {"eval": "Evaluate an encoder.", "data": "Check and prepare training data."}
+_GROUPS = {"eval": "Evaluate an encoder.", "data": "Get, check and prepare data."}
 
 
 def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], chosen: str, defaults: dict[str, Any]) -> Any:

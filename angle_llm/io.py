@@ -23,6 +23,7 @@ parts are complete, an index file can replace `identity.json` and the manifests.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import math
@@ -116,9 +117,19 @@ def write_json(path: str | Path, values: Any, writer: str | None = None) -> None
 
 
 def write_json_lines(path: str | Path, rows: Iterable[Mapping[str, Any]], writer: str | None = None) -> None:
-    """Write rows as a JSON Lines file, atomically; lone surrogates are escaped. `writer` is described at `write_file`."""
+    """Write rows as a JSON Lines file, atomically, compressed if its name ends in .gz; lone surrogates are escaped.
+
+    Equal rows give equal bytes. `writer` is described at `write_file`.
+    """
     lines = (json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n" for row in rows)
-    write_file(Path(path), lambda file: file.writelines(lines), writer)
+
+    def fill(file: BinaryIO) -> None:
+        with (
+            gzip.GzipFile("", "wb", fileobj=file, mtime=0) if str(path).endswith(".gz") else nullcontext(file) as target
+        ):
+            target.writelines(lines)
+
+    write_file(Path(path), fill, writer)
 
 
 def json_text(values: Any) -> str:

@@ -49,6 +49,8 @@ class Hub:
         self.blobs: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.refuse_commits = False
+        self.gated = False
+        self.breaks_off = False
         handler = type("Bound", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -59,7 +61,7 @@ class Hub:
         self.repos.clear()
         self.blobs.clear()
         self.requests.clear()
-        self.refuse_commits = False
+        self.refuse_commits = self.gated = self.breaks_off = False
 
     def put(self, repo: str, files: dict[str, bytes] | Path) -> str:
         """A commit of these files, or of those in a folder; returns its name."""
@@ -208,7 +210,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
             return
         etag = hashlib.sha256(files[path]).hexdigest() if path.endswith(LFS_SUFFIXES) else _oid(files[path])
-        self._send(200, files[path], ETag=f'"{etag}"', X_Repo_Commit=commit, Accept_Ranges="bytes")
+        if self.hub.gated:
+            self._send(403, {"error": "Access to this repository is restricted"}, X_Error_Code="GatedRepo")
+        elif self.hub.breaks_off and self.command == "GET":
+            length = str(len(files[path]))
+            self._send(200, files[path][:-1], ETag=f'"{etag}"', X_Repo_Commit=commit, Content_Length=length)
+            self.close_connection = True
+        else:
+            self._send(200, files[path], ETag=f'"{etag}"', X_Repo_Commit=commit, Accept_Ranges="bytes")
 
     def create(self, body: bytes) -> None:
         values = json.loads(body)
@@ -272,7 +281,7 @@ def _lfs(path: str, content: bytes) -> dict[str, Any]:
     return {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}}
 
 
-_NAME = r"([\w.-]+(?:/[\w.-]+)?)"
+_NAME = r"((?:datasets/)?[\w.-]+(?:/[\w.-]+)?)"
 _ROUTES: list[tuple[str, str, Any]] = [
     ("GET", r"/api/whoami-v2", _Handler.whoami),
     ("GET", rf"/api/models/{_NAME}", _Handler.info),

@@ -1,6 +1,7 @@
 """Files written completely or not at all, JSON, checksums, and progress of long commands."""
 
 import errno
+import gzip
 import json
 import os
 import sys
@@ -28,6 +29,7 @@ from angle_llm.io import (
     write_file,
     write_folder,
     write_json,
+    write_json_lines,
     write_text,
 )
 
@@ -213,3 +215,13 @@ def test_a_closed_pipe_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -
         with progress_bar("train", 5, "step") as bar:
             bar.update(5)
         log("done")
+
+
+def test_json_lines_in_gz_are_compressed_with_equal_bytes(tmp_path: Path) -> None:
+    rows = [{"text": "é\ud800", "score": n} for n in range(3)]
+    for name in ("one.jsonl.gz", "two.jsonl.gz", "plain.jsonl"):
+        write_json_lines(tmp_path / name, rows)
+    packed = (tmp_path / "one.jsonl.gz").read_bytes()
+    assert gzip.decompress(packed) == (tmp_path / "plain.jsonl").read_bytes()
+    assert packed == (tmp_path / "two.jsonl.gz").read_bytes()  # neither name nor time is in the file
+    assert len(gzip.decompress(packed).splitlines()) == 3

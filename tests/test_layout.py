@@ -28,7 +28,7 @@ ALLOWED = {
     "model": BASE | {"data"},
     **dict.fromkeys(("train", "evaluate", "serve"), CORE),
     "export": CORE | {"serve"},
-    "tools": CORE | {"train"},
+    "tools": CORE | {"train", "evaluate"},
 }
 MOST_MODULES = 15
 LIBRARIES = {

@@ -45,6 +45,7 @@ from angle_llm.settings.parsing import SettingsError, unknown_name
 from angle_llm.settings.rows import CommandSource
 
 TextVariant = Literal["raw", "senteval"]
+_VARIANTS: tuple[TextVariant, ...] = ("raw", "senteval")
 
 COLUMNS = ("sentence1", "sentence2", "score")
 _SICK_COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
@@ -76,7 +77,7 @@ class StsTaskSettings(EvalSettings):
 
     variant: Literal["auto", "raw", "senteval"] = "auto"
     """raw: sentences as released. senteval: tokenised and lower-cased (published tables, STS12 to STS16 of MTEB). auto:
-    raw, or senteval if the directory has no other text; from the hub, the text of each dataset."""
+    the text with which the directory has more of the tasks, raw if equal; from the hub, the text of each dataset."""
 
 
 class StsPair(NamedTuple):
@@ -176,18 +177,20 @@ def select_tasks(
 
     Files with equal names get their folders as prefixes: stsb/test and sick/test.
 
-    The text variant is `raw` (sentences as released) or `senteval` (SentEval's preprocessing). `auto` selects
-    `senteval` for a directory without raw text, else `raw`. Without a directory, tasks are read from the Hugging Face
-    hub, with `auto` in the text of each dataset. The hub dataset of SICK does not separate its splits, so that
-    `sickr-all` replaces `sickr`. `columns` maps text1, text2, score to columns of all files in `names`.
+    The text variant is `raw` (sentences as released) or `senteval` (SentEval's preprocessing). `auto` selects the
+    variant with which the directory has more of the tasks, or `raw`. Without a directory, tasks are read from the hub,
+    with `auto` in the text of each dataset. The hub dataset of SICK does not separate its splits, so that `sickr-all`
+    replaces `sickr`. `columns` maps text1, text2, score to columns of all files in `names`.
 
     Raises:
         FileNotFoundError: for a missing directory or file, or if no published task is available.
         ValueError: if a task is selected twice, or if `columns` is set without a file.
     """
     text = None if variant == "auto" else variant
-    if text is None and data_dir and not available_tasks(data_dir) and available_tasks(data_dir, "senteval"):
-        text = "senteval"
+    if text is None and data_dir:
+        wanted = {*(names or PUBLISHED_TASKS)}
+        raw, senteval = (len(wanted.intersection(available_tasks(data_dir, choice))) for choice in _VARIANTS)
+        text = "senteval" if senteval > raw else "raw"
     if not names:
         present = available_tasks(data_dir, text)
         published = (*PUBLISHED_TASKS, "sickr-all") if data_dir is None else PUBLISHED_TASKS
@@ -246,7 +249,10 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant | Non
     variant = variant or (hub_text if data_dir is None else "raw")
     if data_dir is None:
         if hub is not None and variant != hub_text:
-            raise ValueError(f"--variant {variant}: {task!r} has only {hub_text} text on the hub; set --data-dir.")
+            raise ValueError(
+                f"--variant {variant}: {task!r} has only {hub_text} text on the hub; set --data-dir. "
+                "`angle-llm data get sts --to DATA` makes it."
+            )
         source, pairs = _read_hub(task, hub)
     else:
         layouts = _layouts(data_dir, task, variant)

@@ -223,7 +223,9 @@ def test_senteval_in_downstream_and_order_of_layouts(senteval: Path, tmp_path: P
     with pytest.raises(FileNotFoundError, match=r"sts12\.test\.tsv"):
         read_task(senteval, "sts12", "raw")
     write(senteval / "stsb/test.tsv", HEADER + "A.\tB.\t1\n")
-    assert select_tasks((), senteval, "auto")[0].variant == "raw"
+    assert {task.variant for task in select_tasks((), senteval, "auto")} == {"senteval"}  # all tasks, not one raw task
+    assert {task.variant for task in select_tasks(("stsb", "sts12"), senteval, "auto")} == {"senteval"}
+    assert select_tasks(("stsb",), senteval, "auto")[0].variant == "raw"
     write(senteval / "stsb_senteval_tok/test.tsv", HEADER + "a .\tb .\t1\n")
     assert read_task(senteval, "stsb", "senteval").pairs == (StsPair("a .", "b .", 1.0),)  # this project's layout first
     (senteval / "STS/STS12-en-test/STS.gs.MSRvid.txt").unlink()

@@ -106,7 +106,7 @@ def _offline_reason(repo: str, revision: str | None) -> str:
         code = getattr(error.response, "status_code", 400) if isinstance(error, HfHubHTTPError) else 503
         if isinstance(error, HFValidationError) or (code < 500 and code != 429):
             raise _refused(repo, revision, error) from error
-        return _reason(error)
+        return reason(error)
     return ""
 
 
@@ -142,7 +142,7 @@ def _fetch(repo: str, name: str, revision: str | None, *, cache_only: bool) -> P
         raise _refused(repo, revision, error) from error
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Return the message of an error on one line, or its class name if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -150,7 +150,7 @@ def _reason(error: Exception) -> str:
 def _refused(repo: str, revision: str | None, error: Exception) -> OSError:
     """Return the error for a repository that the hub refuses, because of a wrong name or missing access rights."""
     return OSError(
-        f"the hub refuses {_name(repo, revision)}: {_reason(error)} Check the name; log in for a private or gated "
+        f"the hub refuses {_name(repo, revision)}: {reason(error)} Check the name; log in for a private or gated "
         "repository (`hf auth login`)."
     )
 

@@ -1,0 +1,228 @@
+"""`angle-llm data get`: download public evaluation sets and training data from the Hugging Face hub.
+
+`data_sets.yaml` lists the sets: files, commits on the hub, numbers of rows, and fingerprints of gold scores and classes.
+A source is downloaded into the cache of huggingface_hub and converted; the result is checked, then written to the data
+directory. So each file there is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+import yaml
+
+from angle_llm.data.formats import DataError
+from angle_llm.data.keys import is_distinctive, normalized
+from angle_llm.data.readers import open_rows
+from angle_llm.evaluate.sts_tasks import read_pairs, read_task
+from angle_llm.evaluate.task_files import data_file
+from angle_llm.evaluate.transfer_tasks import read_transfer_task
+from angle_llm.io import log, write_file, write_json_lines
+from angle_llm.settings.parsing import SettingsError, settings_class, unknown_name
+
+TABLE = Path(__file__).with_name("data_sets.yaml")
+
+
+class PublicFile(NamedTuple):
+    """A file of a data directory (`path`): its source on the hub, and its expected rows and fingerprint of gold values.
+
+    `part` is an STS task, TASK.SPLIT of a transfer task, or a range of rows in the source.
+    """
+
+    path: str
+    repo: str
+    commit: str
+    source: str
+    part: str
+    rows: int
+    gold: str
+
+
+class PublicSet(NamedTuple):
+    """A data set that `data get` downloads; `gold` is the column of its gold scores or classes.
+
+    `reader`: `senteval` (a task in SentEval's archive), `pairs` (scored pairs), `triples` (training data, to which the
+    column `sts_overlap` is added), `copy` (the file is not changed).
+    """
+
+    reader: str
+    content: str
+    size: str
+    license: str
+    files: tuple[PublicFile, ...]
+    columns: tuple[str, ...] = ()
+    gold: str = ""
+    group: str = ""
+
+
+def read_table() -> dict[str, PublicSet]:
+    """Return data set name → data set, from `data_sets.yaml`."""
+    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+
+    def read_file(path: str, address: str, rows: int, gold: str = "") -> PublicFile:
+        organisation, name, source = address.split("/", 2)
+        repo, (source, _, part) = f"{organisation}/{name}", source.partition("#")
+        return PublicFile(path, repo, table["commits"][repo], source, part, rows, gold)
+
+    return {
+        name: PublicSet(**{**values, "files": tuple(read_file(*file) for file in values["files"])})
+        for name, values in table["sets"].items()
+    }
+
+
+def select_sets(names: Sequence[str]) -> dict[str, PublicSet]:
+    """Return data set name → data set, for names of sets and groups. Training data select the STS sets too."""
+    sets = read_table()
+    known = {*sets, *(entry.group for entry in sets.values() if entry.group)}
+    if unknown := [name for name in names if name not in known]:
+        raise SettingsError(unknown_name("data set", unknown[0], known))
+    wanted = {*names, *("sts" for name in names if name in sets and sets[name].reader == "triples")}
+    return {name: entry for name, entry in sets.items() if wanted & {name, entry.group}}
+
+
+@settings_class
+class GetSettings:
+    """Names of public data sets, and the folder that they are written to.
+
+    Without NAME, the command lists the sets with size and license. `sts` and `transfer` are groups: all STS sets, and all
+    of SentEval's transfer tasks. The files have the layout that `eval sts`, `eval transfer` and `eval retrieval` read.
+
+    STS12 to STS16 have SentEval's text, as in published tables; the hub has no raw text of them. Training data have a
+    column `sts_overlap`: 1 for a row with a text of four words or more that is in an STS or SICK evaluation set, else 0.
+    These sets are downloaded with training data. Train with `where: {sts_overlap: 0}`.
+
+    Sources are downloaded from pinned commits into the cache of huggingface_hub (HF_HOME). With HF_HUB_OFFLINE=1 only the
+    cache is read. A file is written if its number of rows and its gold scores or classes equal the stored values. After an
+    interruption, run the same command again: complete files are checked and kept, a partial download is repeated.
+    """
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME …]")] = ()
+    """Data sets or groups, such as sts transfer nanobeir all-nli. Without NAME: list them."""
+    to: Path | None = None
+    """The data directory, new or not. Later commands read it by --data-dir or the variable ANGLE_LLM_DATA."""
+
+    def __post_init__(self) -> None:
+        select_sets(self.names)
+        if bool(self.names) != bool(self.to):
+            expected = "a folder, such as --to data" if self.names else "a data set before it, such as sts --to data"
+            raise SettingsError(f"--to: expected {expected}. `angle-llm data get` lists the data sets.")
+
+
+def get_main(settings: GetSettings) -> None:
+    """List the public data sets; or download the named sets, and print what was written."""
+    if settings.to is None:
+        for name, entry in read_table().items():
+            print(f"{name:13} {entry.size:11} {entry.content}. License: {entry.license}")
+        print("Groups: sts, transfer. Download: angle-llm data get NAME … --to DATA")
+        return
+    root, sets = settings.to.expanduser(), select_sets(settings.names)
+
+    # Missing files and their size
+    missing: list[tuple[PublicSet, PublicFile]] = []
+    for name, entry in sets.items():
+        log(f"{name}: {entry.content}. License: {entry.license}")
+        for file in entry.files:
+            path = data_file(root / file.path)
+            if path.is_file():
+                check_file(path, file, entry.gold, str(path), "Move this file away")
+            else:
+                missing.append((entry, file))
+    states = {(file.repo, file.source): from_hub(file, dry_run=True) for _, file in missing}
+    sizes = [state.file_size for state in states.values() if state.will_download]
+    log(f"{len(missing)} files are missing, others complete. Download: {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB")
+
+    # Download, convert, check, write
+    with tempfile.TemporaryDirectory() as temporary:
+        for entry, file in missing:
+            source, new = Path(from_hub(file)), Path(temporary, Path(file.path).name)
+            _convert(source, new, file, entry, root)
+            check_file(new, file, entry.gold, f"{file.repo}/{file.source}, read as {file.path}", f"Remove {source}")
+            with new.open("rb") as stream:
+                write_file(root / file.path, partial(shutil.copyfileobj, stream))
+            new.unlink()
+            log(f"{root / file.path}: {file.rows:,} rows")
+
+
+def from_hub(file: PublicFile, *, dry_run: bool = False) -> Any:
+    """Download the source of a file into the cache of huggingface_hub and return its path; `dry_run` returns its size."""
+    from huggingface_hub import errors, hf_hub_download
+
+    from angle_llm.model.source.hub import reason
+
+    try:
+        return hf_hub_download(file.repo, file.source, repo_type="dataset", revision=file.commit, dry_run=dry_run)
+    except Exception as error:  # without a connection, each HTTP library has its own errors
+        if getattr(error, "errno", None) is not None:  # an error of this machine, such as a full disk
+            raise
+        hints: dict[type[Exception], str] = {
+            errors.GatedRepoError: "Accept the conditions on the page of the data set, and log in (`hf auth login`).",
+            errors.LocalEntryNotFoundError: "Connect to the network and unset HF_HUB_OFFLINE, or copy the cache.",
+            errors.HfHubHTTPError: "If the data set was moved or deleted, a later angle_llm may name its new place.",
+            Exception: "Run the same command again; complete files are kept.",
+        }
+        hint = next(text for kind, text in hints.items() if isinstance(error, kind))
+        where = f"{file.source} of {file.repo}, commit {file.commit}"
+        raise ConnectionError(f"the hub did not send {where}: {reason(error)} {hint}") from error
+
+
+def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, root: Path) -> None:
+    """Write a file of a data directory from the downloaded source. Training data need the STS sets in `root`."""
+    rows: Iterable[Sequence[Any]]
+    if entry.reader == "copy":
+        shutil.copyfile(source, target)
+        return
+    if entry.reader == "pairs":
+        first, _, end = file.part.partition(":")
+        rows = read_pairs(source).pairs[int(first or 0) : int(end) if end else None]
+    elif entry.reader == "triples":
+        paths = [test.path for sts in select_sets(["sts"]).values() for test in sts.files]
+        evaluated = evaluation_texts(data_file(root / path) for path in paths if "train" not in path)
+        triples = ([str(value) for value in row.values.values()] for row in open_rows(source).good_rows())
+        rows = ([*triple, sts_overlap(triple, evaluated)] for triple in triples)
+    else:
+        folder = target.with_name("senteval")
+        if not folder.exists():
+            with tarfile.open(source) as archive:
+                archive.extractall(folder, filter="data")  # paths and links that leave the folder are errors
+        folder = next(folder.rglob("STS"), folder / "STS").parent
+        task, _, split = file.part.partition(".")
+        splits: dict[Any, Any] = read_transfer_task(folder, task).splits if split else {}
+        rows = splits[split] if split else read_task(folder, task, "senteval").pairs
+    write_json_lines(target, (dict(zip(entry.columns, row, strict=False)) for row in rows))
+
+
+def check_file(path: Path, file: PublicFile, gold: str, name: str, action: str) -> None:
+    """Raise `DataError` with `name` and `action` if the rows or the column `gold` of a file differ from what is expected."""
+    values = [str(row.values.get(gold)) for row in open_rows(path).good_rows([gold] if gold else ())]
+    digest = file.gold and fingerprint(values, gold)
+    if (len(values), digest) != (file.rows, file.gold):
+        expected, got = (f" with the fingerprint {value} of {gold}" if value else "" for value in (file.gold, digest))
+        raise DataError(
+            f"{name}: expected {file.rows:,} rows{expected}, got {len(values):,} rows{got}. It is another version or "
+            f"damaged. {action}, and run the command again"
+        )
+
+
+def fingerprint(values: Iterable[str], column: str) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of the gold scores (column `score`, to 6 decimals) or classes."""
+    lines = (f"{float(value):.6f}" if column == "score" else value for value in values)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def evaluation_texts(paths: Iterable[Path]) -> set[str]:
+    """Return the sentences of four words or more in files of scored pairs, normalized."""
+    texts = {normalized(text) for path in paths for pair in read_pairs(path).pairs for text in pair[:2]}
+    return set(filter(is_distinctive, texts))
+
+
+def sts_overlap(texts: Iterable[str], evaluated: Collection[str]) -> int:
+    """Return 1 if a text, normalized, is one of the texts of evaluation sets, else 0."""
+    return int(any(normalized(text) in evaluated for text in texts))

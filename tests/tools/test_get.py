@@ -1,0 +1,358 @@
+"""`data get`: every public set from the local hub, with small files of the same schema, and every refusal."""
+
+import gzip
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hub_server import Hub, open_hub
+from huggingface_hub import constants
+
+from angle_llm import cli
+from angle_llm.data.examples import load_examples
+from angle_llm.data.formats import DataError
+from angle_llm.evaluate.retrieval_tasks import read_beir
+from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsPair, read_pairs, select_tasks
+from angle_llm.evaluate.task_files import data_file
+from angle_llm.evaluate.transfer_tasks import TRANSFER_TASKS, read_transfer_task
+from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.train import DataSource
+from angle_llm.tools.public_data import get
+from angle_llm.tools.public_data.get import GetSettings, check_file, get_main, read_table
+
+YEARS = {
+    12: ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
+    13: ("FNWN", "headlines", "OnWN"),
+    14: ("deft-forum", "deft-news", "headlines", "OnWN", "images", "tweet-news"),
+    15: ("answers-forums", "answers-students", "belief", "headlines", "images"),
+    16: ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+}
+SENTEVAL = "princeton-nlp/datasets-for-simcse"
+
+
+def senteval_files() -> dict[str, str]:
+    files = {}
+    for year, subtasks in YEARS.items():
+        for subtask in subtasks:  # the first pair has no score, as in 2015 and 2016
+            files[f"STS/STS{year}-en-test/STS.input.{subtask}.txt"] = (
+                f'not .\tscored .\nthe {subtask.lower()} .\t" of {year} .\n'
+            )
+            files[f"STS/STS{year}-en-test/STS.gs.{subtask}.txt"] = f"\n{year / 5}\n"
+    for split in ("dev", "test"):
+        files[f"STS/STSBenchmark/sts-{split}.csv"] = f"main-news\tf\t2012\t1\t2.500\ta {split} .\tb .\n"
+    header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
+    for name in ("train", "trial", "test_annotated"):
+        files[f"SICK/SICK_{name}.txt"] = f"{header}1\tA {name} text .\tB\t3.5\tNEUTRAL\n"
+    for name, endings in {"MR/rt-polarity": ("pos", "neg"), "CR/custrev": ("pos", "neg"), "MPQA/mpqa": ("pos", "neg"),
+                          "SUBJ/subj": ("objective", "subjective")}.items():  # fmt: skip
+        files |= {f"{name}.{ending}": f"one {ending} text\nanother {ending}  text\n" for ending in endings}
+    for split in ("train", "dev", "test"):
+        files[f"SST/binary/sentiment-{split}"] = f"good {split}\t1\nbad {split}\t0\n"
+    files |= {
+        "TREC/train_5500.label": "NUM:count How many ?\nHUM:ind Who ?\n",
+        "TREC/TREC_10.label": "LOC:city Where ?\n",
+    }
+    for split in ("train", "test"):
+        mrpc = f'1\t1\t2\tA "{split} text .\tB .\n0\t3\t4\tC .\tD .\n'
+        files[f"MRPC/msr_paraphrase_{split}.txt"] = f"Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n{mrpc}"
+    return files
+
+
+def archive(files: dict[str, str], folder: str = "./senteval/") -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for name, text in files.items():
+            data = text.encode("latin-1")
+            member = tarfile.TarInfo(folder + name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return content.getvalue()
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    content = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), content)
+    return content.getvalue()
+
+
+def json_lines(rows: list[dict[str, Any]]) -> bytes:
+    return gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def pair(text: str, score: float) -> dict[str, Any]:
+    return {"genre": "main-news", "sid": "1", "score": score, "sentence1": f"{text} ", "sentence2": 'It is "quoted".'}
+
+
+def sources() -> dict[str, dict[str, bytes]]:
+    """Repository → file → content: one to three rows with the columns of the real files."""
+    triple = {"anchor": "NA", "positive": "Another 'dev' text, of STS-B .", "negative": "c"}
+    simcse = 'sent0,sent1,hard_neg\n"a, ""b""",c,d\nAnother,text,here\n'
+    files = {
+        SENTEVAL: {"senteval.tar": archive(senteval_files()), "nli_for_simcse.csv": simcse.encode()},
+        "mteb/stsbenchmark-sts": {
+            f"{split}.jsonl.gz": json_lines([pair(f"Another {split} text of STS-B", 2.2)] * 2)
+            for split in ("train", "validation", "test")
+        },
+        "mteb/sickr-sts": {"test.jsonl.gz": json_lines([pair(f"Text {n}", 1 + n / 3) for n in range(3)])},
+        "sentence-transformers/all-nli": {
+            f"triplet/{split}-00000-of-00001.parquet": parquet([triple | {"positive": f"Another {s} text of STS-B"}
+                for s in ("validation", "train", "other", split)]) for split in ("train", "dev", "test")
+        },
+        "WhereIsAI/github-issue-similarity": {
+            f"data/{split}-00000-of-00001.parquet": parquet([{"text1": split, "text2": "b", "label": 1}])
+            for split in ("train", "valid", "test")
+        },
+    }  # fmt: skip
+    for repo in (file.repo for file in read_table()["nanobeir"].files):
+        files[repo] = {
+            "corpus/train-00000-of-00001.parquet": parquet(
+                [{"_id": f"d{n}", "text": f"document {n}"} for n in range(3)]
+            ),
+            "queries/train-00000-of-00001.parquet": parquet([{"_id": "q", "text": "question"}]),
+            "qrels/train-00000-of-00001.parquet": parquet([{"query-id": "q", "corpus-id": f"d{n}"} for n in range(2)]),
+        }
+    return files
+
+
+def digest(*values: str) -> str:
+    return hashlib.sha256("\n".join(values).encode()).hexdigest()[:16]
+
+
+def expectations() -> dict[str, list[Any]]:
+    """Path → rows and fingerprint of the small files, without code of the package."""
+    expected: dict[str, list[Any]] = {
+        f"sts_senteval_tok/sts{year}.test.jsonl": [len(names), digest(*[f"{year / 5:.6f}"] * len(names))]
+        for year, names in YEARS.items()
+    }
+    expected |= {f"stsb_senteval_tok/{split}.jsonl": [1, digest("2.500000")] for split in ("dev", "test")}
+    expected |= {f"stsb/{split}.jsonl": [2, digest("2.200000", "2.200000")] for split in ("train", "dev", "test")}
+    expected["sick_senteval_tok/test.jsonl"] = [1, digest("3.500000")]
+    scores = {"train": "1.000000", "trial": "1.333333", "test": "1.666667"}
+    expected |= {f"sick/{split}.jsonl": [1, digest(score)] for split, score in scores.items()}
+    expected |= {f"transfer/{name}.jsonl": [4, digest("1", "1", "0", "0")] for name in ("mr", "cr", "subj", "mpqa")}
+    expected |= {f"transfer/sst2.{split}.jsonl": [2, digest("1", "0")] for split in ("train", "dev", "test")}
+    expected |= {f"mrpc/{split}.jsonl": [2, digest("1", "0")] for split in ("train", "test")}
+    expected |= {"transfer/trec.train.jsonl": [2, digest("NUM", "HUM")], "transfer/trec.test.jsonl": [1, digest("LOC")]}
+    expected |= {f"all_nli/{split}.jsonl.gz": [4] for split in ("train", "dev", "test")}
+    expected |= {f"gis/{split}.parquet": [1] for split in ("train", "valid", "test")}
+    return expected | {"nli_simcse/train.jsonl.gz": [2]}
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The table of the package with rows and fingerprints of the small files, and the ranges of SICK."""
+    values = yaml.safe_load(get.TABLE.read_text())
+    expected, counts = expectations(), {"corpus": [3], "queries": [1], "qrels": [2]}
+    ranges = {"0:4500": "0:1", "4500:5000": "1:2", "5000:": "2:"}
+    for entry in values["sets"].values():
+        for file in entry["files"]:
+            path, address = file[:2]
+            source, _, part = address.partition("#")
+            file[1:] = [f"{source}#{ranges.get(part, part)}"]
+            file += expected[path] if path in expected else counts[path.split("/")[2]]
+    path = tmp_path / "table.yaml"
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    monkeypatch.setattr(get, "TABLE", path)
+    return path
+
+
+@pytest.fixture
+def hub(tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The local hub with all repositories at the commits of the table."""
+    server = open_hub(tmp_path / "cache", monkeypatch)
+    commits = yaml.safe_load(table.read_text())["commits"]
+    for repo, files in sources().items():
+        server.put(f"datasets/{repo}", {})
+        server.repos[f"datasets/{repo}"].commits[commits[repo]] = files
+    return server
+
+
+def replace_file(hub: Hub, repo: str, name: str, content: bytes) -> None:
+    [files] = [files for files in hub.repos[f"datasets/{repo}"].commits.values() if name in files]
+    files[name] = content
+
+
+def test_every_set_is_written_in_a_layout_that_evaluations_read(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    cli.run(["data", "get", "sts", "transfer", "all-nli", "nli-simcse", "gis", "nanobeir", "--to", str(data)])
+    printed = capsys.readouterr().out
+    written = {path.relative_to(data).as_posix() for path in data.rglob("*") if path.is_file()}
+    assert written == {file.path for entry in read_table().values() for file in entry.files}
+    total = sum(len(content) for files in sources().values() for content in files.values())
+    assert f"Download: 51 files, {total / 1e6:.1f} MB" in printed
+    assert "sick: SICK-R train, trial and test, raw text. License: CC BY-NC-SA 3.0" in printed
+    assert printed.index("License") < printed.index("Download:") < printed.index("sts12.test.jsonl: 5 rows")
+
+    # STS, with all published tasks in SentEval's text
+    tasks = {task.name: task for task in select_tasks((), data, "auto")}
+    assert {name: task.variant for name, task in tasks.items()} == dict.fromkeys(PUBLISHED_TASKS, "senteval")
+    assert tasks["sts13"].pairs[1] == StsPair("the headlines .", '" of 13 .', 2.6, "headlines")
+    [raw] = read_pairs(data / "sick/trial.jsonl").pairs
+    assert raw == StsPair("Text 1 ", 'It is "quoted".', 1 + 1 / 3, "main-news")
+    assert {task.name for task in select_tasks((), data, "raw")} == {"stsb", "sickr"}
+
+    # Transfer and retrieval
+    assert {name: sum(map(len, read_transfer_task(data, name).splits.values())) for name in TRANSFER_TASKS} == {
+        **dict.fromkeys(("mr", "cr", "subj", "mpqa", "mrpc"), 4), "sst2": 6, "trec": 3}  # fmt: skip
+    assert read_transfer_task(data, "mrpc").splits["test"][0] == ('A "test text .', "1", "B .")
+    task = read_beir(data / "retrieval/NanoNQ")
+    assert (task.name, task.queries, len(task.candidates), len(task.relevant[0])) == ("NanoNQ", ("question",), 3, 2)
+
+    # Training data: sentences of evaluation sets are marked, those of STS-B train are not
+    lines = gzip.decompress((data / "all_nli/train.jsonl.gz").read_bytes()).decode().splitlines()
+    assert [json.loads(line)["sts_overlap"] for line in lines] == [1, 0, 0, 0]
+    for path, rows in (("all_nli/dev.jsonl.gz", 3), ("nli_simcse/train.jsonl.gz", 2)):
+        source = DataSource(path=str(data / path), format="triple", where={"sts_overlap": 0})
+        examples = load_examples(source).examples
+        assert len(examples) == rows
+    assert (examples[0].anchor, examples[0].positive, examples[0].negative) == ('a, "b"', "c", "d")
+    assert len(load_examples(DataSource(path=f"{data}/gis@valid")).examples) == 1
+
+
+def test_training_data_get_the_evaluation_sets_and_a_repetition_gets_nothing(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = GetSettings(names=("nli-simcse",), to=tmp_path / "data")
+    get_main(settings)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.jsonl*")}
+    assert len(files) == 5 + 3 + 6 + 1  # years, SentEval's STS-B and SICK, raw STS-B and SICK, triples
+    (tmp_path / "data/stsb/dev.jsonl").unlink()
+    hub.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    get_main(settings)  # from the cache
+    assert "1 files are missing, others complete. Download: 0 files, 0.0 MB" in capsys.readouterr().out
+    assert hub.requests == []
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.jsonl*")}
+    assert {path for path in files if after[path] != files[path]} == {tmp_path / "data/stsb/dev.jsonl"}
+
+
+def test_a_file_with_other_rows_or_scores_is_refused_and_not_written(hub: Hub, tmp_path: Path) -> None:
+    settings = GetSettings(names=("stsb", "sick"), to=tmp_path / "data")
+    rows = [pair("Another test text of STS-B", 2.2)] * 2
+    wrong = {
+        "expected 2 rows with the fingerprint .* of score, got 1 rows": rows[:1],
+        "expected 2 rows with the fingerprint (.*) of score, got 2 rows with the fingerprint (?!\\1)": [
+            rows[0],
+            pair("a", 1),
+        ],
+        "score": [{"sentence1": "a", "sentence2": "b"}] * 2,
+    }
+    for message, lines in wrong.items():
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        replace_file(hub, "mteb/stsbenchmark-sts", "test.jsonl.gz", json_lines(lines))
+        with pytest.raises(DataError, match=message):
+            get_main(settings)
+        assert not (tmp_path / "data/stsb/test.jsonl").exists()
+    assert (tmp_path / "data/stsb/dev.jsonl").is_file()  # complete files are kept
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "data/sick/test.jsonl").unlink(missing_ok=True)
+    replace_file(hub, "mteb/stsbenchmark-sts", "test.jsonl.gz", json_lines(rows))
+    replace_file(hub, "mteb/sickr-sts", "test.jsonl.gz", json_lines([pair("Text", 1 + n / 3) for n in range(4)]))
+    with pytest.raises(
+        DataError, match=r"mteb/sickr-sts/test.jsonl.gz, read as sick/test.jsonl: expected 1 rows .*Remove"
+    ):
+        get_main(settings)
+
+
+def test_a_stale_file_in_the_data_directory_is_refused_and_not_replaced(hub: Hub, tmp_path: Path) -> None:
+    stale = tmp_path / "data/stsb/test.tsv"  # another format that evaluations read
+    stale.parent.mkdir(parents=True)
+    stale.write_text("sentence1\tsentence2\tscore\nA.\tB.\t1\n")
+    with pytest.raises(DataError, match=r"stsb/test.tsv: expected 2 rows .*, got 1 rows .* Move this file away"):
+        get_main(GetSettings(names=("stsb",), to=tmp_path / "data"))
+    assert stale.read_text().endswith("A.\tB.\t1\n")
+    assert hub.fetched() == set()
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("offline", "cannot find the requested files in the local cache.*unset HF_HUB_OFFLINE"),
+        ("commit", "Revision Not Found.*moved or deleted"),
+        ("file", "Entry Not Found.*moved or deleted"),
+        ("repository", "Repository Not Found.*moved or deleted"),
+        ("gated", "gated repo.*Accept the conditions"),
+    ],
+)
+def test_a_refusal_of_the_hub_says_what_to_do(
+    case: str, message: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = hub.repos["datasets/mteb/stsbenchmark-sts"]
+    if case == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    elif case == "commit":
+        repo.commits.clear()
+    elif case == "file":
+        [files] = [files for files in repo.commits.values() if files]
+        del files["validation.jsonl.gz"]
+    elif case == "repository":
+        del hub.repos["datasets/mteb/stsbenchmark-sts"]
+    hub.gated = case == "gated"
+    with pytest.raises(ConnectionError, match=f"(?s)jsonl.gz of mteb/stsbenchmark-sts, commit b0fddb56.*{message}"):
+        get_main(GetSettings(names=("stsb",), to=tmp_path / "data"))
+    assert not (tmp_path / "data").exists()
+    assert hub.fetched() == set()  # all files are asked for before the first is downloaded
+
+
+def test_an_interrupted_download_leaves_no_file_and_is_repeated(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = GetSettings(names=("stsb",), to=tmp_path / "data")
+    hub.breaks_off = True
+    monkeypatch.setattr("time.sleep", lambda _: None)  # of the retries of huggingface_hub
+    with pytest.raises(ConnectionError, match=r"train.jsonl.gz of .*Run the same command again"):
+        get_main(settings)
+    assert not (tmp_path / "data").exists()
+    hub.breaks_off = False
+    get_main(settings)
+    assert len(read_pairs(tmp_path / "data/stsb/test.jsonl").pairs) == 2
+
+
+def test_an_archive_cannot_write_outside_of_its_folder(hub: Hub, tmp_path: Path) -> None:
+    evil = archive({"../../../outside.txt": "x"}, folder="")
+    replace_file(hub, SENTEVAL, "senteval.tar", evil)
+    with pytest.raises(tarfile.OutsideDestinationError):
+        get_main(GetSettings(names=("mr",), to=tmp_path / "data"))
+
+
+def test_the_list_and_wrong_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    cli.run(["data", "get"])
+    printed = capsys.readouterr().out
+    assert "sick          0.2 MB      SICK-R train, trial and test, raw text. License: CC BY-NC-SA 3.0" in printed
+    assert all(f"\n{name} " in f"\n{printed}" for name in read_table())
+    for arguments, message in (
+        (["sts17", "--to", "x"], r"unknown data set 'sts17'. Did you mean 'sts1\d'\?"),
+        (["sts"], "--to: expected a folder"),
+        (["--to", "x"], "--to: expected a data set"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            cli.run(["data", "get", *arguments])
+
+
+def test_the_table_describes_the_real_files(data_dir: Path) -> None:
+    found = set()
+    for name, entry in read_table().items():
+        for file in entry.files:
+            path = data_file(data_dir / file.path)
+            if path.is_file():
+                check_file(path, file, entry.gold, str(path), "")
+                found.add(name)
+    assert found >= {"sts12", "sts14", "sts15", "stsb-senteval", "stsb", "sick", "mr", "cr", "sst2", "trec", "mrpc"}
+
+
+def test_every_file_of_the_table_has_a_full_commit_and_every_evaluation_a_fingerprint() -> None:
+    for name, entry in read_table().items():
+        for file in entry.files:
+            assert len(file.commit) == 40
+            assert bool(file.gold) == bool(entry.gold), name
+            assert len(file.gold) in (0, 16)

@@ -393,9 +393,11 @@ def _twice(names: Iterator[str] | list[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ tables
 
 
-_QUOTED = re.compile('"(?:[^"]|"")*"')
-"""Pattern of a cell with the quoting of CSV."""
-_QUOTED_LINE = re.compile(rf'({_QUOTED.pattern}|[^"\t]*)(\t({_QUOTED.pattern}|[^"\t]*))*')
+_CELL = r'(?:"(?:[^"]|"")*"|[^"\t\n]*)'
+_CSV_ROW = re.compile(rf"{_CELL}(?:\t{_CELL})*")
+"""Pattern of a row with the quoting of CSV and tabs between cells."""
+_MAX_LINES = 1000
+"""Maximum number of lines of a quoted cell; a quote that is open for longer is part of the text."""
 _AS_CSV = "rename the file to .csv, which is read with quotes and any delimiter"
 
 
@@ -403,8 +405,8 @@ class TsvFile(FileReader):
     """Reader of tab-separated files with a header line; quotes are part of the text. Blank lines are skipped.
 
     Raises:
-        DataError: for a file with the quoting of CSV: all cells with quotes are in quotes and have doubled quotes
-            inside, or the header is in quotes.
+        DataError: for a file with the quoting of CSV: all cells with quotes are in quotes, and a cell has doubled quotes
+            or a line end, or is in the header.
     """
 
     header: ClassVar[tuple[str, ...]] = ()
@@ -449,7 +451,7 @@ class TsvFile(FileReader):
         if isinstance(record, RowError):
             raise record
         self._refuse_bad_bytes("".join(record))
-        if not self.has_quoting and any(map(_QUOTED.fullmatch, record)) and self._csv_quoting_at:
+        if not self.has_quoting and any('"' in cell for cell in record) and self._csv_quoting_at:
             raise DataError(
                 f"{self.name}:{self._csv_quoting_at}: the quotes of this file are the quoting of CSV, which is not read here; "
                 f"{_AS_CSV}. If the quotes belong to the texts, convert the file to JSON lines"
@@ -458,16 +460,21 @@ class TsvFile(FileReader):
 
     @cached_property
     def _csv_quoting_at(self) -> int:
-        """First line with doubled quotes or a quoted header; 0 if a cell has quotes that are not the quoting of CSV."""
-        first = 0
-        for count, (number, record) in enumerate(self._lists()):
-            line = "\t".join(record) if isinstance(record, list) else ""
-            if '"' in line and not _QUOTED_LINE.fullmatch(line):
+        """Line of the first cell that shows the quoting of CSV; 0 if a cell has quotes that are not this quoting."""
+        first, tabs, quotes, lines = 0, -1, 0, list[str]()
+        for number, record in self._lists():
+            lines.append("\t".join(record) if isinstance(record, list) else "")
+            quotes += lines[-1].count('"')
+            if quotes % 2 and len(lines) < _MAX_LINES:  # a cell in quotes may span lines
+                continue
+            row, spans = "\n".join(lines), len(lines) > 1
+            if not _CSV_ROW.fullmatch(row) or (spans and row.count("\t") != tabs):
                 return 0
-            is_header = count == 0 and not self.header
-            if ('"' in line and is_header) or any('""' in cell[1:-1] for cell in line.split("\t")):
+            doubled = any('""' in cell[1:-1] for cell in row.split("\t"))
+            if doubled or (spans and tabs > 0) or ('"' in row and tabs < 0 and not self.header):
                 first = first or number
-        return first
+            tabs, lines = row.count("\t") if tabs < 0 else tabs, []
+        return 0 if lines else first
 
 
 class CsvFile(TsvFile):
@@ -690,11 +697,9 @@ def _names_beside(file: FileReader) -> dict[str, list[str]]:
             try:
                 infos = DatasetInfosDict.from_directory(str(folder)).values()
             except Exception as error:  # many types: YAML, JSON, unknown features
-                raise DataError(
-                    f"{cards[0]}: label names cannot be read: {error}. Correct or remove the file"
-                ) from error
+                raise DataError(f"{cards[0]}: label names cannot be read; correct the file: {error}") from error
             features = [info.features.to_dict() for info in infos if info.features]
-            for column, labels in (item for each in features for item in _names_in(each).items()):
+            for column, labels in (item for names_of in map(_names_in, features) for item in names_of.items()):
                 if column in file.columns and names.setdefault(column, labels) != labels:
                     differing = f"two orders of the labels of column {column!r}: {names[column]} and {labels}"
                     raise DataError(f"{cards[0]} has {differing}. Replace the numbers in {file.path.name} by names")

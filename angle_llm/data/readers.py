@@ -218,16 +218,18 @@ class _Opener(NamedTuple):
         import datasets
         from datasets.data_files import DataFilesDict, get_data_patterns
 
-        base, hint, found = str(Path(path).resolve()), "", list[str]()
+        base, hint, paths = str(Path(path).resolve()), "", list[str]()
         with suppress(Exception):  # many types; `DatasetReader` reports the same error
             if glob.has_magic(base):  # `datasets` reads such a path as a pattern
                 hint = "Rename the folder without any of *, ? and [, or name a file"
-                found = DataFilesDict.from_patterns(get_data_patterns(glob.escape(base)), glob.escape(base))[split]
+                paths = DataFilesDict.from_patterns(get_data_patterns(glob.escape(base)), glob.escape(base))[split]
             else:
-                found = datasets.load_dataset_builder(base).config.data_files[split]
-        readers = [self._reader(Path(file)) for file in dict.fromkeys(found) if is_data_name(file)]
-        lists = [next(each.lines(), (0, ""))[1].lstrip()[:1] == "[" for each in readers if isinstance(each, JsonFile)]
-        if found and len(readers) == len(set(found)) and all(lists):
+                paths = datasets.load_dataset_builder(base).config.data_files[split]
+        readers = [self._reader(Path(file)) for file in dict.fromkeys(paths) if is_data_name(file)]
+        lists = [
+            next(reader.lines(), (0, ""))[1].lstrip()[:1] == "[" for reader in readers if isinstance(reader, JsonFile)
+        ]
+        if paths and len(readers) == len(set(paths)) and all(lists):
             return RowSource(path, readers, path=Path(path))
         return RowSource(path, [DatasetReader(path, None, split, hint)])
 

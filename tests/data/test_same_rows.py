@@ -226,14 +226,22 @@ def test_tsv_file_with_the_quoting_of_csv_is_refused_and_read_as_csv(tmp_path: P
     assert meaning(str(renamed))[0] == [ScoredPair(*map(str, row[:2]), float(row[2])) for row in rows[1:]]  # type: ignore[arg-type, misc]
 
 
+def test_tsv_file_with_quoted_line_ends_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.tsv"
+    with path.open("w", newline="") as stream:
+        csv.writer(stream, delimiter="\t").writerows([["text1", "text2"], ["a", "b"], ["c", "one\ntwo\n\nthree"]])
+    with pytest.raises(DataError, match=r"x\.tsv:6: .*quoting of CSV"):
+        meaning(str(path))
+
+
 def test_quotes_of_a_tsv_file_that_are_not_those_of_csv_are_text(tmp_path: Path) -> None:
     """STS 2015 has doubled quotes for apostrophes, in whole cells in quotes, beside cells with a lone quote."""
-    rows = [{"text1": '"the bulb""s path"', "text2": '"Hello"'}, {"text1": '"Yes," he said', "text2": "a"}]
-    for source in sources(tmp_path / "sts", ".tsv", rows):
-        assert meaning(source) == (
-            [PositivePair(row["text1"], row["text2"]) for row in rows],
-            [],
-        )
+    sts = [{"text1": '"the bulb""s path"', "text2": '"Hello"'}, {"text1": '"Yes," he said', "text2": "a"}]
+    lone = [{"text1": "a", "text2": '"We won'}, {"text1": 'they said."', "text2": "b"}]
+    whole = [{"text1": '"a"', "text2": "b"}, {"text1": '"c"', "text2": '""'}]
+    for name, rows in (("sts", sts), ("lone", lone), ("whole", whole), ("open", lone[:1])):
+        for source in sources(tmp_path / name, ".tsv", rows):
+            assert meaning(source) == ([PositivePair(row["text1"], row["text2"]) for row in rows], [])
     (tmp_path / "x.tsv").write_text('text1\ttext2\n"a\tb"\tc\n')
     with pytest.raises(DataError, match=r"x\.tsv:2: 3 fields, expected 2.*rename the file to \.csv"):
         load_examples(CommandSource(path=str(tmp_path / "x.tsv")))
@@ -301,7 +309,7 @@ def test_dataset_card_with_two_orders_of_labels_or_broken_is_refused(tmp_path: P
     write_json(tmp_path / "nli" / "dev.jsonl", [{"text1": "a", "text2": "b"}])  # without labels
     assert meaning(f"{source}@dev")[0] == [PositivePair("a", "b")]
     (tmp_path / "nli" / "README.md").write_text("---\ndataset_info: [class_label: : x\n---\n")
-    with pytest.raises(DataError, match=r"README\.md: label names cannot be read.*Correct or remove"):
+    with pytest.raises(DataError, match=r"README\.md: label names cannot be read; correct the file"):
         meaning(source + "/train.jsonl")
 
 

@@ -264,6 +264,15 @@ def test_a_file_with_other_rows_or_scores_is_refused_and_not_written(hub: Hub, t
         get_main(settings)
 
 
+def test_a_set_without_gold_values_is_checked_by_its_rows(hub: Hub, tmp_path: Path) -> None:
+    rows = [{"text1": "a", "text2": "b", "label": 1}] * 2
+    name = "data/test-00000-of-00001.parquet"
+    replace_file(hub, "WhereIsAI/github-issue-similarity", name, parquet(rows))
+    with pytest.raises(DataError, match=r"read as gis/test.parquet: expected 1 rows, got 2 rows. It is"):
+        get_main(GetSettings(names=("gis",), to=tmp_path / "data"))
+    assert {path.name for path in (tmp_path / "data/gis").iterdir()} == {"train.parquet", "valid.parquet"}
+
+
 def test_a_stale_file_in_the_data_directory_is_refused_and_not_replaced(hub: Hub, tmp_path: Path) -> None:
     stale = tmp_path / "data/stsb/test.tsv"  # another format that evaluations read
     stale.parent.mkdir(parents=True)

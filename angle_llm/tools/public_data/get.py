@@ -160,8 +160,6 @@ def from_hub(file: PublicFile, *, dry_run: bool = False) -> Any:
     try:
         return hf_hub_download(file.repo, file.source, repo_type="dataset", revision=file.commit, dry_run=dry_run)
     except Exception as error:  # without a connection, each HTTP library has its own errors
-        if getattr(error, "errno", None) is not None:  # an error of this machine, such as a full disk
-            raise
         hints: dict[type[Exception], str] = {
             errors.GatedRepoError: "Accept the conditions on the page of the data set, and log in (`hf auth login`).",
             errors.LocalEntryNotFoundError: "Connect to the network and unset HF_HUB_OFFLINE, or copy the cache.",

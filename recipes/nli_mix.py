@@ -43,7 +43,7 @@ EVALUATED += ["stsb/dev", "stsb/test", "sick/trial", "sick/test"]
 LABELS = {"e": "entailment", "n": "neutral", "c": "contradiction"}
 CAT_LABELS = {"1": "neutral", "2": "contradiction", "3": "entailment"}
 EXTRA_DRAW = "A bearded man wearing a blue shirt is playing an acoustic guitar."
-"""A premise after which the published triples were drawn with one more random number: 62 triples depend on it."""
+"""A premise after which the published triples were drawn with one more random number: 65 triples depend on it."""
 PUBLISHED = {
     "nli_pairs": "d4f9c01e91da57a9059a1e03a55ead1e70f8d0586c00dfa38e3bebde85b8d7c9",
     "nli_triplets": "f61398613eecd792970f6e5bd08046e93cdf94ccf961678cf619d294916218a8",

@@ -14,8 +14,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from angle_llm.data.file_types import FileReader, JsonLinesFile, TextFile, TsvFile
-from angle_llm.data.formats import DataError, RowError, nearest, read_text, refuse_list
+from angle_llm.data.file_types import JsonLinesFile, TextFile
+from angle_llm.data.formats import DataError, RowError, nearest, read_text
 from angle_llm.data.readers import BadRow, Row, RowSource, documents_of, find_path, is_judged, open_rows
 
 SKIP = "skip bad rows with --on-bad-row skip"
@@ -130,7 +130,7 @@ class Corpus:
         for file in self.source.files:
             column = "text" if isinstance(file, TextFile) else self.column
             for row in file.unparsed(names):
-                yield partial(self._text, row, column, file)
+                yield partial(self._text, row, column)
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
         """Divide the rows into blocks of `size` rows; yield the blocks whose number (from 0) `wanted` accepts.
@@ -177,15 +177,13 @@ class Corpus:
         if self.source.stamps() != survey.stamps:
             raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
 
-    def _text(self, parse: Callable[[], Row | BadRow], column: str, file: FileReader) -> CorpusText | BadRow:
+    def _text(self, parse: Callable[[], Row | BadRow], column: str) -> CorpusText | BadRow:
         """Parse a row, and return its text and id, or `BadRow` if the row has no usable text or id."""
         row = parse()
         if isinstance(row, BadRow):
             return row
         try:
             text = read_text(row.values, column)
-            if isinstance(file, TsvFile):
-                refuse_list(text, column)
             if self.id_column is None:
                 return CorpusText(text, None, row.place)
             found = row.values.get(self.id_column)

@@ -25,8 +25,8 @@ import numpy as np
 
 from angle_llm.data import store
 from angle_llm.data.columns import listed, resolve_format
-from angle_llm.data.file_types import FileReader, TsvFile
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest, refuse_list
+from angle_llm.data.file_types import FileReader
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.readers import STANDARD_INPUT, BadRow, Row, RowSource, open_rows
@@ -182,8 +182,8 @@ class ExampleReader:
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
         if labels := file.label_names.get(self.columns.get("label", "")):
             fields["label"] = label_word(fields.get("label"), labels)
-        for name, value in fields.items() if isinstance(file, TsvFile) else ():
-            refuse_list(value, name)
+            if (number := str(fields["label"]).strip()).isdecimal() and number not in labels:
+                raise RowError(f"label is {number}, expected a number from 0 to {len(labels) - 1}: {', '.join(labels)}")
         return FORMATS[self.format].read(fields, self.source.score_range)
 
     def is_wanted(self, row: Values) -> bool:
@@ -309,8 +309,9 @@ def label_word(value: Any, names: list[str]) -> Any:
     """
     if isinstance(value, list) and names:
         return [label_word(item, names) for item in value]
-    number = int(value) if isinstance(value, str) and value.isdecimal() and value not in names else value
-    return names[number] if isinstance(number, int) and 0 <= number < len(names) else value
+    number = str(value).strip()
+    is_number = isinstance(value, int | str) and not isinstance(value, bool) and number.isdecimal()
+    return names[int(number)] if is_number and number not in names and int(number) < len(names) else value
 
 
 # ------------------------------------------------------------------------------------------------ loading

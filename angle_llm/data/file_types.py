@@ -14,14 +14,14 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from angle_llm.data.formats import DataError, RowError
+from angle_llm.data.formats import DataError, ListCell, RowError, is_list_text
 from angle_llm.io import sha256_of
 
 Unit = Literal["line", "row"]
@@ -123,7 +123,7 @@ class FileReader:
 
     def _parse(self, record: Any) -> dict[str, Any]:
         """Parse a record (an unparsed row), and return column name → value. Raises `RowError` if parsing fails."""
-        row: dict[str, Any] = _with_floats(record)
+        row: dict[str, Any] = record
         return row
 
     def lines(self, newline: str | None = "\n") -> Iterator[tuple[int, str]]:
@@ -393,6 +393,7 @@ def _twice(names: Iterator[str] | list[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ tables
 
 
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _CELL = r'(?:"(?:[^"]|"")*"|[^"\t\n]*)'
 _CSV_ROW = re.compile(rf"{_CELL}(?:\t{_CELL})*")
 """Pattern of a row with the quoting of CSV and tabs between cells."""
@@ -438,7 +439,10 @@ class TsvFile(FileReader):
             raise RowError(f"{len(fields)} fields, expected {len(self.columns)}: {', '.join(self.columns)}{hint}")
         if fields == self.columns and len(fields) > 1:
             raise RowError("the line repeats the header, as in joined files; remove the line")
-        return dict(zip(self.columns, fields, strict=True))
+        return {
+            name: ListCell(cell) if is_list_text(cell) else cell
+            for name, cell in zip(self.columns, fields, strict=True)
+        }
 
     def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
         """Yield (line number, cells) for every line, including the header; `RowError` if a line has broken quoting."""
@@ -468,6 +472,8 @@ class TsvFile(FileReader):
             if quotes % 2 and len(lines) < _MAX_LINES:  # a cell in quotes may span lines
                 continue
             row, spans = "\n".join(lines), len(lines) > 1
+            if tabs < 0 and not self.header and all(map(_QUOTED.fullmatch, row.split("\t"))):
+                return number  # the header
             if not _CSV_ROW.fullmatch(row) or (spans and row.count("\t") != tabs):
                 return 0
             doubled = any('""' in cell[1:-1] for cell in row.split("\t"))
@@ -581,11 +587,16 @@ class ParquetFile(FileReader):
     def label_names(self) -> dict[str, list[str]]:
         """Column name → names of its integer labels, from a dataset card beside the file and from its schema."""
         described = json.loads((self._schema.metadata or {}).get(b"huggingface", "{}"))
-        return _names_in(described.get("info", {}).get("features") or {}) | _names_beside(self)
+        names = _names_in(described.get("info", {}).get("features") or {})
+        return names | _names_beside(self, names)
 
     def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
         with self._as_data_error():
             yield from enumerate((row for batch in self._batches(columns) for row in batch.to_pylist()), 1)
+
+    def _parse(self, record: Any) -> dict[str, Any]:
+        row: dict[str, Any] = _with_floats(record)
+        return row
 
     @cached_property
     def _schema(self) -> Any:
@@ -631,7 +642,11 @@ class ArrowFile(ParquetFile):
         """Open the file as a reader of record batches."""
         import pyarrow
 
-        return pyarrow.ipc.open_stream(pyarrow.memory_map(self.name))
+        file = pyarrow.memory_map(self.name)
+        if file.read(6) == b"ARROW1":
+            raise DataError(f"{self.name}: expected the streaming format of Arrow, got the file format; write Parquet")
+        file.seek(0)
+        return pyarrow.ipc.open_stream(file)
 
 
 class DatasetReader(FileReader):
@@ -668,7 +683,7 @@ class DatasetReader(FileReader):
         return str(self._dataset._fingerprint)
 
     def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
-        return iter(enumerate(self._dataset, 1))
+        return iter(enumerate(map(_with_floats, self._dataset), 1))
 
 
 def _names_in(features: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -682,8 +697,10 @@ def _names_in(features: Mapping[str, Any]) -> dict[str, list[str]]:
     return names
 
 
-def _names_beside(file: FileReader) -> dict[str, list[str]]:
+def _names_beside(file: FileReader, known: Collection[str] = ()) -> dict[str, list[str]]:
     """Return column → label names from the dataset card in the folder of a data file, or in the folder above.
+
+    Columns in `known` are omitted. If the folder has the name of a configuration, only this configuration is read.
 
     Raises:
         DataError: if the card cannot be read, or a column has different label names in two configurations.
@@ -695,12 +712,15 @@ def _names_beside(file: FileReader) -> dict[str, list[str]]:
             from datasets.info import DatasetInfosDict
 
             try:
-                infos = DatasetInfosDict.from_directory(str(folder)).values()
+                infos = DatasetInfosDict.from_directory(str(folder))
             except Exception as error:  # many types: YAML, JSON, unknown features
                 raise DataError(f"{cards[0]}: label names cannot be read; correct the file: {error}") from error
-            features = [info.features.to_dict() for info in infos if info.features]
+            name = file.path.parent.name
+            configurations = [infos[name]] if name in infos else infos.values()
+            features = [info.features.to_dict() for info in configurations if info.features]
             for column, labels in (item for names_of in map(_names_in, features) for item in names_of.items()):
-                if column in file.columns and names.setdefault(column, labels) != labels:
+                wanted = column in file.columns and column not in known
+                if wanted and names.setdefault(column, labels) != labels:
                     differing = f"two orders of the labels of column {column!r}: {names[column]} and {labels}"
                     raise DataError(f"{cards[0]} has {differing}. Replace the numbers in {file.path.name} by names")
     return names

@@ -130,6 +130,8 @@ def read_text(row: Values, field: str) -> str:
         raise RowError(f"{field} is null, expected a text")
     if not isinstance(text, str):
         raise RowError(f"{field} is {_short(text)} ({type(text).__name__}), expected a text")
+    if isinstance(text, ListCell):
+        raise RowError(list_problem(field, text))
     if not text.strip():
         raise RowError(f"{field} is empty")
     if "\0" in text:
@@ -154,12 +156,13 @@ def is_list_text(value: Any) -> bool:
     return isinstance(value, str) and value.lstrip()[:1] == "[" and _LIST.fullmatch(value.strip()) is not None
 
 
-def refuse_list(value: Any, field: str) -> None:
-    """Raise `RowError` if a value is a list that is written as text; a table cell cannot contain a list."""
-    if is_list_text(value):
-        raise RowError(
-            f"{field} is {_short(value)}, a list that is written as text; write lists as JSON lines or Parquet"
-        )
+class ListCell(str):
+    """A table cell that is wholly a list, such as `['a', 'b']`: not usable as a text."""
+
+
+def list_problem(field: str, value: str) -> str:
+    """Return the error message for a list that is written as text."""
+    return f"{field} is {_short(str(value))}, a list that is written as text; write lists as JSON lines or Parquet"
 
 
 def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float:
@@ -304,7 +307,8 @@ def _read_texts(row: Values, field: str) -> list[str]:
     if value is None:
         return []
     if isinstance(value, str):
-        refuse_list(value, field)
+        if is_list_text(value):
+            raise RowError(list_problem(field, value))
         return [read_text(row, field)]
     if not isinstance(value, list | tuple):
         raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a list of texts")

@@ -70,11 +70,11 @@ _PLACEHOLDER = re.compile(
 )
 """Pattern of texts that stand for a missing text."""
 _SUSPICIOUS = {
-    "placeholders": "texts usually stand for a missing text; remove their rows",
-    "short": f"texts have at most {_SHORT} characters; remove placeholders",
-    "lists": "texts are lists that are written as text; write them as lists",
+    "placeholders": "texts that usually stand for a missing text (remove their rows)",
+    "short": f"texts of at most {_SHORT} characters (remove placeholders)",
+    "lists": "texts that are lists written as text (write them as lists)",
 }
-"""Kind of finding about single texts → sentence for the report."""
+"""Name of a finding about single texts → description of the texts."""
 _SAMPLE_ROWS = 1000
 """Number of rows that are read to detect unused label columns."""
 _SAMPLE_TEXTS = 5
@@ -307,9 +307,9 @@ class _RowSurvey:
             self.groups.update(dict(zip(_GROUP_COUNTS, counts, strict=True)))
         self._single = self._single and len(set(texts_of(example))) == 1
         for text in map(str.strip, texts_of(example)):
-            kind = "placeholders" if _PLACEHOLDER.fullmatch(text) else "short" if len(text) <= _SHORT else "lists"
-            if kind != "lists" or is_list_text(text):
-                self._suspicious[kind][text] += 1
+            name = "placeholders" if _PLACEHOLDER.fullmatch(text) else "short" if len(text) <= _SHORT else "lists"
+            if name != "lists" or is_list_text(text):
+                self._suspicious[name][text] += 1
 
     def add_findings(self, report: FileReport, *, one_prompt: bool) -> None:
         """Report files whose pairs all contain a text twice, and report very short texts.
@@ -321,10 +321,10 @@ class _RowSurvey:
             report.add(
                 "no pairs", report.rows_used, f"{text} with its body or a question with its answer", trouble=True
             )
-        for kind, texts in sorted(self._suspicious.items()):
+        for name, texts in sorted(self._suspicious.items()):
             shown = ", ".join(f"{text!r:.60}: {count:,} ×" for text, count in texts.most_common(SHOWN_PLACES))
             more = ", …" if len(texts) > SHOWN_PLACES else ""
-            report.add(kind, texts.total(), f"{texts.total():,} {_SUSPICIOUS[kind]} ({shown}{more})")
+            report.add(name, texts.total(), f"{_SUSPICIOUS[name]}: {texts.total():,}; {shown}{more}")
 
 
 class _TokenSurvey:

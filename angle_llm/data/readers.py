@@ -121,6 +121,10 @@ def open_rows(
     return _Opener(str(source), tables, encoding, split).open()
 
 
+_FILE_OPTIONS = {"name", "version", "data_dir", "data_files", "description", "features", "sep", "delimiter"}
+"""Options of a dataset configuration that do not change how its files are read here; delimiters are detected."""
+
+
 class _Opener(NamedTuple):
     """The arguments of `open_rows`; the method `open` chooses the reader classes of the data source."""
 
@@ -210,7 +214,7 @@ class _Opener(NamedTuple):
         """Return the rows of a split of a local folder or a hub id (`path`).
 
         The library `datasets` names the files of a local folder. They are read here, because it reads tab-separated
-        files with quoting, and cells such as NA as empty.
+        files with quoting, and cells such as NA as empty; by `datasets` if the dataset card has options for reading.
         """
         if not Path(path).is_dir():
             hint = f"It is not a local path. {similar_paths(Path(path))}"
@@ -224,7 +228,10 @@ class _Opener(NamedTuple):
                 hint = "Rename the folder without any of *, ? and [, or name a file"
                 paths = DataFilesDict.from_patterns(get_data_patterns(glob.escape(base)), glob.escape(base))[split]
             else:
-                paths = datasets.load_dataset_builder(base).config.data_files[split]
+                config = datasets.load_dataset_builder(base).config
+                defaults = vars(type(config)())
+                if all(value == defaults[name] for name, value in vars(config).items() if name not in _FILE_OPTIONS):
+                    paths = config.data_files[split]
         readers = [self._reader(Path(file)) for file in dict.fromkeys(paths) if is_data_name(file)]
         lists = [
             next(reader.lines(), (0, ""))[1].lstrip()[:1] == "[" for reader in readers if isinstance(reader, JsonFile)
@@ -236,20 +243,18 @@ class _Opener(NamedTuple):
     def _saved(self, folder: Path, split: str | None) -> RowSource | None:
         """Return the rows of a folder of `save_to_disk`: of one split, or of all if `split` is None; None for other folders."""
         if (folder / "dataset_dict.json").is_file():
-            splits = {name: folder / name for name in json.loads((folder / "dataset_dict.json").read_text())["splits"]}
+            splits = {name: folder / name for name in _read_json(folder / "dataset_dict.json", "splits")}
         elif (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
-            splits = {json.loads((folder / "state.json").read_text())["_split"] or "train": folder}
+            splits = {_read_json(folder / "state.json", "_split") or "train": folder}
         else:
             return None
         if split is not None and split not in splits:
             raise DataError(
                 f"{folder}: no split {split!r}; splits there: {', '.join(splits)}. Name one: {folder}@SPLIT"
             )
-        files: list[FileReader] = []
-        for part in splits.values() if split is None else [splits[split]]:
-            state = json.loads((part / "state.json").read_text())
-            files += [self._reader(part / file["filename"]) for file in state["_data_files"]]
-        return RowSource(str(folder), files, path=folder)
+        parts = splits.values() if split is None else [splits[split]]
+        names = [(part, file["filename"]) for part in parts for file in _read_json(part / "state.json", "_data_files")]
+        return RowSource(str(folder), [self._reader(part / name) for part, name in names], path=folder)
 
     def _part(self, name: str, part: str) -> RowSource:
         """Return the rows of NAME@PART: the file NAME/PART.* with a known extension, or split PART of dataset NAME."""
@@ -340,6 +345,16 @@ class Judgement(NamedTuple):
     """Id of the document."""
     score: float
     """Relevance of the document to the query; a document with a relevance above 0 is a positive."""
+
+
+def _read_json(path: Path, key: str) -> Any:
+    """Return a value of a JSON file that `save_to_disk` wrote. Raises `DataError` for a missing or damaged file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))[key]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{path}: expected a file of save_to_disk with {key!r}, got {error}; save the dataset again"
+        ) from error
 
 
 _IDS = ("query-id", "corpus-id")

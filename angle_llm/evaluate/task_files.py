@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from angle_llm.data.formats import DataError
+from angle_llm.data.formats import DataError, ListCell, list_problem
 from angle_llm.data.readers import EXTENSIONS, STARTER, Row, open_rows
 
 Layout = Sequence[Path]
@@ -91,11 +91,13 @@ def text_of(row: Row, column: str) -> str:
     """Return the text in a column of a row; a missing or blank text is an error.
 
     Raises:
-        DataError: with file and line if the text is missing or blank, because a blank text has no embedding.
+        DataError: with file and line if the text is missing or blank, because a blank text has no embedding, or is a list.
     """
     text = row.values.get(column)
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{row.place}: column {column}: expected a text, got {text!r}.")
+    if isinstance(text, ListCell):
+        raise DataError(f"{row.place}: {list_problem(column, text)}.")
     return text
 
 

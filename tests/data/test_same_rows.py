@@ -328,5 +328,50 @@ def test_folder_of_save_to_disk_is_opened_by_every_command(tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"no split 'test'; splits there: train"):
         open_rows(f"{tmp_path}/saved/train@test")
     (tmp_path / "x.arrow").write_bytes(b"ARROW1")
-    with pytest.raises(DataError, match=r"x\.arrow: cannot be read as \.arrow"):
+    with pytest.raises(DataError, match=r"x\.arrow: expected the streaming format of Arrow"):
         open_rows(tmp_path / "x.arrow").columns  # noqa: B018
+
+
+@pytest.mark.parametrize("file_type", [".csv", ".jsonl"])
+def test_label_numbers_are_those_of_the_card_or_refused(tmp_path: Path, file_type: str) -> None:
+    """Not the usual order, also for digits between spaces; a number without a name has no meaning."""
+    (tmp_path / "README.md").write_text(CARD)
+    labels = ["0", " 1", " 2 ", "3", "-1"] if file_type == ".csv" else [0, " 1", 2, 3, -1]
+    rows = [{"premise": "a", "hypothesis": f"b{number}", "label": label} for number, label in enumerate(labels)]
+    path = tmp_path / f"x{file_type}"
+    WRITERS[file_type](path, rows)
+    examples, refused = meaning(str(path))
+    assert examples == [ScoredPair("a", "b0", 1.0), ScoredPair("a", "b1", 0.0)]
+    assert refused == ["label is 3, expected a number from 0 to 2: entailment, contradiction, neutral"]
+
+
+def test_options_of_a_dataset_card_are_used(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,b\nc,d\n")
+    card = "configs:\n- config_name: default\n  data_files: train.csv\n  names: [text1, text2]\n  header: null\n"
+    (tmp_path / "README.md").write_text(f"---\n{card}---\n")
+    examples = load_examples(CommandSource(path=f"{tmp_path}@train")).examples
+    assert list(examples) == [PositivePair("a", "b"), PositivePair("c", "d")]
+
+
+def test_a_folder_with_the_name_of_a_configuration_has_its_label_names(tmp_path: Path) -> None:
+    infos = {}
+    for name, names in (("rte", ["entailment", "contradiction"]), ("other", ["contradiction", "entailment"])):
+        infos[name] = {"features": datasets.Features({"label": datasets.ClassLabel(names=names)}).to_dict()}
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "x.jsonl", [{"premise": "a", "hypothesis": "b", "label": 0}])
+    (tmp_path / "dataset_infos.json").write_text(json.dumps(infos))
+    scores = [meaning(str(tmp_path / name / "x.jsonl"))[0][0].score for name in infos]
+    assert scores == [1.0, 0.0]
+
+
+def test_a_list_in_a_cell_is_no_text_of_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("sentence1,sentence2,score,tags\na,b,1,\"['x', 'y']\"\nc,\"['a', 'b']\",2,\n")
+    with pytest.raises(DataError, match=r"x\.csv:3: sentence2 is .*a list that is written as text"):
+        read_pairs(tmp_path / "x.csv")
+
+
+def test_a_damaged_folder_of_save_to_disk_is_refused_by_name(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["a"]}).save_to_disk(tmp_path / "saved")
+    (tmp_path / "saved/state.json").write_text("{")
+    with pytest.raises(DataError, match=r"state\.json: expected a file of save_to_disk.*save the dataset again"):
+        open_rows(str(tmp_path / "saved"))

@@ -579,5 +579,5 @@ def test_texts_that_are_probably_no_texts_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *({"text1": f"question {n}", "text2": text} for n, text in enumerate(answers)))
     (report,) = reports(path)
     assert {finding.kind: finding.count for finding in report.findings} == {"lists": 1, "placeholders": 9, "short": 3}
-    assert "9 texts usually stand for a missing text; remove their rows ('None': 2 ×, " in text_of(report)
+    assert "texts that usually stand for a missing text (remove their rows): 9; 'None': 2 ×, " in text_of(report)
     assert not report.trouble

@@ -186,6 +186,8 @@ def select_tasks(
         FileNotFoundError: for a missing directory or file, or if no published task is available.
         ValueError: if a task is selected twice, or if `columns` is set without a file.
     """
+    if variant != "auto" and data_dir is None and names and all(map(_is_path, names)):
+        raise SettingsError(f"--variant {variant}: expected STS tasks, of --data-dir or the hub, got files in --tasks.")
     text = None if variant == "auto" else variant
     if text is None and data_dir:
         wanted = {*(names or PUBLISHED_TASKS)}

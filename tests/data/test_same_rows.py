@@ -21,6 +21,7 @@ from angle_llm.data.quality import check_files, write_fixed
 from angle_llm.data.readers import open_rows
 from angle_llm.evaluate.sts_tasks import read_pairs
 from angle_llm.settings.rows import CommandSource
+from angle_llm.settings.train import DataSource
 
 Rows = list[dict[str, Any]]
 
@@ -349,7 +350,7 @@ def test_options_of_a_dataset_card_are_used(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("a,b\nc,d\n")
     card = "configs:\n- config_name: default\n  data_files: train.csv\n  names: [text1, text2]\n  header: null\n"
     (tmp_path / "README.md").write_text(f"---\n{card}---\n")
-    examples = load_examples(CommandSource(path=f"{tmp_path}@train")).examples
+    examples = load_examples(DataSource(path=str(tmp_path))).examples
     assert list(examples) == [PositivePair("a", "b"), PositivePair("c", "d")]
 
 

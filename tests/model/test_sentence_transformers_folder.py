@@ -124,7 +124,12 @@ def test_vectors_of_an_adapter_equal_those_of_the_library(folder: Path, tmp_path
 
     change(folder, "config_sentence_transformers.json", prompts={"own": "Represent: "}, default_prompt_name="own")
     library = SentenceTransformer(str(folder), device="cpu")
-    library.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=["query", "value"]))
+    try:
+        library.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=["query", "value"]))
+    except ValueError as error:
+        if "version of PEFT" not in str(error):
+            raise
+        pytest.skip(f"transformers refuses adapters: {error}")
     train_a_little(library)
     library.save(str(tmp_path / "adapter"), create_model_card=False)
     assert not (tmp_path / "adapter" / "config.json").exists()

@@ -17,7 +17,7 @@ the encoder. `tokenizers` would apply the normalizer to each part of the text be
 `normalized`: they are searched in the text after the normalizer, which is then applied to the whole text. Their names are
 normalized too, and are stored between two marks, at which the normalizer removes the prompt from a name. So their names
 have the marks in the exported vocabulary. Normalizers of an encoder that do more than NFC or the replacement of spaces
-need the parts: added tokens are then plain characters (`names_read_as_text`), and texts with them get other ids.
+need the parts: added tokens are then plain characters (`changed_names`), and texts with them get other ids.
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
     kept = [token for token in spec["added_tokens"] if not token["special"]]
     plain_names: list[str] = []
     if steps:
-        plain_names = names_read_as_text(tokenizer)
-        kept = _kept(spec)
+        plain_names = changed_names(tokenizer, with_prompt=True)
+        # The encoder edits quotes before it searches names, so names with quotes are never tokens.
+        quotes = {'"'} if "double_quotes_to_single" in prompt.edits else set()
+        kept = [token for token in _kept(spec) if quotes.isdisjoint(token["content"])]
         if kept:
             _forget(spec["model"], {token["content"] for token in kept})
             start, end = _MARKS
@@ -106,32 +108,23 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
     return PromptTokenizer(spec, config, plain_names, changes_text=bool(steps))
 
 
-def changed_names(tokenizer: Tokenizer) -> list[str]:
+def changed_names(tokenizer: Tokenizer, *, with_prompt: bool = False) -> list[str]:
     """Return the names of added tokens whose token ids change if the tokenizer reads the names as plain text.
 
-    Special tokens are not included.
+    Special tokens are not included. `with_prompt`: only names that an exported tokenizer with a prompt reads as plain text.
 
     Raises:
         ArtifactError: for a tokenizer without a `tokenizer.json`.
     """
     spec = _read_spec(tokenizer)
-    names = [token["content"] for token in spec["added_tokens"] if not token["special"]]
+    kept = _kept(spec) if with_prompt else []
+    names = [token["content"] for token in spec["added_tokens"] if not token["special"] and token not in kept]
     spec |= {"added_tokens": [], "post_processor": None}
     plain = type(tokenizer.backend_tokenizer).from_str(json.dumps(spec))
     texts = [f"a{name}b" for name in names]
-    found = plain.encode_batch(texts, add_special_tokens=False)
+    encodings = plain.encode_batch(texts, add_special_tokens=False)
     expected = plain_ids(tokenizer, texts)
-    return [name for name, ids, plainly in zip(names, expected, found, strict=True) if ids != plainly.ids]
-
-
-def names_read_as_text(tokenizer: Tokenizer) -> list[str]:
-    """Return the names in `changed_names` that an exported tokenizer with a prompt reads as plain text.
-
-    Raises:
-        ArtifactError: for a tokenizer without a `tokenizer.json`.
-    """
-    kept = {token["content"] for token in _kept(_read_spec(tokenizer))}
-    return [name for name in changed_names(tokenizer) if name not in kept]
+    return [name for name, ids, encoding in zip(names, expected, encodings, strict=True) if ids != encoding.ids]
 
 
 def _kept(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -143,12 +136,11 @@ def _kept(spec: dict[str, Any]) -> list[dict[str, Any]]:
     steps = normalizer.get("normalizers", [normalizer])
     if steps not in ([], [_SPACES], [{"type": "NFC"}]) or not isinstance(spec["model"]["vocab"], dict):
         return []
-    changed = {" ", "▁"} if steps == [_SPACES] else set()
-    return [
-        token
-        for token in spec["added_tokens"]
-        if not (token["special"] or token["single_word"] or changed & {*token["content"]})
-    ]
+    tokens = [token for token in spec["added_tokens"] if not (token["special"] or token["single_word"])]
+    if steps != [_SPACES]:
+        return tokens
+    # After this normalizer, names with spaces differ, and `lstrip` and `rstrip` find no spaces to remove.
+    return [token for token in tokens if not (token["lstrip"] or token["rstrip"] or {" ", "▁"} & {*token["content"]})]
 
 
 def _forget(model: dict[str, Any], names: set[str]) -> None:
@@ -194,8 +186,10 @@ def check_same_ids(
         ArtifactError: for a text with other ids.
     """
     around = [text for end in TEXT_ENDS for text in (f"A man eats{end}", f"{end}A man eats")]
-    names = [f"A man{name}eats" for name in sentences.tokenizer.get_added_vocab()]
-    for text in [*SENTENCES, *around, *names]:
+    names = sentences.tokenizer.get_added_vocab()
+    named = [f"A man{name}eats" for name in names]
+    named += [f"A man {name} eats" for name in names if "▁" not in name]  # Gemma: other ids next to a space
+    for text in [*SENTENCES, *around, *named]:
         if any(name in text for name in plain_names):
             continue
         try:

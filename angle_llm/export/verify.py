@@ -50,7 +50,7 @@ from angle_llm.export.formats.llama_cpp import LlamaCppModel, is_gguf_export
 from angle_llm.export.formats.onnx_folder import FORM as ONNX
 from angle_llm.export.formats.onnx_folder import OnnxModel, is_onnx_folder
 from angle_llm.export.texts import SENTENCES
-from angle_llm.export.tokenizer import names_read_as_text
+from angle_llm.export.tokenizer import changed_names
 from angle_llm.export.weights import WeightsCount, count_wrong
 from angle_llm.io import write_json
 from angle_llm.model.encoder import SentenceEncoder
@@ -216,7 +216,7 @@ def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[str | Path]) -> tu
     exported = [ExportFacts.read(Path(form).expanduser()) for form in forms if is_sentence_transformers_folder(form)]
     names = {name for facts in exported if facts is not None for name in facts.plain_names}
     if any(map(is_server, forms)) and hasattr(encoder.tokenizer, "backend_tokenizer"):
-        names |= set(names_read_as_text(encoder.tokenizer))  # the server may have opened an exported folder
+        names |= set(changed_names(encoder.tokenizer, with_prompt=True))  # the server may use an exported folder
     known = [text for text in texts if not any(name in text for name in names)]
     if skipped := len(texts) - len(known):
         notes.append(

@@ -152,6 +152,45 @@ def test_the_tokenizer_loads_with_a_model_config(kind: str, tokenization: str, t
         assert exported.model_max_length == 64
 
 
+def with_token(kind: str, token: AddedToken, prompt: str) -> tuple[SentenceTokenizer, PromptTokenizer, Any]:
+    tokenizer = copy.deepcopy(TOKENIZERS[kind]())
+    tokenizer.add_tokens([token])
+    ours = SentenceTokenizer(tokenizer, PROMPTS[prompt], 100)
+    built = prompt_tokenizer(ours)
+    return ours, built, load_tokenizer_file(written(built, Path(mkdtemp())))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "side", "prompt", "plain_names"),
+    [
+        ("gemma", "<x>", "lstrip", "tail", ["<x>"]),
+        ("gemma", "<x>", "rstrip", "tail", ["<x>"]),
+        ("qwen", "<x>", "lstrip", "head", []),
+        ("qwen", "<x>", "rstrip", "tail", []),
+        ("qwen", '<a "b">', None, "tail", []),
+        ("qwen", '<a "b">', None, "edits", []),
+    ],
+)
+def test_tokens_with_spaces_around_or_quotes(
+    kind: str, name: str, side: str | None, prompt: str, plain_names: list[str]
+) -> None:
+    """Gemma replaces the spaces that `lstrip` and `rstrip` remove; the edit of quotes removes a name from every text."""
+    token = AddedToken(name, normalized=False, **({side: True} if side else {}))
+    ours, built, exported = with_token(kind, token, prompt)
+    assert built.plain_names == plain_names
+    texts = [f"A man {name} eats", f"A man{name}eats", f"{name} eats", f"A man {name}", name, name.replace('"', "'")]
+    if not plain_names:
+        assert as_the_library_calls_it(exported, texts) == ours(texts)
+    check_same_ids(ids_of(exported), ours, plain_names=plain_names)
+
+
+def test_a_token_that_removes_spaces_is_compared_with_spaces() -> None:
+    ours, *_ = with_token("qwen", AddedToken("<x>", normalized=False, lstrip=True), "tail")
+    *_, other = with_token("qwen", AddedToken("<x>", normalized=False), "tail")
+    with pytest.raises(ArtifactError, match="'A man <x> eats' gets other token ids"):
+        check_same_ids(ids_of(other), ours)
+
+
 def test_another_prompt_is_found() -> None:
     ours, _ = both("smollm2", "joined", "tail", 1000)
     _, other = both("smollm2", "joined", "head", 1000)

@@ -139,6 +139,12 @@ def test_a_layer_that_peft_refuses_is_refused_with_the_other_targets(targets: li
     assert adapted_layers(adapted) == {"layers.0.mixer.in_proj", "layers.1.mixer.in_proj"}
 
 
+def test_an_error_of_another_setting_does_not_name_the_targets() -> None:
+    with pytest.raises(ValueError, match="`r` should be a positive integer") as raised:
+        add_lora(tiny_backbone("llama"), LoraSettings(rank=0))
+    assert "--lora.targets" not in str(raised.value)
+
+
 def test_parameters_are_counted_and_a_second_adapter_is_refused() -> None:
     encoder = tiny_encoder("llama")
     weights = sum(parameter.numel() for parameter in encoder.model.parameters())

@@ -97,6 +97,8 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
         for path, layer in list(backbone.named_modules()):
             if hasattr(layer, "base_layer"):  # peft replaces layers one by one
                 backbone.set_submodule(path, layer.base_layer)
+        if "is incompatible" not in str(error):  # an error of another setting, such as the rank
+            raise
         names = sorted(name for name in _linear_names(backbone) if f"'{name}'" not in str(error))
         raise ValueError(
             f"LoRA targets {' '.join(targets)}: peft does not adapt this {type(backbone).__name__}: {error} Choose from "

@@ -101,6 +101,12 @@ def test_other_repositories_are_refused(hub: Hub, tmp_path: Path) -> None:
         load("org/exported")
     with pytest.raises(ArtifactError, match="the base org/peft is an adapter, too"):
         load("org/peft")
+    adapter = {"adapter_config.json": b'{"base_model_name_or_path": "org/none"}'}
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        repo = f"org/both-{len(name)}"
+        hub.put(repo, adapter | {"config.json": base["config.json"], name: b"{}"})
+        with pytest.raises(ArtifactError, match=f"{repo} on the hub contains an adapter and a model"):
+            load(repo)
     with pytest.raises(OSError, match=r"the hub refuses org/nothing: .*log in"):
         load("org/nothing")
     with pytest.raises(OSError, match="the hub refuses org/exported at revision v9"):

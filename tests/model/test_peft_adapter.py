@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,19 @@ def test_a_folder_alone_opens_with_the_base_that_it_names(name: str, tokenizer: 
     tokens = open_tokens(ModelSettings(path=str(adapter), prompt=PROMPT, max_length=60))
     assert (tokens.pooling, tokens.max_length) == ("last", 60)
     assert tokens.tokenizers.selected(TEXTS) == encoder.tokenize(TEXTS)
+
+
+def test_a_folder_with_the_configuration_of_its_base_is_an_adapter(origin: Path) -> None:
+    """LLM2Vec stores adapters with `config.json`. With model weights, the folder can be opened in two ways."""
+    expected = open_adapter(origin).encode(TEXTS)
+    adapter = origin / "adapter"
+    shutil.copy(origin / "base" / "config.json", adapter)
+    assert np.array_equal(SentenceEncoder.from_pretrained(adapter, prompt=PROMPT, device="cpu").encode(TEXTS), expected)
+    for name in ("model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors"):
+        (adapter / name).touch()
+        with pytest.raises(ArtifactError, match="contains an adapter and a model"):
+            SentenceEncoder.from_pretrained(adapter, prompt=PROMPT, device="cpu")
+        (adapter / name).unlink()
 
 
 def test_a_folder_alone_whose_base_or_prompt_is_unknown_is_refused(origin: Path) -> None:

@@ -97,25 +97,26 @@ def load_parts(
         )
     if source.card is not None:
         return _load_saved(source, source.card, dtype, bits, device)
-    folder = source.read_library(prompt)
+    library = source.read_library(prompt)
     base, revision = source.base or (source.path, source.revision)
-    other = Path(adapter or source.adapter or "").expanduser()
-    without = adapter is None and source.adapter is None
-    peft_adapter = None if without else read_peft_adapter(other, base, prompt or (folder and folder.prompt))
+    adapter_folder = source.adapter if adapter is None else Path(adapter).expanduser()
+    peft_adapter = None
+    if adapter_folder is not None:
+        peft_adapter = read_peft_adapter(adapter_folder, base, prompt or (library and library.prompt))
     # On the device: the probes run where the model will run.
     bits = None if bits == "auto" else bits
     backbone = load_backbone(source.backbone, dtype=dtype, revision=revision, bits=bits, device=device)
     tokenizer = load_tokenizer(*source.tokenizer)
     with as_artifact_error(source.path):
         check_loaded(backbone, tokenizer, source.path)
-        card = None if folder is None else card_of(folder, tokenizer, backbone, dtype)
+        card = None if library is None else card_of(library, tokenizer, backbone, dtype)
     dense = read_dense(source.dense, state_sizes(backbone)[0])
     parts = Parts(source.path, backbone, tokenizer, base, revision, card=card, dense=dense)
-    if peft_adapter is None:
+    if adapter_folder is None or peft_adapter is None:
         return parts
-    with as_artifact_error(other):
-        update = fitted(peft_adapter, other, backbone, base)
-    return parts._replace(folder=other, base_fingerprint=weights_fingerprint(backbone), adapter=update)
+    with as_artifact_error(adapter_folder):
+        update = fitted(peft_adapter, adapter_folder, backbone, base)
+    return parts._replace(folder=adapter_folder, base_fingerprint=weights_fingerprint(backbone), adapter=update)
 
 
 def card_of(

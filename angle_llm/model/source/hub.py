@@ -51,6 +51,8 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
         ArtifactError: for a repository that is neither an encoder nor a backbone, or a damaged `angle_llm.json`.
         OSError: if the hub refuses the request.
     """
+    from huggingface_hub import HfApi
+
     offline = _offline_reason(repo, revision)
     names = (CARD_NAME, EXPORT_NAME, ADAPTER_FILES[0], MODULES_NAME, "config.json")
     files = {name: file for name in names if (file := _fetch(repo, name, revision, cache_only=bool(offline)))}
@@ -68,6 +70,8 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
             f"{repo} on the hub was exported for another library ({EXPORT_NAME}). Open it with that library."
         )
     if ADAPTER_FILES[0] in files:
+        if not offline and any(HfApi().file_exists(repo, name, revision=revision) for name in WHOLE_FILES[1:3]):
+            raise ArtifactError(f"{repo} on the hub contains an adapter and a model. Download one of them to a folder.")
         patterns = [*ADAPTER_FILES, *TOKENIZER_FILES, *USAGE_FILES]
         return _snapshot(repo, files[ADAPTER_FILES[0]], patterns, bool(offline))
     if MODULES_NAME in files:

@@ -87,7 +87,7 @@ class ModelSource:
 
     @property
     def tokenizer(self) -> tuple[BackboneLocation, str | None]:
-        """Location of the tokenizer and its revision on the hub. A peft adapter without a tokenizer has that of its base."""
+        """Location of the tokenizer and its revision on the hub. A peft adapter without one has the tokenizer of its base."""
         if self.peft_base is not None and not (Path(self.location.name) / "tokenizer_config.json").is_file():
             return self.backbone, self.backbone_revision
         return self.location, self.revision
@@ -146,20 +146,18 @@ def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
     if is_saved_encoder(folder):
         check_links(folder)
         return ModelSource(path_or_id, BackboneLocation(str(folder)), card=EncoderCard.read(folder))
-    if (folder / CONFIG_NAME).is_file() and not (folder / "config.json").exists():
+    if (folder / CONFIG_NAME).is_file() and not any(folder.glob("model*.safetensors*")):
         return _peft_source(path_or_id, folder)
     location = locate(path_or_id)
     if location.is_local:
         library = None if location.gguf_file else find_sentence_transformers(location.name)
         return ModelSource(path_or_id, location, revision, library=library)
-    found = fetch_files(path_or_id, revision)
-    if found.folder is not None and is_saved_encoder(found.folder):
-        return ModelSource(
-            path_or_id, BackboneLocation(str(found.folder)), found.commit, card=EncoderCard.read(found.folder)
-        )
-    if found.folder is not None and (found.folder / CONFIG_NAME).is_file():
-        return _peft_source(path_or_id, found.folder, found.commit)
-    return ModelSource(path_or_id, location, found.commit or revision, library=found.folder)
+    fetched, commit = fetch_files(path_or_id, revision)
+    if fetched is not None and is_saved_encoder(fetched):
+        return ModelSource(path_or_id, BackboneLocation(str(fetched)), commit, card=EncoderCard.read(fetched))
+    if fetched is not None and (fetched / CONFIG_NAME).is_file():
+        return _peft_source(path_or_id, fetched, commit)
+    return ModelSource(path_or_id, location, commit or revision, library=fetched)
 
 
 def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> ModelSource:
@@ -169,25 +167,25 @@ def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> Mo
     Raises the errors of `resolve_model`.
     """
     check_links(folder)
-    place = folder / CONFIG_NAME
-    config = read_json(place)
+    config_path = folder / CONFIG_NAME
+    config = read_json(config_path)
     name, revision = config.get(_BASE_KEY), config.get("revision")
     if not (isinstance(name, str) and name and isinstance(revision, str | None)):
         raise ArtifactError(
-            f"{place}: `{_BASE_KEY}` is {name!r:.80}, so the base of the adapter is unknown. Write its path or hub id there, "
-            "or open it by from_pretrained(BASE, adapter=FOLDER, prompt=…)."
+            f"{config_path}: `{_BASE_KEY}` is {name!r:.80}, so the base of the adapter is unknown. Write its path or hub id "
+            "there, or open it by from_pretrained(BASE, adapter=FOLDER, prompt=…)."
         )
-    near = (start / Path(name).expanduser() for start in (Path(), folder, folder.parent))
-    base = next((str(path) for path in near if path.exists()), name)
+    candidates = (start / Path(name).expanduser() for start in (Path(), folder, folder.parent))
+    base = next((str(path) for path in candidates if path.exists()), name)
     try:
         if not locate(base).is_local:
-            found = fetch_files(base, revision)
-            revision = found.commit or revision
-            if found.folder is not None and (found.folder / CONFIG_NAME).is_file():
-                raise ArtifactError(f"{place}: the base {base} is an adapter, too. Merge it into its own base first.")
+            base_folder, base_commit = fetch_files(base, revision)
+            revision = base_commit or revision
+            if base_folder is not None and (base_folder / CONFIG_NAME).is_file():
+                raise ArtifactError(f"{config_path}: the base {base} is an adapter, too. First merge it into its base.")
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{error} It is the base of the adapter {folder}: `{_BASE_KEY}` in {place}. If it moved, change it there."
+            f"{error} It is the base of the adapter {folder}: `{_BASE_KEY}` in {config_path}. If it moved, change it there."
         ) from error
     library = find_sentence_transformers(folder)
     return ModelSource(path_or_id, BackboneLocation(str(folder)), commit, library=library, peft_base=(base, revision))

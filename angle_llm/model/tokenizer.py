@@ -285,14 +285,14 @@ def warn_of_other_tokens(tokenizers: SideTokenizers, config: Mapping[str, Any]) 
 
     transformers 4 follows `add_bos_token` and `add_eos_token` for some classes; version 5 follows `tokenizer.json`.
     """
-    follows = re.fullmatch(r"((Code)?Llama|Gemma|Cohere|GPTNeoX)Tokenizer(Fast)?", str(config.get("tokenizer_class")))
-    for sentences in tokenizers.distinct if follows else ():
+    affected = re.fullmatch(r"((Code)?Llama|Gemma|Cohere|GPTNeoX)Tokenizer(Fast)?", str(config.get("tokenizer_class")))
+    for sentences in tokenizers.distinct if affected else ():
         (before, after), tokenizer = sentences.special_tokens, sentences.tokenizer
         appended = sentences.template.after if config.get("add_eos_token") else []
-        added = {"bos": tokenizer.bos_token_id in before, "eos": tokenizer.eos_token_id in after + appended}
-        for key in (
-            f"add_{name}_token" for name in added if config.get(f"add_{name}_token") not in (None, added[name])
-        ):
+        has_bos, has_eos = tokenizer.bos_token_id in before, tokenizer.eos_token_id in after + appended
+        for key, has_token in (("add_bos_token", has_bos), ("add_eos_token", has_eos)):
+            if config.get(key) in (None, has_token):
+                continue
             warnings.warn(
                 f"tokenizer_config.json of {tokenizer.name_or_path} has `{key}`: {config[key]}, but transformers 5 follows "
                 f"tokenizer.json, and texts with prompt {sentences.prompt.name!r} differ. If the model was trained as the key "

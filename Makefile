@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Optional packages are in an environment of their own, so that `make test` shows what passes without them.
+# DeepSpeed and bitsandbytes are in an environment of their own, so that `make test` shows what passes without them.
 EXTRAS := .bench/extras
 EXTRAS_BIN := $(EXTRAS)/bin
 # accelerate gives a CPU process one thread unless told otherwise.

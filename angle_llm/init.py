@@ -12,7 +12,7 @@ from angle_llm.io import write_folder
 from angle_llm.settings.parsing import bundled, check_new_folder, settings_class
 
 CONTENTS = {
-    "README.md": "all commands, one screen each",
+    "README.md": "install, train, evaluate, export: one screen each",
     "docs": "guides, and what was measured",
     "recipes": "programs and settings of trainings",
     "deepspeed_configs": "configurations of accelerate for several GPUs",

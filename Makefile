@@ -1,4 +1,4 @@
-# Everything a fresh machine needs is Python >= 3.10, pip and make. The README names the plain commands behind each target.
+# Everything a fresh machine needs is Python >= 3.10.12, pip and make. The README names the plain commands behind each target.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -1,20 +1,24 @@
 """`data get`: every public set from the local hub, with small files of the same schema, and every refusal."""
 
+import errno
 import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import tarfile
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from hub_server import Hub, open_hub
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_hub_download
 
 from angle_llm import cli
 from angle_llm.data.examples import load_examples
@@ -91,6 +95,12 @@ def pair(text: str, score: float) -> dict[str, Any]:
     return {"genre": "main-news", "sid": "1", "score": score, "sentence1": f"{text} ", "sentence2": 'It is "quoted".'}
 
 
+@cache
+def sick() -> bytes:
+    """All rows of SICK; scores are the numbers of the rows."""
+    return json_lines([pair(f"Text {n}", n) for n in range(9927)])
+
+
 def sources() -> dict[str, dict[str, bytes]]:
     """Repository → file → content: one to three rows with the columns of the real files."""
     triple = {"anchor": "NA", "positive": "Another 'dev' text, of STS-B .", "negative": "c"}
@@ -101,7 +111,7 @@ def sources() -> dict[str, dict[str, bytes]]:
             f"{split}.jsonl.gz": json_lines([pair(f"Another {split} text of STS-B", 2.2)] * 2)
             for split in ("train", "validation", "test")
         },
-        "mteb/sickr-sts": {"test.jsonl.gz": json_lines([pair(f"Text {n}", 1 + n / 3) for n in range(3)])},
+        "mteb/sickr-sts": {"test.jsonl.gz": sick()},
         "sentence-transformers/all-nli": {
             f"triplet/{split}-00000-of-00001.parquet": parquet([triple | {"positive": f"Another {s} text of STS-B"}
                 for s in ("validation", "train", "other", split)]) for split in ("train", "dev", "test")
@@ -127,7 +137,7 @@ def digest(*values: str) -> str:
 
 
 def expectations() -> dict[str, list[Any]]:
-    """Path → rows and fingerprint of the small files, without code of the package."""
+    """Path → rows and fingerprint of the small files (SICK: scores), without code of the package."""
     expected: dict[str, list[Any]] = {
         f"sts_senteval_tok/sts{year}.test.jsonl": [len(names), digest(*[f"{year / 5:.6f}"] * len(names))]
         for year, names in YEARS.items()
@@ -135,8 +145,8 @@ def expectations() -> dict[str, list[Any]]:
     expected |= {f"stsb_senteval_tok/{split}.jsonl": [1, digest("2.500000")] for split in ("dev", "test")}
     expected |= {f"stsb/{split}.jsonl": [2, digest("2.200000", "2.200000")] for split in ("train", "dev", "test")}
     expected["sick_senteval_tok/test.jsonl"] = [1, digest("3.500000")]
-    scores = {"train": "1.000000", "trial": "1.333333", "test": "1.666667"}
-    expected |= {f"sick/{split}.jsonl": [1, digest(score)] for split, score in scores.items()}
+    ranges = {"train": range(4500), "trial": range(4500, 5000), "test": range(5000, 9927)}
+    expected |= {f"sick/{split}.jsonl": [f"{n}.000000" for n in numbers] for split, numbers in ranges.items()}
     expected |= {f"transfer/{name}.jsonl": [4, digest("1", "1", "0", "0")] for name in ("mr", "cr", "subj", "mpqa")}
     expected |= {f"transfer/sst2.{split}.jsonl": [2, digest("1", "0")] for split in ("train", "dev", "test")}
     expected |= {f"mrpc/{split}.jsonl": [2, digest("1", "0")] for split in ("train", "test")}
@@ -148,16 +158,14 @@ def expectations() -> dict[str, list[Any]]:
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The table of the package with rows and fingerprints of the small files, and the ranges of SICK."""
+    """The table of the package with rows and fingerprints of the small files, except the ranges and rows of SICK."""
     values = yaml.safe_load(get.TABLE.read_text())
-    expected, counts = expectations(), {"corpus": [3], "queries": [1], "qrels": [2]}
-    ranges = {"0:4500": "0:1", "4500:5000": "1:2", "5000:": "2:"}
+    expected = expectations()
     for entry in values["sets"].values():
-        for file in entry["files"]:
-            path, address = file[:2]
-            source, _, part = address.partition("#")
-            file[1:] = [f"{source}#{ranges.get(part, part)}"]
-            file += expected[path] if path in expected else counts[path.split("/")[2]]
+        for file in entry.get("files", ()):
+            file[2:] = [file[2], digest(*expected[file[0]])] if file[0].startswith("sick/") else expected[file[0]]
+        for task in entry.get("tasks", ()):
+            task[2:] = [3, 1, 2]
     path = tmp_path / "table.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     monkeypatch.setattr(get, "TABLE", path)
@@ -168,7 +176,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def hub(tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """The local hub with all repositories at the commits of the table."""
     server = open_hub(tmp_path / "cache", monkeypatch)
-    commits = yaml.safe_load(table.read_text())["commits"]
+    commits = {file.repo: file.commit for entry in read_table().values() for file in entry.files}
     for repo, files in sources().items():
         server.put(f"datasets/{repo}", {})
         server.repos[f"datasets/{repo}"].commits[commits[repo]] = files
@@ -181,8 +189,10 @@ def replace_file(hub: Hub, repo: str, name: str, content: bytes) -> None:
 
 
 def test_every_set_is_written_in_a_layout_that_evaluations_read(
-    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    evaluation_texts = Mock(wraps=get.evaluation_texts)
+    monkeypatch.setattr(get, "evaluation_texts", evaluation_texts)
     data = tmp_path / "data"
     cli.run(["data", "get", "sts", "transfer", "all-nli", "nli-simcse", "gis", "nanobeir", "--to", str(data)])
     printed = capsys.readouterr().out
@@ -197,8 +207,8 @@ def test_every_set_is_written_in_a_layout_that_evaluations_read(
     tasks = {task.name: task for task in select_tasks((), data, "auto")}
     assert {name: task.variant for name, task in tasks.items()} == dict.fromkeys(PUBLISHED_TASKS, "senteval")
     assert tasks["sts13"].pairs[1] == StsPair("the headlines .", '" of 13 .', 2.6, "headlines")
-    [raw] = read_pairs(data / "sick/trial.jsonl").pairs
-    assert raw == StsPair("Text 1 ", 'It is "quoted".', 1 + 1 / 3, "main-news")
+    trial = read_pairs(data / "sick/trial.jsonl").pairs
+    assert (trial[0], len(trial)) == (StsPair("Text 4500 ", 'It is "quoted".', 4500, "main-news"), 500)
     assert {task.name for task in select_tasks((), data, "raw")} == {"stsb", "sickr"}
 
     # Transfer and retrieval
@@ -211,6 +221,7 @@ def test_every_set_is_written_in_a_layout_that_evaluations_read(
     # Training data: sentences of evaluation sets are marked, those of STS-B train are not
     lines = gzip.decompress((data / "all_nli/train.jsonl.gz").read_bytes()).decode().splitlines()
     assert [json.loads(line)["sts_overlap"] for line in lines] == [1, 0, 0, 0]
+    assert evaluation_texts.call_count == 1  # for four files of training data
     for path, rows in (("all_nli/dev.jsonl.gz", 3), ("nli_simcse/train.jsonl.gz", 2)):
         source = DataSource(path=str(data / path), format="triple", where={"sts_overlap": 0})
         examples = load_examples(source).examples
@@ -245,7 +256,7 @@ def test_a_file_with_other_rows_or_scores_is_refused_and_not_written(hub: Hub, t
             rows[0],
             pair("a", 1),
         ],
-        "score": [{"sentence1": "a", "sentence2": "b"}] * 2,
+        "columns: sentence1, sentence2.* damaged. Remove": [{"sentence1": "a", "sentence2": "b"}] * 2,
     }
     for message, lines in wrong.items():
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
@@ -257,9 +268,9 @@ def test_a_file_with_other_rows_or_scores_is_refused_and_not_written(hub: Hub, t
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "data/sick/test.jsonl").unlink(missing_ok=True)
     replace_file(hub, "mteb/stsbenchmark-sts", "test.jsonl.gz", json_lines(rows))
-    replace_file(hub, "mteb/sickr-sts", "test.jsonl.gz", json_lines([pair("Text", 1 + n / 3) for n in range(4)]))
+    replace_file(hub, "mteb/sickr-sts", "test.jsonl.gz", json_lines([pair("Text", n) for n in range(9928)]))
     with pytest.raises(
-        DataError, match=r"mteb/sickr-sts/test.jsonl.gz, read as sick/test.jsonl: expected 1 rows .*Remove"
+        DataError, match=r"mteb/sickr-sts/test.jsonl.gz, read as sick/test.jsonl: expected 4,927 rows .*Remove"
     ):
         get_main(settings)
 
@@ -273,24 +284,33 @@ def test_a_set_without_gold_values_is_checked_by_its_rows(hub: Hub, tmp_path: Pa
     assert {path.name for path in (tmp_path / "data/gis").iterdir()} == {"train.parquet", "valid.parquet"}
 
 
-def test_a_stale_file_in_the_data_directory_is_refused_and_not_replaced(hub: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ("1", " expected 2 rows .*, got 1 rows .* Move this file away"),
+        ("None", "2: column score: expected a .* 'None'.* Move this file away"),
+    ],
+)
+def test_a_stale_file_in_the_data_directory_is_refused_and_not_replaced(
+    score: str, message: str, hub: Hub, tmp_path: Path
+) -> None:
     stale = tmp_path / "data/stsb/test.tsv"  # another format that evaluations read
     stale.parent.mkdir(parents=True)
-    stale.write_text("sentence1\tsentence2\tscore\nA.\tB.\t1\n")
-    with pytest.raises(DataError, match=r"stsb/test.tsv: expected 2 rows .*, got 1 rows .* Move this file away"):
+    stale.write_text(f"sentence1\tsentence2\tscore\nA.\tB.\t{score}\n")
+    with pytest.raises(DataError, match=f"stsb/test.tsv:{message}"):
         get_main(GetSettings(names=("stsb",), to=tmp_path / "data"))
-    assert stale.read_text().endswith("A.\tB.\t1\n")
+    assert stale.read_text().endswith(f"A.\tB.\t{score}\n")
     assert hub.fetched() == set()
 
 
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("offline", "cannot find the requested files in the local cache.*unset HF_HUB_OFFLINE"),
-        ("commit", "Revision Not Found.*moved or deleted"),
-        ("file", "Entry Not Found.*moved or deleted"),
-        ("repository", "Repository Not Found.*moved or deleted"),
-        ("gated", "gated repo.*Accept the conditions"),
+        ("offline", "jsonl.gz of mteb/.*cannot find the requested files in the local cache.*without HF_HUB_OFFLINE"),
+        ("commit", "refuses mteb/stsbenchmark-sts at revision b0fddb56.*Revision Not Found"),
+        ("file", "refuses .*Entry Not Found.*validation.jsonl.gz"),
+        ("repository", "refuses .*Repository Not Found.*Check the name"),
+        ("gated", "refuses .*gated repo.*hf auth login"),
     ],
 )
 def test_a_refusal_of_the_hub_says_what_to_do(
@@ -307,7 +327,7 @@ def test_a_refusal_of_the_hub_says_what_to_do(
     elif case == "repository":
         del hub.repos["datasets/mteb/stsbenchmark-sts"]
     hub.gated = case == "gated"
-    with pytest.raises(ConnectionError, match=f"(?s)jsonl.gz of mteb/stsbenchmark-sts, commit b0fddb56.*{message}"):
+    with pytest.raises(OSError, match=message):
         get_main(GetSettings(names=("stsb",), to=tmp_path / "data"))
     assert not (tmp_path / "data").exists()
     assert hub.fetched() == set()  # all files are asked for before the first is downloaded
@@ -327,11 +347,44 @@ def test_an_interrupted_download_leaves_no_file_and_is_repeated(
     assert len(read_pairs(tmp_path / "data/stsb/test.jsonl").pairs) == 2
 
 
+def test_a_full_disk_is_not_reported_as_an_error_of_the_hub(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def move(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("huggingface_hub.file_download._chmod_and_move", move)
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device$"):
+        get_main(GetSettings(names=("stsb",), to=tmp_path / "data"))
+
+
+@pytest.mark.parametrize(
+    ("set_name", "repo", "name"),
+    [
+        ("mr", SENTEVAL, "senteval.tar"),
+        ("stsb", "mteb/stsbenchmark-sts", "test.jsonl.gz"),
+        ("gis", "WhereIsAI/github-issue-similarity", "data/test-00000-of-00001.parquet"),
+    ],
+)
+def test_a_damaged_source_is_named_and_downloaded_again_after_its_removal(
+    set_name: str, repo: str, name: str, hub: Hub, tmp_path: Path
+) -> None:
+    commit = next(file.commit for entry in read_table().values() for file in entry.files if file.repo == repo)
+    source = Path(hf_hub_download(repo, name, repo_type="dataset", revision=commit)).resolve()
+    source.write_bytes(source.read_bytes()[:40])
+    settings = GetSettings(names=(set_name,), to=tmp_path / "data")
+    with pytest.raises(DataError, match=f"(?s)^{repo}/{name}, read as .*Remove {source}, and run the command again"):
+        get_main(settings)
+    source.unlink()
+    get_main(settings)
+
+
 def test_an_archive_cannot_write_outside_of_its_folder(hub: Hub, tmp_path: Path) -> None:
     evil = archive({"../../../outside.txt": "x"}, folder="")
     replace_file(hub, SENTEVAL, "senteval.tar", evil)
-    with pytest.raises(tarfile.OutsideDestinationError):
+    with pytest.raises(DataError, match=r"outside.txt.* would be extracted to .* outside the destination"):
         get_main(GetSettings(names=("mr",), to=tmp_path / "data"))
+    assert not list(tmp_path.rglob("outside.txt"))
 
 
 def test_the_list_and_wrong_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -354,14 +407,22 @@ def test_the_table_describes_the_real_files(data_dir: Path) -> None:
         for file in entry.files:
             path = data_file(data_dir / file.path)
             if path.is_file():
-                check_file(path, file, entry.gold, str(path), "")
+                check_file(path, file, entry.gold)
                 found.add(name)
     assert found >= {"sts12", "sts14", "sts15", "stsb-senteval", "stsb", "sick", "mr", "cr", "sst2", "trec", "mrpc"}
 
 
-def test_every_file_of_the_table_has_a_full_commit_and_every_evaluation_a_fingerprint() -> None:
-    for name, entry in read_table().items():
-        for file in entry.files:
-            assert len(file.commit) == 40
-            assert bool(file.gold) == bool(entry.gold), name
-            assert len(file.gold) in (0, 16)
+def test_the_totals_of_sts12_to_sts16_agree_with_their_subtasks(data_dir: Path) -> None:
+    if not (path := data_dir / "gold_fingerprints.json").is_file():
+        pytest.skip("the data directory has no gold_fingerprints.json")
+    published, sets = json.loads(path.read_text()), read_table()
+    for name in (f"sts{year}" for year in YEARS):
+        [file] = sets[name].files
+        assert sum(rows for _, rows, _ in published[name]) == file.rows, name
+        task = data_file(data_dir / file.path)
+        if task.is_file():  # whose scores have the fingerprint of the table
+            scores: dict[str, list[str]] = {}
+            for pair in read_pairs(task).pairs:
+                scores.setdefault(pair.subtask, []).append(f"{pair.score:.6f}")
+            subtasks = [[name, len(values), digest(*values)] for name, values in scores.items()]
+            assert sorted(subtasks) == sorted(published[name]), name

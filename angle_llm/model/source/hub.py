@@ -102,14 +102,12 @@ def _offline_reason(repo: str, revision: str | None) -> str:
         OSError: if the hub refuses the request.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         HfApi().model_info(repo, revision=revision, timeout=10)
     except Exception as error:  # no connection: each HTTP library has its own errors
-        code = getattr(error.response, "status_code", 400) if isinstance(error, HfHubHTTPError) else 503
-        if isinstance(error, HFValidationError) or (code < 500 and code != 429):
-            raise _refused(repo, revision, error) from error
+        if is_refusal(error):
+            raise refused(repo, revision, error) from error
         return reason(error)
     return ""
 
@@ -143,7 +141,15 @@ def _fetch(repo: str, name: str, revision: str | None, *, cache_only: bool) -> P
     except EntryNotFoundError:
         return None
     except HfHubHTTPError as error:
-        raise _refused(repo, revision, error) from error
+        raise refused(repo, revision, error) from error
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether an error is a refusal of the hub, and not a missing connection or a busy hub."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    code = getattr(error.response, "status_code", 400) if isinstance(error, HfHubHTTPError) else 503
+    return isinstance(error, HFValidationError) or (code < 500 and code != 429)
 
 
 def reason(error: Exception) -> str:
@@ -151,7 +157,7 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _refused(repo: str, revision: str | None, error: Exception) -> OSError:
+def refused(repo: str, revision: str | None, error: Exception) -> OSError:
     """Return the error for a repository that the hub refuses, because of a wrong name or missing access rights."""
     return OSError(
         f"the hub refuses {_name(repo, revision)}: {reason(error)} Check the name; log in for a private or gated "

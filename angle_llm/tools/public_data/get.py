@@ -11,8 +11,9 @@ import hashlib
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from angle_llm.data.formats import DataError
 from angle_llm.data.keys import is_distinctive, normalized
 from angle_llm.data.readers import open_rows
 from angle_llm.evaluate.sts_tasks import read_pairs, read_task
-from angle_llm.evaluate.task_files import data_file
+from angle_llm.evaluate.task_files import data_file, score_of
 from angle_llm.evaluate.transfer_tasks import read_transfer_task
 from angle_llm.io import log, write_file, write_json_lines
 from angle_llm.settings.parsing import SettingsError, settings_class, unknown_name
@@ -43,7 +44,7 @@ class PublicFile(NamedTuple):
     source: str
     part: str
     rows: int
-    gold: str
+    gold: str = ""
 
 
 class PublicSet(NamedTuple):
@@ -53,11 +54,11 @@ class PublicSet(NamedTuple):
     column `sts_overlap` is added), `copy` (the file is not changed).
     """
 
-    reader: str
     content: str
     size: str
     license: str
     files: tuple[PublicFile, ...]
+    reader: str = "copy"
     columns: tuple[str, ...] = ()
     gold: str = ""
     group: str = ""
@@ -65,17 +66,16 @@ class PublicSet(NamedTuple):
 
 def read_table() -> dict[str, PublicSet]:
     """Return data set name → data set, from `data_sets.yaml`."""
-    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-
-    def read_file(path: str, address: str, rows: int, gold: str = "") -> PublicFile:
-        organisation, name, source = address.split("/", 2)
-        repo, (source, _, part) = f"{organisation}/{name}", source.partition("#")
-        return PublicFile(path, repo, table["commits"][repo], source, part, rows, gold)
-
-    return {
-        name: PublicSet(**{**values, "files": tuple(read_file(*file) for file in values["files"])})
-        for name, values in table["sets"].items()
-    }
+    sets = {}
+    for name, values in yaml.safe_load(TABLE.read_text(encoding="utf-8"))["sets"].items():
+        repo, source = values.pop("repo", ()), values.pop("source", "")
+        files = [(path, *repo, source.format(part), part, *rest) for path, part, *rest in values.pop("files", ())]
+        for task, commit, *counts in values.pop("tasks", ()):
+            for part, rows in zip(("corpus", "queries", "qrels"), counts, strict=True):
+                path, source = (f"{part}/{split}-00000-of-00001.parquet" for split in ("test", "train"))
+                files.append((f"retrieval/{task}/{path}", f"zeta-alpha-ai/{task}", commit, source, part, rows))
+        sets[name] = PublicSet(files=tuple(PublicFile(*file) for file in files), **values)
+    return sets
 
 
 def select_sets(names: Sequence[str]) -> dict[str, PublicSet]:
@@ -124,6 +124,8 @@ def get_main(settings: GetSettings) -> None:
         print("Groups: sts, transfer. Download: angle-llm data get NAME … --to DATA")
         return
     root, sets = settings.to.expanduser(), select_sets(settings.names)
+    tests = [file.path for entry in select_sets(["sts"]).values() for file in entry.files if "train" not in file.path]
+    evaluated = cache(lambda: evaluation_texts(data_file(root / path) for path in tests))
 
     # Missing files and their size
     missing: list[tuple[PublicSet, PublicFile]] = []
@@ -132,7 +134,8 @@ def get_main(settings: GetSettings) -> None:
         for file in entry.files:
             path = data_file(root / file.path)
             if path.is_file():
-                check_file(path, file, entry.gold, str(path), "Move this file away")
+                with _named(path, "Move this file away"):
+                    check_file(path, file, entry.gold)
             else:
                 missing.append((entry, file))
     states = {(file.repo, file.source): from_hub(file, dry_run=True) for _, file in missing}
@@ -143,48 +146,46 @@ def get_main(settings: GetSettings) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for entry, file in missing:
             source, new = Path(from_hub(file)), Path(temporary, Path(file.path).name)
-            _convert(source, new, file, entry, root)
-            check_file(new, file, entry.gold, f"{file.repo}/{file.source}, read as {file.path}", f"Remove {source}")
+            with _named(f"{file.repo}/{file.source}, read as {file.path}", f"Remove {source.resolve()}"):
+                _convert(source, new, file, entry, evaluated)
+                check_file(new, file, entry.gold)
             with new.open("rb") as stream:
                 write_file(root / file.path, partial(shutil.copyfileobj, stream))
-            new.unlink()
             log(f"{root / file.path}: {file.rows:,} rows")
 
 
 def from_hub(file: PublicFile, *, dry_run: bool = False) -> Any:
     """Download the source of a file into the cache of huggingface_hub and return its path; `dry_run` returns its size."""
-    from huggingface_hub import errors, hf_hub_download
+    from huggingface_hub import hf_hub_download
 
-    from angle_llm.model.source.hub import reason
+    from angle_llm.model.source.hub import is_refusal, reason, refused
 
     try:
         return hf_hub_download(file.repo, file.source, repo_type="dataset", revision=file.commit, dry_run=dry_run)
-    except Exception as error:  # without a connection, each HTTP library has its own errors
-        hints: dict[type[Exception], str] = {
-            errors.GatedRepoError: "Accept the conditions on the page of the data set, and log in (`hf auth login`).",
-            errors.LocalEntryNotFoundError: "Connect to the network and unset HF_HUB_OFFLINE, or copy the cache.",
-            errors.HfHubHTTPError: "If the data set was moved or deleted, a later angle_llm may name its new place.",
-            Exception: "Run the same command again; complete files are kept.",
-        }
-        hint = next(text for kind, text in hints.items() if isinstance(error, kind))
-        where = f"{file.source} of {file.repo}, commit {file.commit}"
-        raise ConnectionError(f"the hub did not send {where}: {reason(error)} {hint}") from error
+    except Exception as error:  # no connection: each HTTP library has its own errors
+        if is_refusal(error):
+            raise refused(file.repo, file.commit, error) from error
+        if isinstance(error, OSError) and error.errno and not isinstance(error, (ConnectionError, TimeoutError)):
+            raise  # an error of this machine, such as a full disk
+        raise ConnectionError(
+            f"the hub did not send {file.source} of {file.repo}: {reason(error)} Run the same command again, with a "
+            "connection and without HF_HUB_OFFLINE; complete files are kept."
+        ) from error
 
 
-def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, root: Path) -> None:
-    """Write a file of a data directory from the downloaded source. Training data need the STS sets in `root`."""
+def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, evaluated: Callable[[], set[str]]) -> None:
+    """Write a file of a data directory from the downloaded source. `evaluated` returns the texts of evaluation sets."""
     rows: Iterable[Sequence[Any]]
     if entry.reader == "copy":
         shutil.copyfile(source, target)
         return
     if entry.reader == "pairs":
-        first, _, end = file.part.partition(":")
-        rows = read_pairs(source).pairs[int(first or 0) : int(end) if end else None]
+        rows = read_pairs(source).pairs
+        if ":" in file.part:
+            rows = rows[slice(*(int(bound) if bound else None for bound in file.part.split(":")))]
     elif entry.reader == "triples":
-        paths = [test.path for sts in select_sets(["sts"]).values() for test in sts.files]
-        evaluated = evaluation_texts(data_file(root / path) for path in paths if "train" not in path)
         triples = ([str(value) for value in row.values.values()] for row in open_rows(source).good_rows())
-        rows = ([*triple, sts_overlap(triple, evaluated)] for triple in triples)
+        rows = ([*triple, sts_overlap(triple, evaluated())] for triple in triples)
     else:
         folder = target.with_name("senteval")
         if not folder.exists():
@@ -197,22 +198,24 @@ def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, roo
     write_json_lines(target, (dict(zip(entry.columns, row, strict=False)) for row in rows))
 
 
-def check_file(path: Path, file: PublicFile, gold: str, name: str, action: str) -> None:
-    """Raise `DataError` with `name` and `action` if the rows or the column `gold` of a file differ from what is expected."""
-    values = [str(row.values.get(gold)) for row in open_rows(path).good_rows([gold] if gold else ())]
-    digest = file.gold and fingerprint(values, gold)
+@contextmanager
+def _named(name: str | Path, action: str) -> Iterator[None]:
+    """Add the name of a file, and what to do, to an error about its content."""
+    try:
+        yield
+    except (tarfile.TarError, DataError) as error:
+        message = f"{name}: {error}. It is another version or damaged. {action}, and run the command again"
+        raise DataError(message) from error
+
+
+def check_file(path: Path, file: PublicFile, gold: str) -> None:
+    """Raise `DataError` if the rows or the column `gold` of a file differ from what is expected."""
+    rows = open_rows(path).good_rows([gold] if gold else ())
+    values = [f"{score_of(row, gold):.6f}" if gold == "score" else str(row.values.get(gold)) for row in rows]
+    digest = file.gold and hashlib.sha256("\n".join(values).encode()).hexdigest()[:16]
     if (len(values), digest) != (file.rows, file.gold):
         expected, got = (f" with the fingerprint {value} of {gold}" if value else "" for value in (file.gold, digest))
-        raise DataError(
-            f"{name}: expected {file.rows:,} rows{expected}, got {len(values):,} rows{got}. It is another version or "
-            f"damaged. {action}, and run the command again"
-        )
-
-
-def fingerprint(values: Iterable[str], column: str) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of the gold scores (column `score`, to 6 decimals) or classes."""
-    lines = (f"{float(value):.6f}" if column == "score" else value for value in values)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        raise DataError(f"expected {file.rows:,} rows{expected}, got {len(values):,} rows{got}")
 
 
 def evaluation_texts(paths: Iterable[Path]) -> set[str]:

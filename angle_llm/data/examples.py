@@ -274,8 +274,9 @@ def _check_settings(source: DataSource, format: Format, columns: dict[str, str],
     for name in {"score", "scores"} & columns.keys() - source.columns.keys():
         if labels := next(filter(None, (file.label_names.get(columns[name]) for file in rows.files)), None):
             raise DataError(
-                f"column {columns[name]!r} would be read as a score, but its numbers are the labels {labels}. "
-                f"Name a score, as in `{source.FLAGS}columns {name} COLUMN`, or set an NLI format"
+                f"column {columns[name]!r} would be read as a score, but its numbers are the labels {labels}. Name a "
+                f"score, as in `{source.FLAGS}columns {name} COLUMN`, or set an NLI format. If the numbers are the score, "
+                f"1 must mean similar; for 0, add `{source.FLAGS}score-range 1 0`"
             )
     for column in source.where:
         if column not in rows.columns:

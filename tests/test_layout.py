@@ -14,14 +14,15 @@ import angle_llm
 
 PACKAGE = Path(__file__).parent.parent / "angle_llm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"settings", "prompts", "io", "losses", "objective"}
+BASE = {"settings", "prompts", "io", "device", "losses", "objective"}
 CORE = {*BASE, "data", "model"}
 # Each package and module, and the packages it may import. `cli` and `run` may import everything.
 ALLOWED = {
     "io": set[str](),
     "init": {"settings", "io"},
     "objective": set[str](),
-    "losses": {"objective"},
+    "device": set[str](),
+    "losses": {"device", "objective"},
     "prompts": {"settings", "io"},
     "settings": {"prompts", "io", "objective"},
     "data": BASE,

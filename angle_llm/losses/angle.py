@@ -10,11 +10,12 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from angle_llm.device import on_device
 from angle_llm.losses.blocks import PairSimilarity, RowVector, from_rows
 from angle_llm.losses.contrastive import CONTRASTIVE_FORMS, Contrast
 from angle_llm.losses.negatives import FalseNegatives
 from angle_llm.losses.ranking import ranking_loss, regression_loss
-from angle_llm.losses.relation import Relation, on_device
+from angle_llm.losses.relation import Relation
 from angle_llm.losses.similarity import ANGLE_FORMS, cosine
 from angle_llm.losses.teachers import TeacherDistance, TeacherSimilarity, kl_loss
 from angle_llm.objective import ObjectiveFields

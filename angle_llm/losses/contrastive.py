@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from angle_llm.device import on_device
 from angle_llm.losses.negatives import FalseNegatives, MaskIndices, NegativeLogSum
-from angle_llm.losses.relation import Relation, on_device
+from angle_llm.losses.relation import Relation
 
 
 class Edges(NamedTuple):

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from angle_llm.device import on_device
 from angle_llm.losses.blocks import add_rows, pull_back, rows, slices, square_side
-from angle_llm.losses.relation import on_device
 from angle_llm.losses.similarity import cosine, unit
 
 SCOPES = ("in_batch", "all")

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from angle_llm.device import on_device
 from angle_llm.losses.angle import AngleObjective, ObjectiveValue
-from angle_llm.losses.relation import Relation, on_device
+from angle_llm.losses.relation import Relation
 
 Objective = Callable[[Tensor, Relation], ObjectiveValue]
 """Signature of a training loss: (embeddings, scored pairs of their rows) -> loss and loss terms."""

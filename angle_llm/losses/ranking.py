@@ -6,7 +6,7 @@ Shapes: P scored pairs, R pairs whose score is above the score of at least one p
 import torch
 from torch import Tensor
 
-from angle_llm.losses.relation import on_device
+from angle_llm.device import on_device
 
 
 def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> Tensor:

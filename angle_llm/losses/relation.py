@@ -11,22 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-GPU_TYPES = {"cuda"}
-"""Device types for which code written for a GPU runs. The tests add a type that computes on the CPU."""
-
-
-def is_gpu(device: torch.device) -> bool:
-    """Return whether code written for a GPU runs on a device: fused kernels, pinned copies, TF32."""
-    return device.type in GPU_TYPES
-
-
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to a device. A copy from the CPU to a GPU is asynchronous."""
-    if is_gpu(device) and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
 # A new field of `Relation` belongs to one of the first two tuples, by its axis, and perhaps to one of the others.
 _OF_PAIRS = ("group", "teacher")
 """Names of the optional fields of `Relation` with an entry per pair, shape (P,)."""

@@ -15,10 +15,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from angle_llm.device import on_device
 from angle_llm.losses.blocks import pull_back, rows_a_side, slices, square_side
 from angle_llm.losses.contrastive import equal_entries
 from angle_llm.losses.negatives import MaskIndices, NegativeLogSum
-from angle_llm.losses.relation import Relation, on_device
+from angle_llm.losses.relation import Relation
 from angle_llm.losses.similarity import cosine, unit
 
 

@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from angle_llm.device import bound_kernel_caches, evaluating, keep_freed_memory
 from angle_llm.io import progress_bar
 from angle_llm.model.layers import lora
 from angle_llm.model.layers.bidirectional import check_bidirectional
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.quantized_layers import patch_bitsandbytes
 from angle_llm.model.layout.attention import attention_kernels
+from angle_llm.model.layout.encoding import encode_planned
 from angle_llm.model.layout.micro_batches import EncodeStats, LayoutSupport, Plan, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.masked_tokens import TokenMasker
-from angle_llm.model.memory.allocator import bound_kernel_caches, keep_freed_memory
-from angle_llm.model.memory.out_of_memory import encode_planned
 from angle_llm.model.pooling import EmbeddingModel, checked_pooling
 from angle_llm.model.source.artifact import check_savable, load_parts, save_parts
 from angle_llm.model.source.backbone import (
@@ -40,7 +40,7 @@ from angle_llm.model.source.backbone import (
     use_capped_attention,
     weights_fingerprint,
 )
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states, evaluating
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.quantization import bits_of, without_outliers
 from angle_llm.model.source.resolve import ModelSource, resolve_model

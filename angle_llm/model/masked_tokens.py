@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from angle_llm.device import evaluating, relative_difference
 from angle_llm.model.source.backbone import open_pretrained
-from angle_llm.model.source.checks import ArtifactError, evaluating, relative_difference
+from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.model.tokenizer import Tokenizer
 from angle_llm.settings.parsing import SettingsError

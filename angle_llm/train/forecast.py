@@ -22,13 +22,13 @@ from torch import nn
 
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import Example, pairs_of
+from angle_llm.device import is_out_of_memory
 from angle_llm.losses import Objective, Relation
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.layout.micro_batches import LayoutSupport, MicroBatch, TextGroup, plan_micro_batches
 from angle_llm.model.memory.meta_model import held_bytes, meta_backbone, put_in
-from angle_llm.model.memory.out_of_memory import is_out_of_memory
 from angle_llm.model.memory.step_memory import MemoryLedger, PassCosts, StepMemory, measured_step, model_step
 from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.pooling import EmbeddingModel, embedding_size

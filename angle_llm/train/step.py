@@ -20,9 +20,9 @@ from torch.nn import functional
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import POSITIVE_ABOVE
 from angle_llm.data.positives import components
+from angle_llm.device import is_gpu, on_device
 from angle_llm.losses import MixedObjective, Objective, Relation
 from angle_llm.losses.pretraining import TwoViews
-from angle_llm.losses.relation import is_gpu, on_device
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import MicroBatch, Plan
 from angle_llm.train.batches import PlannedBatch

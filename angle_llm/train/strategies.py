@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from angle_llm.losses.relation import is_gpu
-from angle_llm.model.memory.out_of_memory import is_out_of_memory
+from angle_llm.device import is_gpu, is_out_of_memory
 from angle_llm.model.memory.token_budget import guard_ranks, is_kernel_error
 from angle_llm.settings.train import OptimizerSettings
 from angle_llm.train.distributed import Processes

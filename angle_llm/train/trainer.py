@@ -17,11 +17,11 @@ import torch
 
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture
+from angle_llm.device import is_out_of_memory
 from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.compiled_rotary import use_plain_rotary
-from angle_llm.model.memory.out_of_memory import is_out_of_memory
 from angle_llm.model.memory.token_budget import RankKernelError, RankMemoryError, TokenBudget
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings

@@ -434,7 +434,7 @@ class Usage(ctypes.Structure):
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Usage
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-from angle_llm.model.memory.allocator import keep_freed_memory
+from angle_llm.device import keep_freed_memory
 
 
 def held_after_freeing():

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny import tiny_encoder
 
+from angle_llm.device import is_out_of_memory
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.memory.out_of_memory import is_out_of_memory
 
 TEXTS = [f"Text {number} is about a house, {number % 7} dogs and {number} cats." for number in range(40)] * 2
 

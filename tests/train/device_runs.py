@@ -20,9 +20,9 @@ from tiny import tiny_backbone, tiny_encoder, train_a_little
 from torch import Tensor, distributed, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from angle_llm import AngleObjective, SentenceEncoder, TextBatch
+from angle_llm import AngleObjective, SentenceEncoder, TextBatch, device
 from angle_llm.data.examples import load_examples
-from angle_llm.losses import FalseNegatives, NestedObjective, relation
+from angle_llm.losses import FalseNegatives, NestedObjective
 from angle_llm.model.layers import low_memory_layers, replaced_layers
 from angle_llm.model.layout import attention, flex
 from angle_llm.model.layout.flex import flex_call
@@ -51,7 +51,7 @@ BUDGET = 250
 
 def main() -> None:
     gpu()  # before the first backward pass: torch makes its threads then
-    relation.GPU_TYPES.add("gpu")  # code for a GPU runs: fused norms and AdamW, pinned copies, FlexAttention
+    device.GPU_TYPES.add("gpu")  # code for a GPU runs: fused norms and AdamW, pinned copies, FlexAttention
     Tensor.pin_memory = lambda tensor: tensor  # type: ignore[method-assign, assignment]
     with kernels_of_a_gpu():
         all_runs()

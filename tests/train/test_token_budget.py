@@ -5,7 +5,7 @@ import torch
 from tiny import tiny_encoder
 from torch.utils.checkpoint import CheckpointError
 
-from angle_llm.model.memory.out_of_memory import is_out_of_memory
+from angle_llm.device import is_out_of_memory
 from angle_llm.model.memory.token_budget import (
     RankKernelError,
     RankMemoryError,

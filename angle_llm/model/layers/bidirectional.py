@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from angle_llm.device import evaluating, relative_difference
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.source.backbone import is_causal
-from angle_llm.model.source.checks import ArtifactError, evaluating, relative_difference
+from angle_llm.model.source.checks import ArtifactError
 
 _PADDING_TOLERANCE = 0.05
 """Largest relative difference of states with and without padding that rounding to bfloat16 or 8 bits can cause; other

@@ -17,9 +17,9 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
+from angle_llm.device import largest, relative_difference, trial_problem
 from angle_llm.io import log
 from angle_llm.model.layers.fused_lora import are_plain
-from angle_llm.model.source.checks import largest, relative_difference, trial_problem
 
 _ROTATE = "apply_rotary_pos_emb"
 

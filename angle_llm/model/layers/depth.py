@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from angle_llm.device import evaluating, relative_difference
 from angle_llm.model.layers.lora import is_adapted, without_adapter
 from angle_llm.model.source.backbone import weights_fingerprint
-from angle_llm.model.source.checks import evaluating, relative_difference
 from angle_llm.model.source.quantization import ORIGINAL, without_outliers
 
 _AFTER = ("norm", "final_norm", "ln_f", "final_layer_norm", "final_layernorm", "project_out")

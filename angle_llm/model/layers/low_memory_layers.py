@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from angle_llm.losses.relation import is_gpu
+from angle_llm.device import is_gpu, largest, trial_problem
 from angle_llm.model.layers.fused_lora import FusedLora, are_plain, mixed_class, swiglu
-from angle_llm.model.source.checks import largest, trial_problem
 
 _WIDTHS = 24, 40
 """Hidden size and intermediate size of the small layers on which a replacement is compared with the original."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from angle_llm.losses.relation import is_gpu, on_device
+from angle_llm.device import is_gpu, on_device
 from angle_llm.model.layers.activation_checkpointing import attention_set, uses_other_checkpointing
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex, flex_call

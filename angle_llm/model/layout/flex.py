@@ -14,9 +14,8 @@ import torch._dynamo
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from angle_llm.losses.relation import on_device
+from angle_llm.device import largest, on_device, trial_problem
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, shared_prefixes
-from angle_llm.model.source.checks import largest, trial_problem
 
 BLOCK = 128
 """Number of tokens in a block of FlexAttention; sequences are padded to a multiple of this number."""

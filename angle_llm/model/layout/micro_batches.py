@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from angle_llm.losses.relation import on_device
+from angle_llm.device import on_device
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, cut, shared_prefixes
 
 TOKEN_COST = {"trie": 1.1, "packed": 1.0}

@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from angle_llm.device import evaluating, is_out_of_memory, on_device, relative_difference
 from angle_llm.io import log
-from angle_llm.losses.relation import on_device
 from angle_llm.model.layers.fused_lora import are_plain
 from angle_llm.model.layout.attention import sequence_output
 from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.layout.token_sequence import build_sequence, shared_prefixes
-from angle_llm.model.memory.out_of_memory import is_out_of_memory
-from angle_llm.model.source.checks import evaluating, relative_difference
 
 MOST_TOKENS = 1024
 """Maximum number of tokens of a text that is put in one sequence with other texts; longer texts are padded.

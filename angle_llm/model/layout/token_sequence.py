@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from angle_llm.losses.relation import on_device
+from angle_llm.device import on_device
 
 KEYS_A_NODE = 8
 """Maximum number of keys that attention gathers in a prefix trie, per token of the token budget.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from angle_llm.device import is_out_of_memory
 from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
-from angle_llm.model.memory.out_of_memory import is_out_of_memory
 
 
 class RankMemoryError(RuntimeError):

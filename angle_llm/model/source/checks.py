@@ -11,8 +11,7 @@ import json
 import math
 import os
 import re
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from angle_llm.model.memory.out_of_memory import is_out_of_memory
+from angle_llm.device import evaluating
 
 CARD_NAME = "angle_llm.json"
 EXPORT_NAME = "angle_llm_export.json"
@@ -218,54 +217,6 @@ def _numbers(values: object, key: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(value, key)
     elif isinstance(values, int | float):
         yield key, values
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """Set a model to evaluation mode and disable gradients inside this context; yield the device of the model."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():  # not inference_mode: weights that ZeRO-3 gathers in it could not be trained afterwards
-            yield next(model.parameters()).device
-    finally:
-        model.train(was_training)
-
-
-def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the largest relative difference |one - other| / |other| over the rows of two tensors (…, D).
-
-    The result is infinite if the shapes differ.
-    """
-    if one.shape != other.shape:
-        return math.inf
-    one, other = one.cpu().double(), other.cpu().double()  # MPS has no float64
-    return float(((one - other).norm(dim=-1) / other.norm(dim=-1).clamp(min=1e-30)).max())
-
-
-def largest(values: Iterable[float]) -> float:
-    """Return the largest value, NaN if there is one: `max` can lose a NaN."""
-    # The device is set because a forecast runs in a context with the device meta.
-    return float(torch.tensor(list(values), dtype=torch.float64, device="cpu").max())
-
-
-def trial_problem(differences: Iterable[float], tolerance: float) -> str | None:
-    """Return why a compiled function cannot be used: an error, or a difference above `tolerance`; None if neither.
-
-    Iterating over `differences` runs the compiled and the original function, and yields the relative differences of
-    their results. An out-of-memory error is raised, not returned.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings of the compiler are no failure
-            worst = largest(differences)
-    except Exception as error:  # compilers and drivers can fail in any way
-        if is_out_of_memory(error):
-            raise
-        return f"{type(error).__name__}: {error!s:.300}"
-    if not worst <= tolerance:  # true for NaN, too
-        return f"its results differ from the original by {worst:.1e}, more than {tolerance:.0e}"
-    return None
 
 
 def check_states(backbone: nn.Module) -> torch.Tensor:

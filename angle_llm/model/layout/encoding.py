@@ -1,4 +1,4 @@
-"""Detect out-of-memory errors, and encode texts with smaller micro-batches after such an error.
+"""Encode texts in micro-batches, with smaller ones after an out-of-memory error.
 
 Legend: U unique texts of a plan, R texts of a micro-batch, C columns.
 """
@@ -10,19 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from angle_llm.device import is_out_of_memory, on_device
 from angle_llm.io import log
-from angle_llm.losses.relation import on_device
 from angle_llm.model.layout.micro_batches import Plan
-
-_MESSAGES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that a memory allocation failed.
-
-    torch raises a plain RuntimeError on a CPU, so the message is compared.
-    """
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _MESSAGES)
 
 
 def encode_planned(

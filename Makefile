@@ -10,7 +10,7 @@ CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 READERS := $(patsubst .ci/readers/%.txt,.bench/readers/%/installed,$(wildcard .ci/readers/*.txt))
 
-.PHONY: demo extras test test-extras test-all test-floors test-readers test-gpu gpu check bench report dist
+.PHONY: demo extras test test-research test-extras test-all test-floors test-readers test-gpu gpu check bench report dist
 
 # Installs once; again when the pins or the package's metadata change.
 $(VENV)/installed: .ci/constraints.txt pyproject.toml
@@ -34,11 +34,15 @@ demo: $(VENV)/installed
 		--num_cpu_threads_per_process $(CORES) recipes/llama2_nli.py --config recipes/starter.yaml $(ARGS)
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' --ignore tests/research
+
+# The research programs of eval/.
+test-research: $(VENV)/installed
+	$(BIN)/python -m pytest -m 'not slow' tests/research
 
 # DeepSpeed and bitsandbytes; `make test` skips their tests.
 test-extras: $(EXTRAS)/installed
-	$(EXTRAS_BIN)/python -m pytest -m 'needs and not slow'
+	$(EXTRAS_BIN)/python -m pytest -m 'needs and not slow' --ignore tests/research
 
 test-all: $(EXTRAS)/installed
 	$(EXTRAS_BIN)/python -m pytest
@@ -51,7 +55,7 @@ test-all: $(EXTRAS)/installed
 	touch $@
 
 test-floors: .bench/floors/installed
-	.bench/floors/bin/python -m pytest -m 'not slow'
+	.bench/floors/bin/python -m pytest -m 'not slow' --ignore tests/research
 
 # Programs that open exported folders, each in an environment of its own; vLLM has three packages that need another torch.
 .bench/readers/%/installed: .ci/readers/%.txt

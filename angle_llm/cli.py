@@ -91,9 +91,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     """Return command name → (settings class, function, help text). The functions import heavy libraries when called."""
     from angle_llm.evaluate import StsEvalSettings, sts_main
     from angle_llm.evaluate.mteb_tasks import MtebSettings, mteb_main
-    from angle_llm.evaluate.nested import NestedEvalSettings, nested_main
     from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
-    from angle_llm.evaluate.transfer import TransferSettings, transfer_main
     from angle_llm.export import commands as forms
     from angle_llm.init import InitSettings, init_main
     from angle_llm.serve.listen import serve_main
@@ -143,9 +141,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
         "embed": (EmbedSettings, embed_main, "Embed a corpus."),
         "search": (SearchSettings, search_main, "Find the most similar rows of an embedded corpus."),
         "eval sts": (StsEvalSettings, with_encoder(sts_main), "Spearman correlation on STS tasks or scored pairs."),
-        "eval transfer": (TransferSettings, with_encoder(transfer_main), "Accuracy of classifiers on embeddings."),
         "eval retrieval": (RetrievalSettings, with_encoder(retrieval_main), "Search: nDCG, recall, MRR, MAP."),
-        "eval nested": (NestedEvalSettings, with_encoder(nested_main), "Spearman at fewer layers and dimensions."),
         "eval mteb": (MtebSettings, with_encoder(mteb_main), "Tasks of MTEB, run by mteb."),
         "data get": (GetSettings, get_main, "Download public evaluation sets and training data."),
         "data check": (CheckSettings, check_main, "Check a dataset before training."),

@@ -38,7 +38,7 @@ class Settings:
 
     results: Path = Path("docs/results.csv")
     """Results file; runs.csv in the same folder is read too."""
-    grids: Path = Path("recipes/grids")
+    grids: Path = Path("eval/grids")
     """Folder of grid files, for titles and for rows without results."""
     page: Path = Path("docs/report.html")
     """HTML page to write."""

@@ -7,7 +7,7 @@ The published settings; this training has not been run with this code yet.
 
 A second stage can train the model further on graded pairs (STS-B train and SICK train, mixed). Both stages with MiniLM:
 
-    python recipes/ablation.py --grid recipes/grids/bert.yaml --data-dir DATA --rows nli nli-mix --seeds 42
+    python eval/ablation.py --grid eval/grids/bert.yaml --data-dir DATA --rows nli nli-mix --seeds 42
 
 For another BERT, change the model in a copy of this grid. On a GPU, texts are padded because BERT has attention dropout,
 and training steps compute float32 products in TF32.

@@ -7,15 +7,21 @@
 Prints the Spearman correlation of cosine and score on the test pairs, before and after training. Without options it
 trains on the starter triples and tests on the starter graded pairs. Any file of scored pairs works; labels 0 and 1 are
 scores too. QNLI needs the score range 1 0, because its label 0 means that the sentence contains the answer. For long
-texts set --model.max-length. `recipes/grids/nontransfer.yaml` has the experiments of docs/results.md.
+texts set --model.max-length. `eval/grids/nontransfer.yaml` has the experiments of docs/results.md.
 """
 
-from dataclasses import field
+import os
+from dataclasses import field, fields
+from typing import Any
 
-from before_after import train_and_test
-
+from angle_llm import SentenceEncoder
 from angle_llm.cli import run_cli
-from angle_llm.settings.parsing import settings_class
+from angle_llm.data import DataError, ScoredPair
+from angle_llm.data.examples import load_examples
+from angle_llm.evaluate import StsPair, StsTask, evaluate
+from angle_llm.evaluate.encoding import encode_functions
+from angle_llm.run import fine_tune
+from angle_llm.settings.parsing import parse_settings, settings_class
 from angle_llm.settings.train import (
     DataSettings,
     DataSource,
@@ -59,5 +65,36 @@ STARTER = StsFinetuneSettings(
     graph_tokens=8192,
 )
 
+
+def main(settings: StsFinetuneSettings) -> None:
+    """Train an encoder, and print the Spearman correlation on the test pairs before and after training."""
+    run = TrainSettings(**{item.name: getattr(settings, item.name) for item in fields(TrainSettings)})
+    task = read_test_pairs(settings.test)  # read before training, so that an error is reported at once
+    model = str(fine_tune(run))
+    if os.environ.get("RANK", "0") != "0":
+        return
+    print(f"\n{task.source}, {len(task.pairs):,} pairs; Spearman correlation x 100 of cosine and score:")
+    as_trained = ("prompt", "pooling", "max_length", "dtype", "bits", "attention")
+    base_options: dict[str, Any] = {name: getattr(run.model, name) for name in as_trained}
+    for when, path, options in (("before", run.model.path, base_options), ("after", model, {})):
+        encode, encode_document = encode_functions(SentenceEncoder.from_pretrained(path, **options))
+        result = evaluate(encode, [task], encode_document=encode_document).tasks["test"]
+        print(f"  {when:7} {result.spearman:6.2f}" + (f" ({result.undefined})" if result.undefined else ""))
+    print(f'To load the model: SentenceEncoder.from_pretrained("{model}")')
+
+
+def read_test_pairs(source: DataSource) -> StsTask:
+    """Return an STS task with the scored pairs of a data source.
+
+    Raises:
+        DataError: if the source has no scored pairs.
+    """
+    examples = load_examples(source).examples
+    pairs = tuple(StsPair(row.left, row.right, row.score) for row in examples if isinstance(row, ScoredPair))
+    if not pairs:
+        raise DataError(f"{source.path} has no scored pairs. Set its format: scored_pair.")
+    return StsTask(name="test", label="test", variant="file", source=source.path, pairs=pairs)
+
+
 if __name__ == "__main__":
-    run_cli(train_and_test, STARTER, description=__doc__)
+    run_cli(lambda: main(parse_settings(STARTER, description=__doc__)))

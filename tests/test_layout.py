@@ -40,7 +40,7 @@ LIBRARIES = {
     "mteb": ("evaluate/mteb",),
     "peft": ("model/",),
     "pyarrow": ("data/", "model/vectors.py"),
-    "sklearn": ("evaluate/transfer",),
+    "sklearn": (),
 }
 HEAVY = {*LIBRARIES, "torch", "transformers", "scipy", "pandas", "huggingface_hub"}
 

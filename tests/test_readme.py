@@ -78,7 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-NEEDS = {"sentence-transformers": "sentence_transformers", "eval transfer": "sklearn"}
+NEEDS = {"sentence-transformers": "sentence_transformers", "eval/transfer.py": "sklearn"}
 """Words of a command → optional package that it needs."""
 
 

@@ -1,12 +1,10 @@
-"""Evaluate encoders on STS, transfer, retrieval and MTEB tasks. Importing this package does not import torch."""
+"""Evaluate encoders on STS, retrieval and MTEB tasks. Importing this package does not import torch."""
 
 from angle_llm.evaluate.bootstrap import Interval, PairScores, UndefinedCorrelationError, compare, pearson, spearman
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import read_groups
 from angle_llm.evaluate.sts import PUBLISHED, StsEvalSettings, evaluate, sts_main, sts_score
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsPair, StsTask, read_pairs, read_task, select_tasks
-from angle_llm.evaluate.transfer import evaluate_transfer
-from angle_llm.evaluate.transfer_tasks import read_transfer_task
 
 __all__ = [
     "PUBLISHED",
@@ -20,12 +18,10 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_retrieval",
-    "evaluate_transfer",
     "pearson",
     "read_groups",
     "read_pairs",
     "read_task",
-    "read_transfer_task",
     "select_tasks",
     "spearman",
     "sts_main",

@@ -224,14 +224,6 @@ def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int 
     return percentile_interval(_resampled_means(values_P, resamples, seed, stream))
 
 
-def accuracy_interval(right: int, tested: int) -> Interval:
-    """Return Wilson's 95 % interval of an accuracy × 100, for `right` correct predictions among `tested` test items."""
-    from scipy.stats import binomtest
-
-    ends = binomtest(right, tested).proportion_ci(CONFIDENCE, method="wilson")
-    return Interval(100 * float(ends.low), 100 * float(ends.high))
-
-
 def percentile_interval(values_B: ArrayLike) -> Interval:
     """Return the percentile bootstrap interval: the range of the middle 95 % of B resampled values."""
     outside = 50 * (1 - CONFIDENCE)

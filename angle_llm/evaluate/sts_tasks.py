@@ -293,7 +293,7 @@ def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({
             if columns:
                 raise
             raise DataError(
-                f"{str(error).partition(' Add `')[0]} Set --columns FIELD COLUMN (eval sts, eval nested), "
+                f"{str(error).partition(' Add `')[0]} Set --columns FIELD COLUMN (eval sts, eval/nested.py), "
                 f"or rename the columns to {', '.join(COLUMNS)}; questions with answers are for eval retrieval --pairs"
             ) from None
         names = [found[name] for name in ("text1", "text2", "score")]

@@ -353,6 +353,18 @@ def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *
     return settings
 
 
+def parse_program(kind: type[Settings], *, description: str | None) -> Settings:
+    """Parse the command line of a program with required flags: `--config FILE`, overridden by flags.
+
+    Raises:
+        SettingsError: for an invalid value, and for an unknown flag, with the most similar flag.
+    """
+    defaults, rest = config_defaults(kind, sys.argv[1:])
+    options: dict[str, Any] = {} if defaults is None else {"default": defaults}
+    settings: Settings = parse_flags(kind, rest, description=describe(kind, description or ""), **options)
+    return settings
+
+
 def describe(kind: type, summary: str) -> str:
     """Return the text above the flags in `--help`.
 

@@ -51,7 +51,7 @@ SMALL_DECODER: dict[str, Any] = {
     "epochs": 1,
 }
 _GRADED_RATE = 5e-4
-"""Recommended learning rate of a small decoder on graded pairs, as in recipes/grids/graded.yaml."""
+"""Recommended learning rate of a small decoder on graded pairs, as in eval/grids/graded.yaml."""
 LARGE_DECODER: dict[str, Any] = {
     "model": {"bits": 4},
     "lora": {"rank": 32},

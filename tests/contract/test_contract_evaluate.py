@@ -108,7 +108,7 @@ def test_nested_measures_every_cut(model: str, files: Files, tmp_path: Path) -> 
         "--json",
         tmp_path / "n.json",
     ]
-    shown = command("angle-llm", "eval", "nested", *words).stdout
+    shown = command("python", "eval/nested.py", *words).stdout
     for layers in (1, 2):
         for dimensions in (8, 32):
             encoder = SentenceEncoder.from_pretrained(model, layers=layers, dimensions=dimensions)
@@ -117,7 +117,7 @@ def test_nested_measures_every_cut(model: str, files: Files, tmp_path: Path) -> 
             due = 100 * float(spearmanr(cosines, gold)[0])
             names(shown, re.escape(f"{due:.2f}"))
             assert holds(tmp_path / "n.json", due)
-    done = command("angle-llm", "eval", "nested", *words, "--columns", "score", "grade", code=2)
+    done = command("python", "eval/nested.py", *words, "--columns", "score", "grade", code=2)
     names(done.stderr, "--columns score grade", "no column 'grade'")
 
 
@@ -143,18 +143,17 @@ def test_transfer_classifies_frozen_vectors(model: str, tmp_path: Path) -> None:
     rows = [f"{text}\t{n % 2}" for n, text in enumerate(f"{'A dog' if n % 2 else 'No cat'} {n}" for n in range(40))]
     (tmp_path / "transfer/cr.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
     words = ["--model", model, "--data-dir", tmp_path, "--tasks", "cr", "--json", tmp_path / "t.json"]
-    shown = command("angle-llm", "eval", "transfer", *words).stdout
+    shown = command("python", "eval/transfer.py", *words).stdout
     names(shown, r"\bCR\b", r"\b100\.00\b", r"\b40\b")
     assert holds(tmp_path / "t.json", 100.0)
 
 
 COMMANDS = [f"angle-llm {name}" for name in ("", "train", "plan", "embed", "search", "data", "data check", "data mine")]
 COMMANDS += [f"angle-llm {name}" for name in ("eval", "merge", "verify", "export", "push")]
-COMMANDS += [
-    f"python recipes/{name}.py" for name in ("llama2_nli", "bert_nli", "sts_finetune", "llm_supervision", "ablation")
-]
-COMMANDS += [f"angle-llm eval {name}" for name in ("transfer", "retrieval", "nested")]
-COMMANDS += [f"python eval/{name}.py" for name in ("sts", "speed", "gpu_check")]
+COMMANDS += [f"python recipes/{name}.py" for name in ("llama2_nli", "bert_nli", "sts_finetune")]
+COMMANDS += ["angle-llm eval retrieval"]
+COMMANDS += [f"python eval/{name}.py" for name in ("sts", "transfer", "nested", "llm_supervision", "ablation")]
+COMMANDS += [f"python eval/{name}.py" for name in ("speed", "gpu_check")]
 
 
 @pytest.mark.parametrize("words", COMMANDS)

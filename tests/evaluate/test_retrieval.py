@@ -24,7 +24,6 @@ from angle_llm.evaluate.retrieval import (
     retrieval_main,
 )
 from angle_llm.evaluate.retrieval_tasks import read_beir, read_groups
-from angle_llm.evaluate.transfer import TransferSettings, transfer_main
 from angle_llm.export.push import _read_scores
 from angle_llm.prompts import PromptTemplate, Side, SidePrompts
 
@@ -397,10 +396,6 @@ def test_two_prompts_encode_queries_and_documents(tmp_path: Path) -> None:
     assert calls == [("query", ["a b", "c"]), ("document", ["b", "a b"])]
     assert task.ranks == ((1,), (2,)), "the first query itself, as a document, is skipped"
     assert set(json.loads((tmp_path / "out.json").read_text())["encoder"]["prompt"]) == {"query", "document"}
-    transfer = TransferSettings(model="m", data_dir=tmp_path, tasks=("cr",))
-    write(tmp_path / "transfer/cr.tsv", "text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(20)))
-    with pytest.raises(ValueError, match="--as"):
-        transfer_main(transfer, lambda path, /, **options: TwoSides())
     calls.clear()
     retrieval_main(replace(settings, side="document"), lambda path, /, **options: TwoSides())
     assert calls == [("document", ["a b", "c", "b"])]

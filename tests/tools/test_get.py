@@ -19,6 +19,7 @@ import pytest
 import yaml
 from hub_server import Hub, open_hub
 from huggingface_hub import constants, hf_hub_download
+from transfer_tasks import TRANSFER_TASKS, read_transfer_task
 
 from angle_llm import cli
 from angle_llm.data.examples import load_examples
@@ -26,7 +27,6 @@ from angle_llm.data.formats import DataError
 from angle_llm.evaluate.retrieval_tasks import read_beir
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsPair, read_pairs, select_tasks
 from angle_llm.evaluate.task_files import data_file
-from angle_llm.evaluate.transfer_tasks import TRANSFER_TASKS, read_transfer_task
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource
 from angle_llm.tools.public_data import get

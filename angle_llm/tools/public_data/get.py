@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import tyro
 import yaml
@@ -25,9 +25,9 @@ from angle_llm.data.keys import is_distinctive, normalized
 from angle_llm.data.readers import open_rows
 from angle_llm.evaluate.sts_tasks import read_pairs, read_task
 from angle_llm.evaluate.task_files import data_file, score_of
-from angle_llm.evaluate.transfer_tasks import read_transfer_task
 from angle_llm.io import log, write_file, write_json_lines
 from angle_llm.settings.parsing import SettingsError, settings_class, unknown_name
+from angle_llm.tools.public_data.senteval import Split, read_senteval
 
 TABLE = Path(__file__).with_name("data_sets.yaml")
 
@@ -93,7 +93,7 @@ class GetSettings:
     """Names of public data sets, and the folder that they are written to.
 
     Without NAME, the command lists the sets with size and license. `sts` and `transfer` are groups: all STS sets, and all
-    of SentEval's transfer tasks. The files have the layout that `eval sts`, `eval transfer` and `eval retrieval` read.
+    of SentEval's transfer tasks. The files have the layout that `eval sts`, `eval retrieval` and `eval/transfer.py` read.
 
     STS12 to STS16 have SentEval's text, as in published tables; the hub has no raw text of them. Training data have a
     column `sts_overlap`: 1 for a row with a text of four words or more that is in an STS or SICK evaluation set, else 0.
@@ -193,8 +193,7 @@ def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, eva
                 archive.extractall(folder, filter="data")  # paths and links that leave the folder are errors
         folder = next(folder.rglob("STS"), folder / "STS").parent
         task, _, split = file.part.partition(".")
-        splits: dict[Any, Any] = read_transfer_task(folder, task).splits if split else {}
-        rows = splits[split] if split else read_task(folder, task, "senteval").pairs
+        rows = read_senteval(folder, task, cast(Split, split)) if split else read_task(folder, task, "senteval").pairs
     write_json_lines(target, (dict(zip(entry.columns, row, strict=False)) for row in rows))
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ablation import Settings, main
-from ablation_grid import experiments, load_grid
-from ablation_results import MEASUREMENTS, Cached, Line, differences, load_cached
+from ablation_parts.grid import experiments, load_grid
+from ablation_parts.results import MEASUREMENTS, Cached, Line, differences, load_cached
 from programs import run as run_program
 from programs import start
 from tiny import save_tiny_base
@@ -26,7 +26,7 @@ from angle_llm.settings.parsing import SettingsError
 from angle_llm.train.objectives import make_losses
 
 ROOT = Path(__file__).parents[2]
-GRIDS = sorted((ROOT / "recipes" / "grids").glob("*.yaml"))
+GRIDS = sorted((ROOT / "eval" / "grids").glob("*.yaml"))
 DATA = Path("/data")
 GRID = """
 title: Tiny
@@ -254,7 +254,7 @@ def test_a_stopped_run_resumes(folder: Path, tmp_path: Path) -> None:
     grid = GRID.format(base=folder / "base", measures="{sts: [stsb-dev]}")
     (tmp_path / "tiny.yaml").write_text(grid.replace("batch_size: 8", "batch_size: 8\n  epochs: 40"), encoding="utf-8")
     flags = ["--grid", "tiny.yaml", "--data-dir", str(folder / "data"), "--results", "results.csv", "--device", "cpu"]
-    command = ["python", str(ROOT / "recipes" / "ablation.py"), *flags, "--rows", "as-is", "one"]
+    command = ["python", str(ROOT / "eval" / "ablation.py"), *flags, "--rows", "as-is", "one"]
     metrics = tmp_path / "runs/tiny/one-seed1/metrics.jsonl"
     program = start(*command, cwd=tmp_path)
     while not (metrics.is_file() and metrics.stat().st_size):

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
-from ablation_grid import Experiment
 from filelock import FileLock
 
+from ablation_parts.grid import Experiment
 from angle_llm.evaluate import PUBLISHED_TASKS, Interval, PairScores, compare
 from angle_llm.evaluate.bootstrap import mean_difference
 from angle_llm.io import write_file, write_text

@@ -157,7 +157,7 @@ def load_grid(path: str | Path) -> Grid:
     path = Path(path).expanduser()
     if not path.is_file():
         raise SettingsError(
-            f"--grid: expected a YAML file such as recipes/grids/nli.yaml, got {path}, which does not exist."
+            f"--grid: expected a YAML file such as eval/grids/nli.yaml, got {path}, which does not exist."
         )
     try:
         grid = settings_from_dict(Grid, yaml.safe_load(path.read_text(encoding="utf-8")), where=str(path))

@@ -1,4 +1,4 @@
-"""`recipes/llm_supervision.py` with tiny local models and a server on 127.0.0.1 with OpenAI's chat completions API."""
+"""`eval/llm_supervision.py` with tiny local models and a server on 127.0.0.1 with OpenAI's chat completions API."""
 
 import copy
 import json
@@ -32,7 +32,8 @@ from angle_llm.tools.language_models import LlmRequest, message_ids
 from angle_llm.tools.replies import read_answer
 
 pytest.importorskip("openai", reason="pip install 'angle_llm[questions]'")
-RECIPE = Path(__file__).parents[2] / "recipes/llm_supervision.py"
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "eval/llm_supervision.py"
 
 KEY = "sk-a-secret-that-is-never-printed"
 SENTENCES = """A man is eating a piece of bread.
@@ -148,7 +149,7 @@ def test_no_request_is_repeated(server: ChatServer, folder: Path) -> None:
 def test_a_killed_command_resumes(server: ChatServer, folder: Path) -> None:
     (folder / "sentences.txt").write_text("".join(f"{n} men walk along the long road.\n" for n in range(40)))
     flags = f"--sentences {folder / 'sentences.txt'} --size 2 --llm {server.name} --out {folder / 'pairs.jsonl'}"
-    command = ["python", RECIPE, "generate", *flags.split()]
+    command = ["python", PROGRAM, *flags.split()]
     server.delay = 0.03
     for wanted in (10, 40):
         program = start(*command)
@@ -512,10 +513,11 @@ def test_generated_pairs_are_trained_on_and_measured_on_test_pairs(tmp_path: Pat
         rows = [{"text1": one, "text2": other, "score": n % 3 / 2 * top} for n, (one, other) in enumerate(texts)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = (
-        "train --model.path tiny --data.path generated.jsonl --test.path test.jsonl --run-dir out "
+        "--model.path tiny --data.path generated.jsonl --test.path test.jsonl --run-dir out "
         "--batch-size 7 --epochs 1 --optimizer.learning-rate 0.01"
     )
-    done = run("python", RECIPE, *flags.split(), cwd=tmp_path)
+    config = ("--config", ROOT / "eval/llm_supervision.yaml")
+    done = run("python", ROOT / "recipes/sts_finetune.py", *config, *flags.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = dict(re.findall(r"^  (before|after) +(-?\d+\.\d\d)", done.stdout, re.MULTILINE))
     rows = rows_of(tmp_path / "test.jsonl")
@@ -527,11 +529,10 @@ def test_generated_pairs_are_trained_on_and_measured_on_test_pairs(tmp_path: Pat
     assert figures == {}
 
 
-def test_steps_and_the_missing_library_are_named(tmp_path: Path) -> None:
-    assert run("python", RECIPE, "--help").stdout.startswith("LLM supervision")
-    assert "'train'" in run("python", RECIPE, "trian").stderr
-    code = f"import runpy, sys; sys.modules['openai'] = None; sys.path.insert(0, {str(RECIPE.parent)!r})"
-    (tmp_path / "without.py").write_text(f"{code}\nrunpy.run_path({str(RECIPE)!r}, run_name='__main__')")
-    flags = ["generate", "--sentences", "x", "--llm", "http://127.0.0.1:1/v1#m"]
+def test_help_and_the_missing_library_are_named(tmp_path: Path) -> None:
+    assert "LLM supervision" in run("python", PROGRAM, "--help").stdout
+    code = f"import runpy, sys; sys.modules['openai'] = None; sys.path.insert(0, {str(PROGRAM.parent)!r})"
+    (tmp_path / "without.py").write_text(f"{code}\nrunpy.run_path({str(PROGRAM)!r}, run_name='__main__')")
+    flags = ["--sentences", "x", "--llm", "http://127.0.0.1:1/v1#m"]
     done = run("python", tmp_path / "without.py", *flags, cwd=tmp_path)
     assert (done.returncode, "pip install 'angle_llm[questions]'" in done.stderr) == (2, True)

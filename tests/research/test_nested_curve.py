@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import nested
 import pytest
 from evaluate_samples import rows_of
+from nested import NestedEvalSettings, halves, nested_main, quality_curve
 from tiny import tiny_encoder
 
-from angle_llm.evaluate import evaluate, nested, read_pairs
-from angle_llm.evaluate.nested import NestedEvalSettings, halves, nested_main, quality_curve
+from angle_llm.evaluate import evaluate, read_pairs
 
 PAIRS = "starter:graded_pairs.tsv"
 

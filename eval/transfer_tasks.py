@@ -1,18 +1,13 @@
-"""Transfer tasks: read the labelled examples of SentEval's seven classification tasks (Conneau & Kiela 2018).
+"""Transfer tasks: labelled examples of SentEval's seven classification tasks (Conneau & Kiela 2018), and their protocols.
 
-The text is tokenised and in part lower-cased, as in SentEval and published tables. A data directory has one of two
-layouts:
+A data directory has one of two layouts:
 
 * this project's layout: `transfer/mr.tsv` and so on, with a header line (also `.jsonl`, both also `.gz`);
 * SentEval's download (its `data` or `data/downstream`): `MR/rt-polarity.pos`, `SST/binary/sentiment-train`, …
-
-Words are separated by single spaces, as in SentEval. Empty lines are skipped; SentEval counts four empty lines in CR
-and three in MPQA as examples.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,8 +16,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from angle_llm.data.formats import DataError
-from angle_llm.data.readers import open_rows
 from angle_llm.evaluate.results import PublishedRow
 from angle_llm.evaluate.task_files import (
     Layout,
@@ -31,23 +24,11 @@ from angle_llm.evaluate.task_files import (
     first_complete,
     is_complete,
     senteval_folder,
-    text_of,
 )
 from angle_llm.settings.parsing import unknown_name
+from angle_llm.tools.public_data.senteval import SENTEVAL_TASKS, LabelledText, Split, read_senteval, read_table
 
 Protocol = Literal["cross_validation", "train_test", "train_dev_test"]
-Split = Literal["all", "train", "dev", "test"]
-
-
-class LabelledText(NamedTuple):
-    """A classification example of a transfer task: a text or a pair of texts, and its class.
-
-    `second` is "" for a single text.
-    """
-
-    text: str
-    label: str
-    second: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,62 +60,37 @@ class TransferTask:
         return (text for rows in self.splits.values() for row in rows for text in (row.text, row.second) if text)
 
 
-class _TransferFiles(NamedTuple):
-    """Protocol and files of a transfer task: by split in this project's folder layout (`own`) and in SentEval's.
+class _TaskDescription(NamedTuple):
+    """Protocol of a transfer task, its published number of examples, and its files in this project's layout.
 
-    `official` is the published number of examples. `columns` are the columns of the text, class and second text in this
-    project's tables. `line` is the pattern of a line in SentEval's files, except for MRPC, whose files are tables.
-    `encoding` is the character encoding of SentEval's files.
+    The files are in the order of the splits. `columns` are the columns of the text, the class and the second text.
     """
 
     protocol: Protocol
     official: int
-    own: dict[Split, str]
-    senteval: dict[Split, tuple[str, ...]]
+    files: tuple[str, ...]
     columns: tuple[str, ...] = ("text", "label")
-    line: str = r"(?P<text>.+)"
-    encoding: str = "latin-1"
 
 
-_TWO: tuple[Split, ...] = ("train", "test")
-_THREE: tuple[Split, ...] = ("train", "dev", "test")
-_MRPC_COLUMNS = ("#1 String", "Quality", "#2 String")
-_FILES: dict[str, _TransferFiles] = {
-    **{
-        name: _TransferFiles("cross_validation", official, {"all": f"transfer/{name}.tsv"}, {"all": files})
-        for name, official, files in (
-            ("mr", 10662, ("MR/rt-polarity.pos", "MR/rt-polarity.neg")),
-            ("cr", 3775, ("CR/custrev.pos", "CR/custrev.neg")),
-            ("subj", 10000, ("SUBJ/subj.objective", "SUBJ/subj.subjective")),
-            ("mpqa", 10606, ("MPQA/mpqa.pos", "MPQA/mpqa.neg")),
-        )
-    },
-    "sst2": _TransferFiles(
+_TASKS: dict[str, _TaskDescription] = {
+    "mr": _TaskDescription("cross_validation", 10662, ("transfer/mr.tsv",)),
+    "cr": _TaskDescription("cross_validation", 3775, ("transfer/cr.tsv",)),
+    "subj": _TaskDescription("cross_validation", 10000, ("transfer/subj.tsv",)),
+    "mpqa": _TaskDescription("cross_validation", 10606, ("transfer/mpqa.tsv",)),
+    "sst2": _TaskDescription(
         "train_dev_test",
         67349 + 872 + 1821,
-        {split: f"transfer/sst2.{split}.tsv" for split in _THREE},
-        {split: (f"SST/binary/sentiment-{split}",) for split in _THREE},
-        line=r"(?P<text>.*\S.*)\t(?P<label>[01])",
-        encoding="utf-8",
+        ("transfer/sst2.train.tsv", "transfer/sst2.dev.tsv", "transfer/sst2.test.tsv"),
     ),
-    "trec": _TransferFiles(
-        "train_test",
-        5452 + 500,
-        {split: f"transfer/trec.{split}.tsv" for split in _TWO},
-        {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)},
-        ("text", "coarse"),
-        line=r"(?P<label>[^:]*):[^ ]* (?P<text>.*\S.*)",
+    "trec": _TaskDescription(
+        "train_test", 5452 + 500, ("transfer/trec.train.tsv", "transfer/trec.test.tsv"), ("text", "coarse")
     ),
-    "mrpc": _TransferFiles(
-        "train_test",
-        4076 + 1725,
-        {split: f"mrpc/{split}.tsv" for split in _TWO},
-        {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in _TWO},
-        ("sentence1", "label", "sentence2"),
+    "mrpc": _TaskDescription(
+        "train_test", 4076 + 1725, ("mrpc/train.tsv", "mrpc/test.tsv"), ("sentence1", "label", "sentence2")
     ),
 }
 
-TRANSFER_TASKS = tuple(_FILES)
+TRANSFER_TASKS = tuple(_TASKS)
 """Names of SentEval's seven transfer tasks, in the order of the columns of published tables."""
 
 _PUBLISHED: dict[str, tuple[float, ...]] = {
@@ -171,72 +127,29 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
         ValueError: for an unknown name, a malformed file, or a split without examples.
         FileNotFoundError: if files are missing; the message lists them.
     """
-    if name not in _FILES:
+    if name not in _TASKS:
         raise ValueError(unknown_name("transfer task", name, TRANSFER_TASKS))
-    files, layouts = _FILES[name], _layouts(data_dir, name)
-    paths = first_complete(name, layouts, available_transfer_tasks(data_dir))
-    splits: dict[Split, tuple[LabelledText, ...]] = {}
-    rest = iter(paths)
-    for split, theirs in files.senteval.items():
-        if paths is layouts[0]:
-            rows = _table(next(rest), files.columns)
-        else:
-            rows = (row for _ in theirs for row in _senteval(next(rest), name))
-        splits[split] = tuple(LabelledText(*(" ".join(value.split()) for value in row)) for row in rows)
+    task, names = _TASKS[name], list(SENTEVAL_TASKS[name].files)
+    tables, archive = _layouts(data_dir, name)
+    paths = first_complete(name, (tables, archive), available_transfer_tasks(data_dir))
+    if paths is tables:
+        splits = {split: tuple(read_table(path, task.columns)) for split, path in zip(names, tables, strict=True)}
+    else:
+        folder = senteval_folder(Path(data_dir).expanduser())
+        splits = {split: tuple(read_senteval(folder, name, split)) for split in names}
     source = ", ".join(map(str, paths))
     if empty := [split for split, rows in splits.items() if not rows]:
         raise ValueError(f"{source}: no examples in {', '.join(empty)}.")
     positive = "1" if name == "mrpc" else None
-    return TransferTask(name, name.upper(), files.protocol, splits, source, positive, files.official)
+    return TransferTask(name, name.upper(), task.protocol, splits, source, positive, task.official)
 
 
-def _layouts(data_dir: str | Path, name: str) -> list[Layout]:
-    """Return the file paths of a transfer task in this project's folder layout, then in SentEval's layout.
-
-    Files are in the order of the splits.
-    """
-    root, files = data_folder(data_dir, "transfer/, or SentEval's MR/, CR/ …"), _FILES[name]
-    theirs = [senteval_folder(root) / file for paths in files.senteval.values() for file in paths]
-    return [[data_file(root / file) for file in files.own.values()], theirs]
-
-
-def _table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
-    """Yield the examples in a table of a transfer task.
-
-    `columns` names the columns of the text, the class, and perhaps the second text.
-
-    Raises:
-        DataError: for a row without a text or class, with file and line.
-    """
-    text, label, *second = columns
-    for row in open_rows(path, tables=True).good_rows(columns):
-        if row.values[label] in (None, ""):
-            raise DataError(f"{row.place}: column {label}: expected a class, got none.")
-        yield LabelledText(text_of(row, text), str(row.values[label]), text_of(row, second[0]) if second else "")
-
-
-def _senteval(path: Path, name: str) -> Iterator[LabelledText]:
-    """Yield the examples in a SentEval file of the transfer task `name`.
-
-    If the lines have no class, the class is 1 for file names that end in `.pos` or `.objective`, else 0.
-
-    Raises:
-        DataError: for a line in another format, with file and line.
-    """
-    if name == "mrpc":
-        yield from _table(path, _MRPC_COLUMNS)
-        return
-    of_file = "1" if path.suffix in (".pos", ".objective") else "0"
-    for row in open_rows(path, encoding=_FILES[name].encoding).good_rows():
-        line = row.values["text"].strip()
-        if not line:
-            continue
-        found = re.fullmatch(_FILES[name].line, line)
-        if found is None:
-            raise DataError(
-                f"{row.place}: expected a line of SentEval's {name.upper()}, a text and a class, got {line!r}."
-            )
-        yield LabelledText(found["text"], found.groupdict().get("label", of_file))
+def _layouts(data_dir: str | Path, name: str) -> tuple[Layout, Layout]:
+    """Return the file paths of a transfer task in this project's folder layout, and in SentEval's layout."""
+    root = data_folder(data_dir, "transfer/, or SentEval's MR/, CR/ …")
+    archive = senteval_folder(root)
+    tables = [data_file(root / file) for file in _TASKS[name].files]
+    return tables, [archive / file for files in SENTEVAL_TASKS[name].files.values() for file in files]
 
 
 def prepare_task(task: TransferTask, limit: int | None, drop_repeated: bool, seed: int) -> TransferTask:

@@ -1,6 +1,6 @@
 """Make training pairs from GitHub issues that were closed as duplicates (pip install 'angle_llm[issues]').
 
-    python recipes/duplicate_issues.py OWNER/REPO [OWNER/REPO …] --out FOLDER
+    python eval/duplicate_issues.py OWNER/REPO [OWNER/REPO …] --out FOLDER
     angle-llm train --data.path FOLDER/train.jsonl.gz …
 
 Reads issues and comments through GitHub's REST API. Writes train, valid and test.jsonl.gz with the columns text1, text2
@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from github_issues import Found, GitHub, Issue, Key, read_repositories, read_targets, read_token
-from issue_texts import Claim, find_claims, issue_text, mark, mentioned_pairs
+from issues.github import Found, GitHub, Issue, Key, read_repositories, read_targets, read_token
+from issues.texts import Claim, find_claims, issue_text, mark, mentioned_pairs
 
 from angle_llm.cli import run_cli
 from angle_llm.data import DataError

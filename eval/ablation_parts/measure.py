@@ -21,25 +21,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from ablation_grid import Measures, below
-from ablation_results import DIFFERED, FILES, QUERIES, Measurement, measurement, save_queries, save_scores
-from ablation_saturation import saturation
-from before_after import pairs_task
+from nested import quality_curve
+from transfer import evaluate_transfer
+from transfer_tasks import read_transfer_task
 
+from ablation_parts.grid import Measures, below
+from ablation_parts.results import DIFFERED, FILES, QUERIES, Measurement, measurement, save_queries, save_scores
+from ablation_parts.saturation import saturation
+from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import (
     PairScores,
+    StsPair,
+    StsTask,
     evaluate,
     evaluate_retrieval,
-    evaluate_transfer,
     read_groups,
-    read_transfer_task,
     select_tasks,
 )
-from angle_llm.evaluate.nested import quality_curve
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_beir
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings.train import DataSource, ModelSettings
 
 BY_SCORE = ("stsb", "stsb-dev", "mrpc", "issues")
 """Names of STS tasks for which the cosine is also summarised by range of the gold score."""
@@ -47,11 +50,16 @@ SCORE_BINS = 5
 """Number of equal ranges into which the gold score is divided."""
 
 
+def encoder_options(model: ModelSettings) -> dict[str, Any]:
+    """Return the arguments of `SentenceEncoder.from_pretrained` that open a base model in the same way as training."""
+    return {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "bits", "attention")}
+
+
 def measure(encoder: SentenceEncoder, measures: Measures, kind: str, data_dir: Path, scores: Path) -> list[Measurement]:
     """Measure an encoder, and return the measurements of one kind, such as `sts`.
 
     The scores of all pairs (kind `sts`) are written to the file `scores`; the scores of all queries (kind `retrieval`)
-    to a file in the same folder. `ablation_results` reads both.
+    to a file in the same folder. `results` reads both.
     """
     # An encoder with two prompts uses the prompt of queries for symmetric tasks, as E5 (arXiv 2212.03533) advises.
     encode = partial(encoder.for_side("query").encode, show_progress=True)
@@ -69,7 +77,7 @@ def _sts(encode: Any, measures: Measures, data_dir: Path, scores: Path) -> Itera
     """Yield Spearman and Pearson correlations of STS tasks and files of scored pairs."""
     tasks = select_tasks(measures.sts, data_dir, measures.variant) if measures.sts else []
     for name, source in measures.pairs.items():
-        tasks = [*tasks, pairs_task(name, replace(source, path=below(source.path, data_dir)))]
+        tasks = [*tasks, _pairs_task(name, replace(source, path=below(source.path, data_dir)))]
     results = evaluate(encode, tasks, resamples=1000)
     save_scores(results.scores, scores)
     for name, task in results.tasks.items():
@@ -88,6 +96,19 @@ def _sts(encode: Any, measures: Measures, data_dir: Path, scores: Path) -> Itera
     if len(measures.pairs) > 1:
         values = [results.tasks[name].spearman for name in measures.pairs]
         yield measurement("sts", FILES, "spearman", float(np.mean(values)), n=len(values))
+
+
+def _pairs_task(name: str, source: DataSource) -> StsTask:
+    """Return an STS task with the scored pairs of a data source.
+
+    Raises:
+        DataError: if the source has no scored pairs.
+    """
+    examples = load_examples(source).examples
+    pairs = tuple(StsPair(row.left, row.right, row.score) for row in examples if isinstance(row, ScoredPair))
+    if not pairs:
+        raise DataError(f"{source.path} has no scored pairs. Set its format: scored_pair.")
+    return StsTask(name=name, label=name, variant="file", source=source.path, pairs=pairs)
 
 
 def _by_score(task: str, scores: PairScores) -> Iterator[Measurement]:

@@ -1,5 +1,10 @@
 """Transfer evaluation: accuracy of a linear classifier on frozen embeddings, on SentEval's classification tasks.
 
+    python eval/transfer.py --model DIR --data-dir DATA
+    python eval/transfer.py --model DIR --data-dir DATA --tasks cr mrpc --json transfer.json
+
+`pip install 'angle_llm[transfer]'` installs scikit-learn, which it needs.
+
     distinct texts of all tasks ──► encode ──► embeddings ──► features ──► logistic regression ──► accuracy per task
 
 Contents, in order: settings, result types, `evaluate_transfer`, the classifiers, the command, its report.
@@ -37,8 +42,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from transfer_tasks import (
+    PUBLISHED_TRANSFER,
+    TRANSFER_TASKS,
+    Protocol,
+    TransferTask,
+    available_transfer_tasks,
+    prepare_task,
+    read_transfer_task,
+)
 
-from angle_llm.evaluate.bootstrap import Interval, accuracy_interval
+from angle_llm.cli import run_cli
+from angle_llm.evaluate.bootstrap import CONFIDENCE, Interval
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
@@ -50,19 +65,10 @@ from angle_llm.evaluate.encoding import (
     write_results,
 )
 from angle_llm.evaluate.results import Results, TaskResult, published_table, report, table
-from angle_llm.evaluate.transfer_tasks import (
-    PUBLISHED_TRANSFER,
-    TRANSFER_TASKS,
-    LabelledText,
-    Protocol,
-    Split,
-    TransferTask,
-    available_transfer_tasks,
-    prepare_task,
-    read_transfer_task,
-)
 from angle_llm.io import progress_bar
-from angle_llm.settings.parsing import Positive, need_library, settings_class
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings.parsing import Positive, need_library, parse_program, settings_class
+from angle_llm.tools.public_data.senteval import LabelledText, Split
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -191,8 +197,8 @@ def evaluate_transfer(
     need_library("sklearn", "transfer tasks", "transfer")
     used = [prepare_task(task, limit_train, drop_repeated, seed) for task in tasks]
     encoded = encode_distinct(encode, (text for task in used for text in task.texts()))
-    found = {task.name: _evaluate(encoded, task, folds, seed) for task in used}
-    return Results(found, TRANSFER_TASKS, **encoded.facts())
+    results = {task.name: _evaluate(encoded, task, folds, seed) for task in used}
+    return Results(results, TRANSFER_TASKS, **encoded.facts())
 
 
 def _evaluate(encoded: EncodedTexts, task: TransferTask, folds: int, seed: int) -> TransferResult:
@@ -204,23 +210,23 @@ def _evaluate(encoded: EncodedTexts, task: TransferTask, folds: int, seed: int) 
 
     started = time.perf_counter()
     parts = {split: _features(encoded, rows) for split, rows in task.splits.items()}
-    found = run_protocol(task.protocol, parts, folds, seed)
-    gold_N, right_N = found.gold_N, found.gold_N == found.predicted_N
+    outcome = run_protocol(task.protocol, parts, folds, seed)
+    gold_N, predicted_N = outcome.gold_N, outcome.predicted_N
     f1 = None
     if task.positive is not None:
-        f1 = 100 * float(f1_score(gold_N == task.positive, found.predicted_N == task.positive, zero_division=0))
+        f1 = 100 * float(f1_score(gold_N == task.positive, predicted_N == task.positive, zero_division=0))
     names = ("name", "label", "protocol", "source", "official", "repeated", "dropped", "sampled")
     return TransferResult(
         **{name: getattr(task, name) for name in names},
-        accuracy=100 * found.accuracy,
-        interval=accuracy_interval(int(right_N.sum()), len(gold_N)),
+        accuracy=100 * outcome.accuracy,
+        interval=accuracy_interval(int((gold_N == predicted_N).sum()), len(gold_N)),
         f1=f1,
-        dev_accuracy=100 * found.dev_accuracy,
+        dev_accuracy=100 * outcome.dev_accuracy,
         majority=100 * float(np.unique(gold_N, return_counts=True)[1].max()) / len(gold_N),
         rows={split: len(rows) for split, rows in task.splits.items()},
-        chosen=found.chosen,
-        fits=found.fits,
-        unconverged=found.unconverged,
+        chosen=outcome.chosen,
+        fits=outcome.fits,
+        unconverged=outcome.unconverged,
         seconds=time.perf_counter() - started,
     )
 
@@ -239,6 +245,14 @@ def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> FeaturesAn
     return features_ND, np.array([row.label for row in ordered])
 
 
+def accuracy_interval(right: int, tested: int) -> Interval:
+    """Return Wilson's 95 % interval of an accuracy × 100, for `right` correct predictions among `tested` test items."""
+    from scipy.stats import binomtest
+
+    ends = binomtest(right, tested).proportion_ci(CONFIDENCE, method="wilson")
+    return Interval(100 * float(ends.low), 100 * float(ends.high))
+
+
 # ----------------------------------------------------------------------------------------------------- classifiers
 
 
@@ -252,26 +266,29 @@ def run_protocol(protocol: Protocol, parts: dict[Split, FeaturesAndLabels], fold
         ValueError: if a class has fewer examples than there are folds.
     """
     grid = [2.0**power for power in (range(-1, 6) if protocol == "train_test" else range(-2, 4))]
-    gold, predicted, accuracies, found, chosen = [], [], [], [], []
+    gold, predicted, accuracies, dev_accuracies, chosen = [], [], [], [], []
     crossed = protocol == "cross_validation"
     fits = (1 + len(grid) * (1 if "dev" in parts else folds)) * (folds if crossed else 1)
     with progress_bar("classifiers", fits, "fit", transient=True) as bar:
         fitter = Fitter(bar)
         for train, test in _folds(parts["all"], folds, seed) if crossed else [(parts["train"], parts["test"])]:
-            inner = [(train, parts["dev"])] if "dev" in parts else _folds(train, folds, seed)
-            accuracies_C = np.mean([fitter.path(fit_on, grid, dev) for fit_on, dev in inner], axis=0)
+            # The search: the mean accuracy of each C on dev, or on the inner folds
+            searched = [(train, parts["dev"])] if "dev" in parts else _folds(train, folds, seed)
+            accuracies_C = np.mean([fitter.path(fitted, grid, dev) for fitted, dev in searched], axis=0)
             best = int(np.argmax(np.round(100 * accuracies_C, 2)))
+            dev_accuracies.append(accuracies_C[best])
+            chosen.append(grid[best])
+
+            # The final fit, and its predictions
             classifier = fitter.fit(fitter.new(train), train, grid[best])
             gold.append(test[1])
             predicted.append(classifier.predict(test[0]))
             accuracies.append(classifier.score(*test))
-            found.append(accuracies_C[best])
-            chosen.append(grid[best])
     return ProtocolResult(
         gold_N=np.concatenate(gold),
         predicted_N=np.concatenate(predicted),
         accuracy=float(np.mean(accuracies)),
-        dev_accuracy=float(np.mean(found)),
+        dev_accuracy=float(np.mean(dev_accuracies)),
         chosen=tuple(chosen),
         fits=fitter.fits,
         unconverged=fitter.unconverged,
@@ -342,7 +359,7 @@ def _folds(part: FeaturesAndLabels, folds: int, seed: int) -> Iterator[tuple[Fea
 
 
 def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> TransferResults:
-    """Run `angle-llm eval transfer`: read the tasks, evaluate the model, print the report, write the JSON file."""
+    """Read the tasks, evaluate the model, print the report, and write the JSON file."""
     names = settings.tasks or tuple(available_transfer_tasks(settings.data_dir))
     if not names:
         raise FileNotFoundError(
@@ -408,3 +425,9 @@ def _notes(results: TransferResults) -> list[str]:
             notes.append(f"{task.label}: {task.unconverged} of {task.fits} fits stopped before they converged.")
     fitting = sum(task.seconds for task in results.tasks.values())
     return [*notes, f"Classifiers took {fitting:.1f} s."]
+
+
+if __name__ == "__main__":
+    run_cli(
+        lambda: transfer_main(parse_program(TransferSettings, description=__doc__), SentenceEncoder.from_pretrained)
+    )

@@ -1,5 +1,8 @@
 """Nested evaluation: STS scores of an encoder that is cut to fewer layers and dimensions.
 
+    python eval/nested.py --model DIR --tasks starter:graded_pairs.tsv --layers 6 12 --dimensions 64 128
+    python eval/nested.py --model DIR --data-dir DATA --tasks stsb sick
+
     sentences ──► one pass through all layers ──► (N, M, D) ──► cut to m layers and k columns ──► Spearman per task
 
 Dimensions: N texts, M numbers of layers, D columns.
@@ -10,18 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
+from angle_llm.cli import run_cli
 from angle_llm.evaluate.encoding import Encode, OpenEncoder, check_names, run_evaluation, write_results
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, StsTaskSettings, select_tasks
-from angle_llm.settings.parsing import Positive, settings_class
-
-if TYPE_CHECKING:
-    from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings.parsing import Positive, parse_program, settings_class
 
 METRIC = "Spearman × 100 on STS tasks"
 
@@ -56,7 +58,7 @@ class Point:
 
 
 def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list[Point]:
-    """Run `angle-llm eval nested`: evaluate the model cut to fewer layers and dimensions, print and write the results.
+    """Evaluate the model cut to fewer layers and dimensions, print and write the results.
 
     All combinations of the numbers of layers and dimensions are evaluated.
     """
@@ -110,9 +112,9 @@ def quality_curve(
     row_of = {text: row for row, text in enumerate(texts)}
     encoded_NMD = encoder.encode_layers(texts, depths, show_progress=True)
     points = []
-    for place, depth in enumerate(depths):
+    for number, depth in enumerate(depths):
         for width in widths:
-            rows_NK = encoded_NMD[:, place, :width]
+            rows_NK = encoded_NMD[:, number, :width]
             results = evaluate(partial(_rows_of, rows_NK, row_of), tasks)
             points.append(Point(depth, width, {name: task.spearman for name, task in results.tasks.items()}))
     return points
@@ -126,3 +128,9 @@ def _rows_of(rows_NK: NDArray[Any], row_of: Mapping[str, int], texts: Sequence[s
 def halves(dimensions: int) -> list[int]:
     """Return 1/2, 1/4, 1/8, … of a number of dimensions, down to 8, in ascending order."""
     return [dimensions >> p for p in range(dimensions.bit_length(), 0, -1) if dimensions >> p >= 8]
+
+
+if __name__ == "__main__":
+    run_cli(
+        lambda: nested_main(parse_program(NestedEvalSettings, description=__doc__), SentenceEncoder.from_pretrained)
+    )

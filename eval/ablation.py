@@ -1,12 +1,12 @@
 """Train and measure the rows of a grid of experiments, and add the measurements to docs/results.csv.
 
-    python recipes/ablation.py --grid recipes/grids/ablation.yaml --data-dir DATA
-    python recipes/ablation.py --grid recipes/grids/nli.yaml --data-dir DATA --rows in-batch --seeds 42
-    python recipes/ablation.py --grid recipes/grids/ablation.yaml --data-dir DATA --list
+    python eval/ablation.py --grid eval/grids/ablation.yaml --data-dir DATA
+    python eval/ablation.py --grid eval/grids/nli.yaml --data-dir DATA --rows in-batch --seeds 42
+    python eval/ablation.py --grid eval/grids/ablation.yaml --data-dir DATA --list
 
-A grid is a YAML file whose rows differ only in the settings they name; see `ablation_grid`. After a kill the same command
-resumes: training continues from its last checkpoint, and nothing in the results file is measured again. `make report`
-draws the results.
+A grid is a YAML file whose rows differ only in the settings they name; see `ablation_parts/grid.py`. After a kill the same
+command resumes: training continues from its last checkpoint, and nothing in the results file is measured again. `make
+report` draws the results.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import pandas as pd
 import torch
 import tyro
 import yaml
-from ablation_grid import RUNS, Experiment, Grid, changed, experiments, load_grid
-from ablation_measure import measure
-from ablation_results import (
+from ablation_parts.grid import RUNS, Experiment, Grid, changed, experiments, load_grid
+from ablation_parts.measure import encoder_options, measure
+from ablation_parts.results import (
     SCORES,
     Line,
     Measurement,
@@ -40,7 +40,6 @@ from ablation_results import (
     load_cached,
     measurement,
 )
-from before_after import encoder_options
 from filelock import FileLock
 
 from angle_llm.cli import run_cli
@@ -49,7 +48,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError
 
-COMMAND = "python recipes/ablation.py --grid recipes/grids/{}.yaml --data-dir DATA --rows {}"
+COMMAND = "python eval/ablation.py --grid eval/grids/{}.yaml --data-dir DATA --rows {}"
 PACKAGES = ("angle_llm", "torch", "transformers", "peft", "accelerate", "scipy")
 
 
@@ -62,7 +61,7 @@ class Settings:
     """Train and measure the experiments of a grid that have no result yet."""
 
     grid: Path
-    """Grid file, such as recipes/grids/ablation.yaml."""
+    """Grid file, such as eval/grids/ablation.yaml."""
     data_dir: Path
     """Folder that replaces DATA/ in the paths of the grid."""
     results: Path = Path("docs/results.csv")
@@ -267,7 +266,7 @@ def commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     with suppress(OSError, subprocess.CalledProcessError):
-        changes = git("status", "--porcelain", "--", "angle_llm", "recipes", "prompts")
+        changes = git("status", "--porcelain", "--", "angle_llm", "eval", "prompts")
         return git("rev-parse", "--short=10", "HEAD") + ("+" if changes else "")
     return ""
 

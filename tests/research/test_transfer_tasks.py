@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from evaluate_samples import write as write_file
-
-from angle_llm.evaluate.transfer_tasks import available_transfer_tasks, read_transfer_task
+from transfer_tasks import PUBLISHED_TRANSFER, TRANSFER_TASKS, available_transfer_tasks, read_transfer_task
 
 MRPC = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 SPLITS = {"mr": ("all",), "cr": ("all",), "mpqa": ("all",), "subj": ("all",), "sst2": ("train", "dev", "test")}
@@ -115,3 +114,9 @@ def test_the_real_files_have_the_published_sizes(data_dir: Path) -> None:
         task = read_transfer_task(data_dir, name)
         # SentEval counts blank lines of CR and MPQA as examples.
         assert sum(map(len, task.splits.values())) == (task.official or 0) - {"cr": 4, "mpqa": 3}.get(name, 0), name
+
+
+def test_published_averages_are_the_means_of_their_rows() -> None:
+    for row in PUBLISHED_TRANSFER:
+        assert tuple(row.scores) == TRANSFER_TASKS
+        assert sum(row.scores.values()) / 7 == pytest.approx(row.average, abs=0.006)

@@ -13,7 +13,7 @@ import pandas as pd
 import report
 from report_figures import FIGURES, PICTURES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results.csv"
 
 
@@ -58,7 +58,7 @@ def test_mean_deviation_and_interval_over_seeds(data: pd.DataFrame) -> None:
 def test_measured_rows_are_not_listed_as_missing(data: pd.DataFrame) -> None:
     """Row all-average is not trained, but has a model for each seed."""
     _, runs = report.read(RESULTS)
-    grid = yaml.safe_load((ROOT / "recipes" / "grids" / "encoder.yaml").read_text(encoding="utf-8"))
+    grid = yaml.safe_load((ROOT / "eval" / "grids" / "encoder.yaml").read_text(encoding="utf-8"))
     assert grid["rows"]["all-average"]["train"] is None
     missing = report.section("encoder", grid, data, runs)["missing"]
     assert not [name for name in missing if name.split()[0] == "all-average"]

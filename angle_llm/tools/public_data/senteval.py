@@ -1,0 +1,114 @@
+"""Read the labelled examples of SentEval's seven transfer tasks (text classification) from the files of its archive.
+
+The text is tokenised and in part lower-cased, as in SentEval (Conneau & Kiela 2018) and published tables. Words are
+separated by single spaces, as in SentEval. Empty lines are skipped; SentEval counts four empty lines in CR and three in
+MPQA as examples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from angle_llm.data.formats import DataError
+from angle_llm.data.readers import open_rows
+from angle_llm.evaluate.task_files import text_of
+
+Split = Literal["all", "train", "dev", "test"]
+
+
+class LabelledText(NamedTuple):
+    """A classification example of a transfer task: a text or a pair of texts, and its class.
+
+    `second` is "" for a single text.
+    """
+
+    text: str
+    label: str
+    second: str = ""
+
+
+class SentEvalTask(NamedTuple):
+    """Files of a transfer task in SentEval's archive, by split; the only split of a cross-validation is "all".
+
+    `line` is the pattern of a line, except for MRPC, whose files are tables. `encoding` is the character encoding.
+    """
+
+    files: dict[Split, tuple[str, ...]]
+    line: str = r"(?P<text>.+)"
+    encoding: str = "latin-1"
+
+
+_MRPC_COLUMNS = ("#1 String", "Quality", "#2 String")
+SENTEVAL_TASKS = {
+    "mr": SentEvalTask({"all": ("MR/rt-polarity.pos", "MR/rt-polarity.neg")}),
+    "cr": SentEvalTask({"all": ("CR/custrev.pos", "CR/custrev.neg")}),
+    "subj": SentEvalTask({"all": ("SUBJ/subj.objective", "SUBJ/subj.subjective")}),
+    "mpqa": SentEvalTask({"all": ("MPQA/mpqa.pos", "MPQA/mpqa.neg")}),
+    "sst2": SentEvalTask(
+        {
+            "train": ("SST/binary/sentiment-train",),
+            "dev": ("SST/binary/sentiment-dev",),
+            "test": ("SST/binary/sentiment-test",),
+        },
+        line=r"(?P<text>.*\S.*)\t(?P<label>[01])",
+        encoding="utf-8",
+    ),
+    "trec": SentEvalTask(
+        {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)},
+        line=r"(?P<label>[^:]*):[^ ]* (?P<text>.*\S.*)",
+    ),
+    "mrpc": SentEvalTask(
+        {"train": ("MRPC/msr_paraphrase_train.txt",), "test": ("MRPC/msr_paraphrase_test.txt",)},
+    ),
+}
+"""Task name → files, in the order of the columns of published tables."""
+
+
+def read_senteval(folder: Path, name: str, split: Split) -> Iterator[LabelledText]:
+    """Yield the examples of a split of the transfer task `name` from SentEval's archive, extracted to `folder`.
+
+    Raises:
+        DataError: for a line in another format, with file and line.
+    """
+    for file in SENTEVAL_TASKS[name].files[split]:
+        yield from read_table(folder / file, _MRPC_COLUMNS) if name == "mrpc" else _read_lines(folder / file, name)
+
+
+def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
+    """Yield the examples in a table. `columns` names the columns of the text, the class, and perhaps the second text.
+
+    Raises:
+        DataError: for a row without a text or class, with file and line.
+    """
+    text, label, *second = columns
+    for row in open_rows(path, tables=True).good_rows(columns):
+        if row.values[label] in (None, ""):
+            raise DataError(f"{row.place}: column {label}: expected a class, got none.")
+        yield _example(text_of(row, text), str(row.values[label]), text_of(row, second[0]) if second else "")
+
+
+def _read_lines(path: Path, name: str) -> Iterator[LabelledText]:
+    """Yield the examples in a file of the transfer task `name` with an example per line.
+
+    If the lines have no class, the class is 1 for file names that end in `.pos` or `.objective`, else 0.
+    """
+    task = SENTEVAL_TASKS[name]
+    label_of_file = "1" if path.suffix in (".pos", ".objective") else "0"
+    for row in open_rows(path, encoding=task.encoding).good_rows():
+        line = row.values["text"].strip()
+        if not line:
+            continue
+        parts = re.fullmatch(task.line, line)
+        if parts is None:
+            raise DataError(
+                f"{row.place}: expected a line of SentEval's {name.upper()}, a text and a class, got {line!r}."
+            )
+        yield _example(parts["text"], parts.groupdict().get("label", label_of_file))
+
+
+def _example(*values: str) -> LabelledText:
+    """Return an example with single spaces between words."""
+    return LabelledText(*(" ".join(value.split()) for value in values))

@@ -131,21 +131,26 @@ def table() -> Iterator[dict[tuple[str, str], str]]:
     (ROOT / ".bench/readers.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+QUICK = ("llama-2", "gemma-3", "bert")
+"""Families whose variants are compared in `make test`, except `dense` (`test_dense.py`); of the others only `one prompt`."""
+
+
 @pytest.mark.parametrize(
-    "variant",
+    ("family", "variant"),
     [
-        "one prompt",
-        "model folder, two prompts",
-        "bidirectional",
-        pytest.param("dense", marks=pytest.mark.slow),  # tests/model/test_dense.py has one family
+        pytest.param(
+            family,
+            variant,
+            marks=[] if variant == "one prompt" or (family in QUICK and variant != "dense") else pytest.mark.slow,
+        )
+        for variant in ("one prompt", "model folder, two prompts", "bidirectional", "dense")
+        for family in FAMILIES
+        if is_made(family, variant)
     ],
 )
 @pytest.mark.needs("sentence_transformers")
 def test_the_installed_versions_give_the_vectors_and_token_ids(family: str, variant: str, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", minversion="6.2")
-    if not is_made(family, variant):
-        pytest.skip("an encoder is always bidirectional")
     encoder, path = make_encoder(family, variant, tmp_path)
     config = json.loads((path / "config.json").read_text())
     if theta := (config.get("rope_parameters") or {}).get("rope_theta"):

@@ -17,8 +17,8 @@ Layout of a resumable folder:
     PART/manifest.json     name and values of the part, sizes and SHA-256 of its files, and a SHA-256 over all of this
     .lock-RANK             lock of the process that writes; removed at the end
 
-In a flat folder, the files of all parts lie in the folder itself, and the manifest of a part is `.PART.json`. When all
-parts are complete, an index file can replace `identity.json` and the manifests.
+In a folder with an index, the files of all parts lie in the folder itself, and the manifest of a part is `.PART.json`.
+When all parts are complete, the index file replaces `identity.json` and the manifests.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     Raises:
         FolderError: if the file does not contain a JSON object.
     """
-    if not path.is_file():  # opening a pipe would block
+    if not path.is_file():
         return None
     try:
         values = json.loads(path.read_bytes())
@@ -295,9 +295,9 @@ class ResumableFolder:
 
     A part is a named set of files, such as a checkpoint or the embeddings of some rows. Its manifest is a JSON file
     with the sizes and SHA-256 of these files. A part is a subfolder that is renamed into place when it is complete
-    (checkpoints). With `flat`, the files of all parts are in the folder itself, and a manifest is renamed into place
-    last: a part without a manifest does not count (embed, mine). The module docstring lists all files. Usage, for
-    checkpoints:
+    (checkpoints, stored vectors, mine). With an index, the files of all parts are in the folder itself, and a manifest is
+    renamed into place last: a part without a manifest does not count (embed). The module docstring lists all files.
+    Usage, for checkpoints:
 
         with ResumableFolder(run_dir / "checkpoints", {"settings": …}, option="--run-dir") as folder:
             for name in reversed(folder.names()):                        # newest first
@@ -318,7 +318,6 @@ class ResumableFolder:
         identity: Mapping[str, Any],
         *,
         option: str,
-        flat: bool = False,
         index: str | None = None,
         rank: int = 0,
     ) -> None:
@@ -328,17 +327,17 @@ class ResumableFolder:
             identity: JSON object with the input, model and settings of the command; all parts must have the same
                 values.
             option: Command line flag that names the folder, for error messages.
-            flat: Whether the files of all parts are in the folder itself; False: each part is a subfolder.
-            index: Name of the file that `finish` writes when all parts are complete; None: no such file.
+            index: Name of the file that `finish` writes when all parts are complete. The files of all parts are then in
+                the folder itself. None: no such file, and each part is a subfolder.
             rank: Rank of this process; processes with different ranks can write different parts at the same time.
         """
         self.path = path
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
-        self._option, self._flat, self._index, self._rank = option, flat, index, rank
+        self._option, self._index, self._rank = option, index, rank
         self._indexed: dict[str, dict[str, Any]] = {}  # name → manifest in the index
 
     def __enter__(self) -> ResumableFolder:
-        check_resumable(self.path, self._option, self._index, flat=self._flat)
+        check_resumable(self.path, self._option, self._index)
         self._acquire()
         try:
             index = (read_object(self.path / self._index) if self._index is not None else None) or {}
@@ -389,9 +388,9 @@ class ResumableFolder:
 
         A part is complete if it has a manifest.
         """
-        found = self.path.glob(".*.json") if self._flat else self.path.glob(f"*/{MANIFEST}")
-        names = [path.stem[1:] if self._flat else path.parent.name for path in found]
-        return sorted({*names, *self._indexed})
+        if self._index is None:
+            return sorted(path.parent.name for path in self.path.glob(f"*/{MANIFEST}"))
+        return sorted({path.stem[1:] for path in self.path.glob(".*.json")} | self._indexed.keys())
 
     def unwritten(self, names: Iterable[str]) -> list[str]:
         """Return the names of the given parts of the results that must be written.
@@ -408,8 +407,8 @@ class ResumableFolder:
         Raises:
             FolderError: for the first file that is missing or damaged.
         """
-        manifest, path = self.manifest(name), self._manifest_path(name)
-        check_files(self.path if self._flat else path.parent, manifest["files"])
+        manifest = self.manifest(name)
+        check_files(self.path if self._index is not None else self.path / name, manifest["files"])
         values: dict[str, Any] = manifest["values"]
         return values
 
@@ -439,7 +438,7 @@ class ResumableFolder:
             (folder / MANIFEST).write_text(text, encoding="utf-8")
 
         with _filled(self.path / name, complete, writer="") as temporary:
-            if not self._flat:
+            if self._index is None:
                 _swap(temporary, self.path / name)
                 return
             for path in sorted(temporary.iterdir()):
@@ -450,8 +449,8 @@ class ResumableFolder:
             _sync_folder(self.path)
 
     def remove(self, name: str) -> None:
-        """Delete a part of the results; in a flat folder only its manifest, so that the part no longer counts."""
-        if self._flat:
+        """Delete a part of the results; in a folder with an index only its manifest, so that the part no longer counts."""
+        if self._index is not None:
             self._manifest_path(name).unlink(missing_ok=True)
         elif (self.path / name).exists():
             remove_folder(self.path / name)
@@ -496,7 +495,7 @@ class ResumableFolder:
 
     def _manifest_path(self, name: str) -> Path:
         """Return the path of the manifest of a part."""
-        return self.path / (f".{name}.json" if self._flat else f"{name}/{MANIFEST}")
+        return self.path / (f"{name}/{MANIFEST}" if self._index is None else f".{name}.json")
 
     def manifest(self, name: str) -> dict[str, Any]:
         """Return the manifest of a part of the results: `name`, `values`, `files`, and the `sha256` of these entries.
@@ -520,13 +519,12 @@ class ResumableFolder:
         return hashlib.sha256(json.dumps([self.identity, body], sort_keys=True).encode()).hexdigest()
 
 
-def check_resumable(path: Path, option: str, index: str | None = None, *, flat: bool = True) -> None:
+def check_resumable(path: Path, option: str, index: str | None = None) -> None:
     """Check that a path can be a `ResumableFolder`: the path is new, empty, or was written by `ResumableFolder`.
 
     Args:
         option: Command line flag that names the path, for error messages.
         index: Name of the index file, if the folder has an index file.
-        flat: Whether the files of all parts are in the folder itself.
 
     Raises:
         FolderError: if the path is a file, or a folder that contains other files.
@@ -534,7 +532,7 @@ def check_resumable(path: Path, option: str, index: str | None = None, *, flat: 
     if path.exists() and not path.is_dir():
         raise FolderError(f"{option} {path} is a file. Give the name of a folder that is new or empty.")
     names = {item.name for item in path.iterdir()} if path.is_dir() else set()
-    known = names & {IDENTITY, index} or (not flat and any(path.glob(f"*/{MANIFEST}")))
+    known = names & {IDENTITY, index} or (index is None and any(path.glob(f"*/{MANIFEST}")))
     if not known and (others := sorted(name for name in names if not name.startswith("."))):
         raise FolderError(
             f"{option} {path} contains other files ({', '.join(others[:3])}). Give the name of a folder that is new, empty, or "

@@ -39,11 +39,11 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
     from angle_llm.model.layers.lora import count_parameters, is_adapted
     from angle_llm.model.source.saved_lora import lora_of_run, make_trainable
+    from angle_llm.model.text_vectors import precompute_vectors
     from angle_llm.train.budget import choose_budget
     from angle_llm.train.loading import check_cpu, check_zero_3, load_encoder, prepare_pretraining
     from angle_llm.train.metrics import check_trackers
     from angle_llm.train.objectives import check_teacher_scores, make_losses
-    from angle_llm.train.precomputed_vectors import precompute_vectors
     from angle_llm.train.run_folder import Run
     from angle_llm.train.trainer import Trainer
 
@@ -67,7 +67,7 @@ def fine_tune(settings: TrainSettings) -> Path:
                 run.log(line)
 
         # 3. Vectors of the texts from a guide or teacher encoder, before the weights of the model need memory.
-        vectors = precompute_vectors(others, data, run.folder, run.processes)
+        vectors = precompute_vectors(others, data, run.folder, run.processes.device, run.processes.from_main)
 
         # 4. The encoder: base model, prompt, pooling, adapter.
         set_seed(settings.seed)

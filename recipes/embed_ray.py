@@ -25,6 +25,7 @@ import tyro
 from angle_llm.cli import run_cli
 from angle_llm.data import DataError
 from angle_llm.data.formats import RowError, read_text
+from angle_llm.model.vectors import untokenizable
 from angle_llm.prompts import Side
 from angle_llm.settings.encoder import EncoderOptions
 from angle_llm.settings.parsing import (
@@ -35,7 +36,6 @@ from angle_llm.settings.parsing import (
     parse_flags,
     settings_class,
 )
-from angle_llm.tools.embed import untokenizable
 
 if TYPE_CHECKING:
     import pyarrow

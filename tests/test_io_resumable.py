@@ -15,9 +15,7 @@ flat_and_nested = pytest.mark.parametrize("flat", [True, False], ids=["flat", "n
 
 
 def opened(path: Path, flat: bool = True, identity: dict[str, Any] = SAME, **options: Any) -> ResumableFolder:
-    return ResumableFolder(
-        path, identity, option="--output", flat=flat, index="index.json" if flat else None, **options
-    )
+    return ResumableFolder(path, identity, option="--output", index="index.json" if flat else None, **options)
 
 
 def fill_with(text: str, folder: Path) -> None:

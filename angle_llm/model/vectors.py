@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -186,6 +186,16 @@ def write_shard(
         (folder / f"{name}{SKIPPED}").write_text(text, encoding="utf-8")
 
 
+def join_arrays(paths: Sequence[Path], file: BinaryIO) -> None:
+    """Concatenate the rows of .npy files into one open .npy file; one of the files is in memory at a time."""
+    arrays = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
+    header = {"descr": np.lib.format.dtype_to_descr(arrays[0].dtype), "fortran_order": False}
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    np.lib.format.write_array_header_1_0(file, {**header, "shape": shape})
+    for array in arrays:
+        file.write(np.ascontiguousarray(array).data)
+
+
 # --- identity of the encoder ------------------------------------------------------------------------------------------
 
 
@@ -230,6 +240,15 @@ def fingerprint(encoder: SentenceEncoder) -> str:
     if encoder.model.cut_to is not None:  # `weights_fingerprint` covers all layers of the base
         digest.update(f"layers {encoder.model.cut_to}".encode())
     return digest.hexdigest()[:16]
+
+
+def untokenizable(encoder: SentenceEncoder, text: str) -> str:
+    """Return the reason why a text has no token ids; an empty string if it has token ids."""
+    try:
+        encoder.tokenize([text])
+    except ValueError as error:
+        return str(error).removeprefix("text 0: ").removeprefix("text 0 ").removesuffix(".")
+    return ""
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

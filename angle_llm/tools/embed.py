@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -31,6 +31,8 @@ from angle_llm.model.vectors import (
     ShardOptions,
     VectorForm,
     encoder_identity,
+    join_arrays,
+    untokenizable,
     write_shard,
 )
 from angle_llm.prompts import Side
@@ -226,7 +228,7 @@ def embed_corpus(
         "vectors": asdict(form),
         "layout": {"format": shards.format, "rows": shards.rows, "store_text": shards.store_text},
     }
-    with ResumableFolder(folder, identity, option="--output", flat=True, index=INDEX, rank=rank) as parts:
+    with ResumableFolder(folder, identity, option="--output", index=INDEX, rank=rank) as parts:
         mine = range(rank, len(names), world_size)
         kept = {block for block in mine if parts.is_whole(names[block])}
         total, done = (sum(min(shards.rows, survey.rows - shards.rows * block) for block in s) for s in (mine, kept))
@@ -254,7 +256,7 @@ def embed_corpus(
         manifests = [parts.manifest(name) for name in names]
         rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
         if target is not None:
-            _join([folder / file["name"] for manifest in manifests for file in manifest["files"]], target, rows)
+            _join([folder / file["name"] for manifest in manifests for file in manifest["files"]], target)
             remove_folder(folder)
             return rows
         from angle_llm.model.source.backbone import absolute_name
@@ -285,10 +287,10 @@ def _wait_for(parts: ResumableFolder, missing: Sequence[str]) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _join(paths: list[Path], target: Path, rows: int) -> None:
+def _join(paths: list[Path], target: Path) -> None:
     """Concatenate the .npy files of all shards into `target`, and their lists of skipped rows into NAME.skipped.jsonl.
 
-    `paths` are the files of all shards, `rows` is the total number of vectors.
+    `paths` are the files of all shards.
     """
     lists = [path for path in paths if path.name.endswith(SKIPPED)]
     arrays = [path for path in paths if path.suffix == ".npy"]
@@ -297,15 +299,7 @@ def _join(paths: list[Path], target: Path, rows: int) -> None:
         write_file(beside, lambda file: file.writelines(path.read_bytes() for path in lists), writer="")
     else:
         beside.unlink(missing_ok=True)
-
-    def write(file: BinaryIO) -> None:
-        first = np.load(arrays[0], mmap_mode="r", allow_pickle=False)
-        header = {"descr": np.lib.format.dtype_to_descr(first.dtype), "fortran_order": False}
-        np.lib.format.write_array_header_1_0(file, {**header, "shape": (rows, *first.shape[1:])})
-        for path in arrays:
-            file.write(np.ascontiguousarray(np.load(path, mmap_mode="r", allow_pickle=False)).data)
-
-    write_file(target, write, writer="")
+    write_file(target, lambda file: join_arrays(arrays, file), writer="")
 
 
 def _encode_block(
@@ -341,12 +335,3 @@ def _encode_block(
             raise DataError(f"{row.place}: the vector is not finite. Load the model in bfloat16, or check its weights")
     skipped = [{"row": number, "place": place, "reason": reason} for number, (place, reason) in sorted(bad.items())]
     return texts, vectors, skipped
-
-
-def untokenizable(encoder: SentenceEncoder, text: str) -> str:
-    """Return the reason why a text has no token ids; an empty string if it has token ids."""
-    try:
-        encoder.tokenize([text])
-    except ValueError as error:
-        return str(error).removeprefix("text 0: ").removeprefix("text 0 ").removesuffix(".")
-    return ""

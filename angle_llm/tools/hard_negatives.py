@@ -20,10 +20,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from angle_llm.data.positives import MiningData, Query
+from angle_llm.model.text_vectors import TextVectors
 from angle_llm.model.vectors import Array
 from angle_llm.settings.parsing import Finite, Positive, SettingsError
 from angle_llm.tools.search import Search, cosines, on_grid
-from angle_llm.tools.text_vectors import TextVectors
 
 SCORES_AT_ONCE = 10_000_000
 """Maximum number of values in an array of cosines; limits the number of queries searched at a time. About six such

@@ -42,6 +42,7 @@ from angle_llm.io import (
     write_file,
     write_json,
 )
+from angle_llm.model.text_vectors import vectors_of
 from angle_llm.model.vectors import encoder_identity
 from angle_llm.settings.encoder import EncoderName, EncoderOptions
 from angle_llm.settings.parsing import Finite, Positive, SettingsError, need_library, settings_class
@@ -56,11 +57,12 @@ from angle_llm.tools.hard_negatives import (
     group_lines,
 )
 from angle_llm.tools.search import searcher
-from angle_llm.tools.text_vectors import vectors_of
 
 FORMAT_VERSION = 3
 _IDENTITY = (*(rule.name for rule in fields(NegativeRules)), "positive_above", "index")
 """Names of settings that change the mined groups. An unfinished output resumes only with equal values."""
+_GROUPS_NAME = "groups.jsonl"
+"""Name of the file with groups in the folder of a part."""
 _NAMED = (
     "pairs", "format", "columns", "score_range", "where", "limit", "shuffle_seed", "corpus", "column",
     "model", "judge",
@@ -193,14 +195,12 @@ def mine(settings: MineSettings, material: MiningData, output: GroupsOutput) -> 
     if (finished := output.finished(identity)) is not None:
         print(f"{settings.out} exists already, from the same pairs, encoder and settings", file=sys.stderr)
         return finished
-    with ResumableFolder(output.folder, identity, option="--out", flat=True) as work:
+    with ResumableFolder(output.folder, identity, option="--out") as work:
         kept = output.folder if settings.vectors is None else settings.vectors.expanduser()
-        vectors = vectors_of(material, encoder, settings.model, kept)
-        judge_vectors = None
-        if judge is not None:
-            judge_vectors = vectors_of(material, judge, str(settings.judge), kept)
-        rows = vectors.document_rows(material.candidates_C)
-        search = searcher(vectors.document_ED, rows, block=CANDIDATES_AT_ONCE, faiss=settings.index == "faiss")
+        vectors = vectors_of(material, encoder, kept)
+        judge_vectors = None if judge is None else vectors_of(material, judge, kept)
+        rows = vectors.document_row_T[material.candidates_C]
+        search = searcher(vectors.vectors_KD, rows, block=CANDIDATES_AT_ONCE, faiss=settings.index == "faiss")
         miner = Miner(material, settings, vectors, search, judge_vectors)
         names = [f"part-{QUERIES_AT_ONCE}-{number:06d}" for number in range(miner.parts)]
         with progress_bar("mine", miner.parts, "part") as bar:
@@ -208,18 +208,18 @@ def mine(settings: MineSettings, material: MiningData, output: GroupsOutput) -> 
                 if not work.is_whole(name):
                     part = miner.part(number)
                     content = b"".join(group_lines(part.rows, settings.split_positives))
-                    fill = partial(_write_bytes, name=f"{name}.jsonl", content=content)
+                    fill = partial(_write_groups, content=content)
                     work.write(name, fill, {"counts": part.counts, "refused": part.refused})
                 bar.update()
         counts = count_outcomes([work.manifest(name)["values"] for name in names], len(material.queries))
         named = {name: getattr(settings, name) for name in _NAMED}
-        content_of_parts = ((output.folder / f"{name}.jsonl").read_bytes() for name in names)
+        content_of_parts = ((output.folder / name / _GROUPS_NAME).read_bytes() for name in names)
         return output.finish(content_of_parts, identity, named, counts)
 
 
-def _write_bytes(folder: Path, name: str, content: bytes) -> None:
-    """Write `content` to the file FOLDER/NAME."""
-    (folder / name).write_bytes(content)
+def _write_groups(folder: Path, content: bytes) -> None:
+    """Write the groups of a part to its folder."""
+    (folder / _GROUPS_NAME).write_bytes(content)
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ import tyro
 
 from angle_llm.data.positives import MiningData, collect_pairs
 from angle_llm.io import ResumableFolder, plain
+from angle_llm.model.text_vectors import TextVectors, vectors_of
 from angle_llm.model.vectors import encoder_identity
 from angle_llm.settings.encoder import EncoderOptions
 from angle_llm.settings.parsing import Finite, SettingsError, settings_class
 from angle_llm.settings.rows import RowSettings
 from angle_llm.tools.hard_negatives import group_lines, group_row, own_cosines
 from angle_llm.tools.mine import GroupsOutput, format_quantiles, log_replaced_scores
-from angle_llm.tools.text_vectors import TextVectors, vectors_of
 
 FORMAT_VERSION = 1
 _BLOCK_QUERIES = 1024
@@ -92,8 +92,8 @@ def score_main(settings: ScoreSettings) -> None:
     if report is not None:
         print(f"{settings.out} exists already, from the same examples, encoder and settings", file=sys.stderr)
     else:
-        with ResumableFolder(output.folder, identity, option="--out", flat=True):
-            vectors = vectors_of(material, encoder, settings.teacher, output.folder)
+        with ResumableFolder(output.folder, identity, option="--out"):
+            vectors = vectors_of(material, encoder, output.folder)
             lines = group_lines(_groups(material, vectors), settings.split_positives)
             report = output.finish(lines, identity, {"file": settings.file, "teacher": settings.teacher}, {})
     groups = report["groups"]

@@ -29,9 +29,9 @@ from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Ob
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.model.text_vectors import PrecomputedVectors
 from angle_llm.prompts import SIDES
 from angle_llm.settings.train import TrainSettings
-from angle_llm.train.precomputed_vectors import PrecomputedVectors
 
 DIGEST_EXAMPLES = 1_000
 """Number of examples whose token ids ranks compare before training."""

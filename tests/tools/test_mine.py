@@ -21,6 +21,7 @@ from angle_llm.data.keys import normalized
 from angle_llm.data.positives import MiningData, collect_pairs
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.text_vectors import TextVectors, vectors_of
 from angle_llm.prompts import load_prompts
 from angle_llm.settings.parsing import MissingLibraryError, SettingsError
 from angle_llm.settings.train import DataSource
@@ -28,7 +29,6 @@ from angle_llm.tools import hard_negatives
 from angle_llm.tools.hard_negatives import REASONS, Judge, MinedPart, Miner, Window, make_guards
 from angle_llm.tools.mine import MineSettings, count_outcomes, describe_groups, mine_main
 from angle_llm.tools.search import searcher
-from angle_llm.tools.text_vectors import TextVectors, vectors_of
 
 PAIRS = [
     ("A man eats.", "Someone eats."),
@@ -174,13 +174,17 @@ def test_pairs_and_candidates_are_numbered_once() -> None:
         collect_pairs([ScoredPair("one", "two", 0.5)], None, 0.8)
 
 
+def text_vectors(vectors: np.ndarray) -> TextVectors:
+    return TextVectors(vectors, np.arange(len(vectors)), np.arange(len(vectors)))
+
+
 def random_miner(count: int = 60, **changed: Any) -> Miner:
     found, rules = material(many_pairs(count)), settings(**changed)
     vectors = np.random.default_rng(0).standard_normal((len(found.texts), 8)).astype(np.float32)
     return Miner(
         found,
         rules,
-        TextVectors(vectors),
+        text_vectors(vectors),
         searcher(vectors, found.candidates_C, block=hard_negatives.CANDIDATES_AT_ONCE),
     )
 
@@ -247,7 +251,7 @@ def test_the_block_size_does_not_change_the_rows(sampling: Any, monkeypatch: pyt
 def test_the_judge_uses_its_own_cosines() -> None:
     free = random_miner(negatives=10)
     vectors = np.random.default_rng(9).standard_normal((len(free.material.texts), 5)).astype(np.float32)
-    judged = Miner(free.material, free.rules, free.vectors, free.search, TextVectors(vectors))
+    judged = Miner(free.material, free.rules, free.vectors, free.search, text_vectors(vectors))
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     number = {text: place for place, text in enumerate(free.material.texts)}
 
@@ -513,11 +517,11 @@ def test_kept_vectors_are_used_again_for_the_same_texts_and_blocks(
     pairs, kept = write_pairs(tmp_path / "p.jsonl"), tmp_path / "kept"
     mine(tmp_path, base, pairs, "one", vectors=kept)
     [path] = kept.iterdir()
-    made = path.stat().st_mtime_ns
+    made = (path / "vectors.npy").stat().st_mtime_ns
     rows, _ = mine(tmp_path, base, pairs, "two", vectors=kept, negatives=2)
-    assert path.stat().st_mtime_ns == made
+    assert (path / "vectors.npy").stat().st_mtime_ns == made
     assert rows == mine(tmp_path, base, pairs, "three", negatives=2)[0]
-    monkeypatch.setattr("angle_llm.tools.text_vectors.SHARD_ROWS", 5)
+    monkeypatch.setattr("angle_llm.model.text_vectors.TEXTS_AT_ONCE", 5)
     mine(tmp_path, base, pairs, "other", vectors=kept)
     assert len(list(kept.iterdir())) == 2
 
@@ -540,14 +544,14 @@ def test_texts_without_a_direction_are_refused_with_their_example(
 
         monkeypatch.setattr(encoder, "encode", encode)
         with pytest.raises(DataError, match=r'"There is food\.", a positive of example 2 .*not finite'):
-            vectors_of(material(), encoder, "tiny", tmp_path / str(value))
+            vectors_of(material(), encoder, tmp_path / str(value))
 
 
 def test_queries_and_documents_have_their_own_prompts(tmp_path: Path) -> None:
     both = load_prompts({"query": "plain", "document": "prompteol"})
     encoder = tiny_encoder("llama", prompt=both)
     found = material(many_pairs(30))
-    vectors = vectors_of(found, encoder, "tiny", tmp_path)
+    vectors = vectors_of(found, encoder, tmp_path)
     queries = [query.text for query in found.queries]
     query_QD = encoder.encode_query([found.texts[text] for text in queries])
     document_TD = encoder.encode_document(found.texts)
@@ -555,9 +559,9 @@ def test_queries_and_documents_have_their_own_prompts(tmp_path: Path) -> None:
     # float32 sums in another order
     np.testing.assert_allclose(vectors.queries(queries), query_QD, atol=1e-5)
     np.testing.assert_allclose(vectors.documents(positives), document_TD[positives], atol=1e-5)
-    assert len(vectors.document_ED) == len(positives) < len(found.texts), "no query is encoded as a document"
-    assert len(list(tmp_path.glob("vectors-*.npy"))) == 2
-    search = searcher(vectors.document_ED, vectors.document_rows(found.candidates_C))
+    assert len(vectors.vectors_KD) == len(queries) + len(positives), "no query is encoded as a document"
+    assert len(positives) < len(found.texts)
+    search = searcher(vectors.vectors_KD, vectors.document_row_T[found.candidates_C])
     unit_QD, unit_TD = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (query_QD, document_TD))
     number = {text: place for place, text in enumerate(found.texts)}
     rows = rows_of(Miner(found, settings(ranks=(1, 20)), vectors, search))
@@ -574,12 +578,12 @@ def test_two_commands_do_not_compute_the_same_vectors(tmp_path: Path, monkeypatc
 
     def encode(texts: list[str], **_: object) -> np.ndarray:
         with pytest.raises(FolderError, match="another process"):
-            vectors_of(material(), tiny_encoder("bert"), "tiny", tmp_path)
+            vectors_of(material(), tiny_encoder("bert"), tmp_path)
         return real(texts)
 
     monkeypatch.setattr(encoder, "encode", encode)
-    vectors_of(material(), encoder, "tiny", tmp_path)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".npy"]
+    vectors_of(material(), encoder, tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [""], "a folder, and no unfinished parts"
 
 
 # --- kills ------------------------------------------------------------------------------------------------------------------
@@ -590,7 +594,7 @@ def test_killed_before_any_write_it_resumes_to_the_same_bytes(
     step: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs = write_pairs(tmp_path / "pairs.jsonl", many_pairs(30))
-    monkeypatch.setattr("angle_llm.tools.text_vectors.SHARD_ROWS", 16)
+    monkeypatch.setattr("angle_llm.model.text_vectors.TEXTS_AT_ONCE", 16)
     for module in ("hard_negatives", "mine"):
         monkeypatch.setattr(f"angle_llm.tools.{module}.QUERIES_AT_ONCE", 8)
 

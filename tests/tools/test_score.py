@@ -135,7 +135,7 @@ def test_mining_compares_queries_with_documents(tmp_path: Path, base: Path, side
 def test_killed_before_any_write_it_resumes_to_the_same_bytes(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("angle_llm.tools.text_vectors.SHARD_ROWS", 12)
+    monkeypatch.setattr("angle_llm.model.text_vectors.TEXTS_AT_ONCE", 12)
     file = write_rows(tmp_path / "t.jsonl", [row | {"negative": f"text {n}"} for n in range(12) for row in TRIPLES])
     kills = check_resumes_after_any_kill(lambda place: score(place, base, file), tmp_path, 17)
     assert kills > 1

@@ -17,17 +17,17 @@ from angle_llm.data.formats import Group, PositivePair, Triple
 from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.io import FolderError, ResumableFolder
 from angle_llm.losses import AngleObjective
+from angle_llm.model import text_vectors as module
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.memory.token_budget import TokenBudget
-from angle_llm.model.source.resolve import ModelSource, resolve_model
+from angle_llm.model.source.resolve import resolve_model
+from angle_llm.model.text_vectors import PrecomputedVectors, precompute_vectors
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError, settings_from_dict
 from angle_llm.settings.train import TrainSettings
-from angle_llm.train import precomputed_vectors as module
 from angle_llm.train.batches import BatchPlanner
 from angle_llm.train.distributed import Processes
 from angle_llm.train.objectives import make_losses
-from angle_llm.train.precomputed_vectors import precompute_vectors
 from angle_llm.train.step import relations
 
 EXAMPLES = [
@@ -51,15 +51,19 @@ def settings(**objective: Any) -> TrainSettings:
     return settings_from_dict(TrainSettings, {"objective": objective}, where="test")
 
 
-def encoders(guide: Path) -> dict[str, ModelSource]:
-    return {"guide": resolve_model(str(guide))}
+def stored(
+    guide: Path, data: Mixture, run_folder: Path, processes: Processes | None = None
+) -> dict[str, PrecomputedVectors]:
+    processes = processes or Processes()
+    encoders = {"guide": resolve_model(str(guide))}
+    return precompute_vectors(encoders, data, run_folder, processes.device, processes.from_main)
 
 
 def test_each_text_gets_the_vector_of_its_side(guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in the relation of a batch, in which two texts are one row."""
     monkeypatch.setattr(module, "TEXTS_AT_ONCE", 4)
     mixture = Mixture([LoadedSet("all", EXAMPLES)])
-    found = precompute_vectors(encoders(guide), mixture, tmp_path / "run", Processes())
+    found = stored(guide, mixture, tmp_path / "run")
     student = tiny_encoder("bert", max_length=4)  # cuts texts, so that some have equal ids
     planner = BatchPlanner(student, mixture, [AngleObjective()], 1, TokenBudget(60, 10**9), found)
     ((_, (group,)),) = planner.steps(iter([(0, [[0, 1, 2]])]))
@@ -91,7 +95,7 @@ def test_vectors_are_computed_once_for_an_encoder_and_examples(
 
     def digest(examples: Any) -> str:
         mixture = Mixture([LoadedSet("all", examples)])
-        return precompute_vectors(encoders(guide), mixture, tmp_path / "run", Processes())["guide"].digest
+        return stored(guide, mixture, tmp_path / "run")["guide"].digest
 
     first = digest(EXAMPLES)
     assert digest(EXAMPLES) == first
@@ -118,7 +122,7 @@ def test_vectors_are_computed_on_the_device_of_the_run_under_zero_3(
     run = Processes(device=torch.device("cuda", 0))
     mixture = Mixture([LoadedSet("all", EXAMPLES)])
     with pytest.raises(InterruptedError):
-        precompute_vectors(encoders(guide), mixture, tmp_path / "run", run)
+        stored(guide, mixture, tmp_path / "run", run)
     assert run.load_device == torch.device("cpu")
     assert devices == [run.device]
 
@@ -128,7 +132,7 @@ def test_vectors_that_were_interrupted_are_completed(
 ) -> None:
     monkeypatch.setattr(module, "TEXTS_AT_ONCE", 4)
     mixture, folder = Mixture([LoadedSet("all", EXAMPLES)]), tmp_path / "run" / "vectors"
-    whole = precompute_vectors(encoders(guide), mixture, tmp_path / "other", Processes())["guide"].digest
+    whole = stored(guide, mixture, tmp_path / "other")["guide"].digest
     written: list[str] = []
     write = ResumableFolder.write
 
@@ -140,20 +144,18 @@ def test_vectors_that_were_interrupted_are_completed(
 
     monkeypatch.setattr(ResumableFolder, "write", stops)
     with pytest.raises(KeyboardInterrupt):
-        precompute_vectors(encoders(guide), mixture, tmp_path / "run", Processes())
+        stored(guide, mixture, tmp_path / "run")
     assert [path.name for path in folder.iterdir()] == ["guide.parts"]
     shutil.copytree(folder / "guide.parts", tmp_path / "run of others" / "vectors" / "guide.parts")
     written[:] = []
     monkeypatch.setattr(
         ResumableFolder, "write", lambda self, name, *more: (written.append(name), write(self, name, *more))
     )
-    assert precompute_vectors(encoders(guide), mixture, tmp_path / "run", Processes())["guide"].digest == whole
+    assert stored(guide, mixture, tmp_path / "run")["guide"].digest == whole
     assert written == ["part-000000000004", "part-000000000008"]
     assert [path.name for path in folder.iterdir()] == ["guide"]
     written[:] = []
-    precompute_vectors(
-        encoders(guide), Mixture([LoadedSet("all", EXAMPLES[:2])]), tmp_path / "run of others", Processes()
-    )
+    stored(guide, Mixture([LoadedSet("all", EXAMPLES[:2])]), tmp_path / "run of others")
     assert written == ["part-000000000000", "part-000000000004"], "other examples: nothing is reused"
 
 

@@ -26,8 +26,8 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
     The exit code is 1 if the embeddings of the merged model differ from the embeddings of the adapter.
     """
     from angle_llm.export.card import REPORT_NAME
+    from angle_llm.export.forms import Opening, open_form
     from angle_llm.export.merge import merge
-    from angle_llm.export.verify import open_form
     from angle_llm.model.source.checks import MERGE_NAME, read_json
     from angle_llm.model.source.encoder_card import EncoderCard
 
@@ -42,14 +42,17 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
     if scores:
         folder = Path(out).expanduser()
         layers = read_json(folder / MERGE_NAME)["layers"]
-        found, usage = {}, vars(EncoderCard.read(folder)) | {"layers": layers}
+        opening = Opening(
+            original_base=settings.base == "original", usage=vars(EncoderCard.read(folder)) | {"layers": layers}
+        )
+        spearman = {}
         print(f"\n| Spearman × 100 | {' | '.join(scores)} |\n|---|{'---:|' * len(scores)}")
         for name in (settings.run, *others, out):
-            encoder: Any = open_form(name, None, usage, settings.base == "original")
-            found[name] = {task: score(encoder) for task, score in scores.items()}
+            encoder = open_form(name, opening)
+            spearman[name] = {task: score(encoder) for task, score in scores.items()}
             del encoder  # one model in memory at a time
-            print(f"| {name} | {' | '.join(f'{value:.2f}' for value in found[name].values())} |")
-        write_json(folder / REPORT_NAME, read_json(folder / REPORT_NAME) | {"spearman": found})
+            print(f"| {name} | {' | '.join(f'{value:.2f}' for value in spearman[name].values())} |")
+        write_json(folder / REPORT_NAME, read_json(folder / REPORT_NAME) | {"spearman": spearman})
 
 
 def export_main(settings: ExportSettings) -> None:
@@ -117,20 +120,20 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
     `score_on` takes the path of a file of scored pairs, and returns a function from an encoder to its score on the
     file.
     """
-    from angle_llm.export.verify import verify
+    from angle_llm.export.verify import VerifyOptions, verify
     from angle_llm.serve.client import is_server
 
     score = None if settings.pairs is None else score_on(settings.pairs)
     texts = None if settings.texts is None else _read_texts(settings.texts)
-    found = verify(
-        [*settings.forms, *settings.server],
+    options = VerifyOptions(
         texts=texts,
         score=score,
         tolerance=settings.tolerance,
         side=settings.side,
         base=settings.base,
-        server_options={"send_prompt": settings.send_prompt, "model": settings.server_model},
+        server={"send_prompt": settings.send_prompt, "model": settings.server_model},
     )
+    found = verify([*settings.forms, *settings.server], options)
     if settings.json is not None:
         write_json(settings.json, found.to_dict())
     print(found.text())

@@ -25,7 +25,7 @@ from angle_llm import __version__
 from angle_llm.export.card import file_name
 from angle_llm.export.comparison import Verification
 from angle_llm.export.texts import SENTENCES
-from angle_llm.export.verify import VerificationError, finish_folder, write_report
+from angle_llm.export.verify import VerificationError, VerifyOptions, finish_folder, write_report
 from angle_llm.export.weights import MergedWeights, count_differences, open_adapters_base
 from angle_llm.io import write_json
 from angle_llm.model.layers.lora import LoraAdapter, read_adapter
@@ -170,8 +170,9 @@ def merge(
             shutil.copytree(path, folder / path.name)
         write_library_form(folder, skeleton, tokenizer, whole)
         write_json(folder / MERGE_NAME, provenance)
-        names = (models[first], f"{out} with the weights of {models[first]} alone" if others else str(out))
-        report = finish_folder(folder, source, names, check=check, device=device, original_base=original)
+        name = f"{out} with the weights of {models[first]} alone" if others else str(out)
+        options = VerifyOptions(device=device, names=(models[first], name), original_base=original)
+        report = finish_folder(folder, source, name, options if check else None)
         if others and report is not None:
             _write_weights(folder, skeleton, merged, torch_dtype(dtype), shard_bytes)
             stored = open_base(BackboneLocation(str(folder)), dtype=dtype)

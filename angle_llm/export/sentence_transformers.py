@@ -32,7 +32,7 @@ from angle_llm.export.comparison import Verification
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.merge import check_paths, merge
 from angle_llm.export.tokenizer import PromptTokenizer, changed_names, check_same_ids, prompt_tokenizer
-from angle_llm.export.verify import finish_folder
+from angle_llm.export.verify import VerifyOptions, finish_folder
 from angle_llm.io import write_json
 from angle_llm.model.source.artifact import write_directory, write_earlier_names
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
@@ -125,7 +125,8 @@ def export_sentence_transformers(
         write_library_files(folder, backbone, card, prompts=prompts, default=default)
         facts = ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize)
         replace(facts, head=prompts.get(default or ""), as_llama=as_llama, dense=card.dense).write(folder)
-        return finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=device)
+        options = VerifyOptions(side=side, device=device, names=(str(run), str(out)))
+        return finish_folder(folder, source, str(out), options if check else None)
 
     return write_directory(target, fill)
 

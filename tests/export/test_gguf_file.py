@@ -24,7 +24,7 @@ from angle_llm.export.comparison import Comparison
 from angle_llm.export.formats import gguf_file, llama_cpp
 from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME, Usage, is_gguf_export
 from angle_llm.export.texts import SENTENCES
-from angle_llm.export.verify import verify
+from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.prompts import SidePrompts
 
@@ -96,7 +96,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compared(saved: Path, folder: Path, side: Any = None) -> Comparison:
     """Compare an exported folder in llama.cpp with the encoder it was made from, by `verify`."""
-    return verify([saved, folder], device="cpu", side=side).comparisons[0]
+    return verify([saved, folder], VerifyOptions(device="cpu", side=side)).comparisons[0]
 
 
 @in_llama_cpp
@@ -108,7 +108,7 @@ def test_llama_cpp_gives_the_token_ids_and_vectors_of_the_encoder(name: str, tmp
     found = compared(saved, tmp_path / "out")
     assert found.problems == ()
     assert found.largest_difference <= 1e-6  # measured: 4e-11 at most, 2e-7 for Gemma, whose GELU is a table in float16
-    (found,) = verify([saved, tmp_path / "out"], texts=markup(), device="cpu").comparisons
+    (found,) = verify([saved, tmp_path / "out"], VerifyOptions(texts=markup(), device="cpu")).comparisons
     assert found.problems == (), "names of added tokens"
     assert found.largest_difference <= 1e-6
     usage = Usage.read(tmp_path / "out")
@@ -122,7 +122,7 @@ def test_a_text_can_have_as_many_tokens_as_the_model_has_positions(tmp_path: Pat
     config, tokenizer = MODELS["qwen3"]
     saved = save(tmp_path / "model", config(), tokenizer, max_length=SIZES["max_position_embeddings"])
     export_gguf(saved, tmp_path / "out")
-    assert verify([saved, tmp_path / "out"], texts=["one two " * 200, "short"], device="cpu").holds
+    assert verify([saved, tmp_path / "out"], VerifyOptions(texts=["one two " * 200, "short"], device="cpu")).holds
     assert len(SentenceEncoder.from_pretrained(saved, device="cpu").tokenize(["one two " * 200])[0]) == 256
 
 
@@ -169,7 +169,7 @@ def test_most_names_of_special_tokens_in_a_text_are_plain_characters_for_all_cli
     saved = save(tmp_path / "model", config(), tokenizer)
     export_gguf(saved, tmp_path / "out")
     set_usage(tmp_path / "out", special_names=[])
-    assert verify([saved, tmp_path / "out"], texts=["one <s> two", "<unk>"], device="cpu").holds
+    assert verify([saved, tmp_path / "out"], VerifyOptions(texts=["one <s> two", "<unk>"], device="cpu")).holds
 
 
 @in_llama_cpp

@@ -18,7 +18,7 @@ from angle_llm import PromptTemplate, SentenceEncoder, __version__, cli
 from angle_llm.export.card import REPORT_NAME
 from angle_llm.export.comparison import Verification
 from angle_llm.export.merge import merge
-from angle_llm.export.verify import VerificationError, verify
+from angle_llm.export.verify import VerificationError, VerifyOptions, verify
 from angle_llm.model.layers.lora import LoraUpdate
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder
 from angle_llm.model.source.encoder_card import EncoderCard
@@ -89,7 +89,7 @@ def test_the_base_has_the_values_of_training(tmp_path: Path) -> None:
             assert torch.equal(original[name], tensor), name
         else:
             assert (rounded[name] - tensor.bfloat16().float()).abs().max() > 1e-3
-    (trained,) = verify([run, tmp_path / "original"], device="cpu").comparisons
+    (trained,) = verify([run, tmp_path / "original"], VerifyOptions(device="cpu")).comparisons
     assert trained.largest_difference > 1e-7
     for file in (REPORT_NAME, "README.md"):
         assert f"{trained.largest_difference:.1e}" in (tmp_path / "original" / file).read_text(encoding="utf-8")
@@ -112,7 +112,12 @@ def test_an_adapter_on_a_quantised_base_is_merged(bits: int, lora: LoraSettings,
     assert found.comparisons[0].largest_difference < 1e-8
     merged(run, tmp_path / "original", base="original")
     assert one_minus_cos(encode(tmp_path / "original"), encode(tmp_path / "trained")) > 1e-5
-    assert verify([run, tmp_path / "original"], tolerance=1.0, device="cpu").comparisons[0].largest_difference > 1e-5
+    assert (
+        verify([run, tmp_path / "original"], VerifyOptions(tolerance=1.0, device="cpu"))
+        .comparisons[0]
+        .largest_difference
+        > 1e-5
+    )
 
 
 @pytest.mark.needs("bitsandbytes")

@@ -18,7 +18,7 @@ from angle_llm.export import merge as merge_module
 from angle_llm.export.card import REPORT_NAME
 from angle_llm.export.comparison import Verification
 from angle_llm.export.merge import merge
-from angle_llm.export.verify import VerificationError, verify
+from angle_llm.export.verify import VerificationError, VerifyOptions, verify
 from angle_llm.export.weights import MergedWeights
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.settings.train import LoraSettings
@@ -118,7 +118,7 @@ def test_weights_1_and_0_give_the_merge_of_the_first(two: list[Path], dtype: str
     merge(two[0], tmp_path / "alone", dtype=dtype, check=False)
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "alone"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert verify([two[0], tmp_path / "out"], device="cpu").holds
+    assert verify([two[0], tmp_path / "out"], VerifyOptions(device="cpu")).holds
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -384,7 +384,7 @@ def test_command_card_and_scores(
     assert "combination of the weights of several models (linear): 0.5 × `a`, 0.3 × `b`, 0.2 × `base`." in readme
     assert "0 of" in readme
     assert str(tmp_path) not in readme, "the card is published, without local paths"
-    assert verify([out, out], device="cpu").base_difference is not None
+    assert verify([out, out], VerifyOptions(device="cpu")).base_difference is not None
 
 
 def test_the_base_is_scored_with_attention_and_layers_of_the_encoders(base: Path, tmp_path: Path) -> None:

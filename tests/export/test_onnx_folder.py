@@ -23,7 +23,7 @@ from angle_llm.export.comparison import TIMES_SMALLER, TOLERANCE, Comparison
 from angle_llm.export.formats import onnx_graph
 from angle_llm.export.formats.onnx_folder import FACTS_NAME, GRAPH_NAME, OnnxModel, is_onnx_folder
 from angle_llm.export.texts import SENTENCES
-from angle_llm.export.verify import verify
+from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.model.pooling import POOLINGS, Pooling
 from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError
 from angle_llm.model.vectors import cosine_differences
@@ -41,7 +41,7 @@ TEXTS = [*SENTENCES[:12], LONG]
 
 def compare(saved: Path, folder: Path, texts: list[str] = TEXTS) -> Comparison:
     """Compare a folder with its encoder by `verify`."""
-    return verify([saved, folder], texts=texts, device="cpu").comparisons[0]
+    return verify([saved, folder], VerifyOptions(texts=texts, device="cpu")).comparisons[0]
 
 
 def largest_difference(a: Any, b: Any) -> float:

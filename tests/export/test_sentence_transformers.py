@@ -23,7 +23,7 @@ from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.export.exported_folder import ExportFacts, is_sentence_transformers_folder
 from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
-from angle_llm.export.verify import verify
+from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.model.pooling import pooling_named
 from angle_llm.model.source import sentence_transformers_folder as find_sentence_transformers
 from angle_llm.model.source.checks import ArtifactError
@@ -114,7 +114,7 @@ def test_an_encoder_that_normalises_is_exported_with_the_module(pooling: str, tm
     assert np.abs(rows - encoder.encode([*TEXTS, LONG])).max() < 1e-6  # float32
     modules = json.loads((tmp_path / "out" / "modules.json").read_text())
     (tmp_path / "out" / "modules.json").write_text(json.dumps(modules[:2]))
-    again = verify([tmp_path / "whole", tmp_path / "out"], device="cpu")
+    again = verify([tmp_path / "whole", tmp_path / "out"], VerifyOptions(device="cpu"))
     assert "normalize" in "".join(again.problems)
 
 
@@ -156,7 +156,7 @@ def test_the_folder_is_not_opened_as_a_backbone(run: Path, tmp_path: Path, monke
         export_sentence_transformers(run, tmp_path / "other")
     assert not (tmp_path / "other").exists()
     with pytest.raises(MissingLibraryError):
-        verify([run, tmp_path / "out"], device="cpu")
+        verify([run, tmp_path / "out"], VerifyOptions(device="cpu"))
 
 
 def test_unsupported_encoders_are_refused(tmp_path: Path) -> None:
@@ -193,12 +193,12 @@ def test_a_folder_of_another_encoder_is_found(kind: str, tmp_path: Path) -> None
     prompt = PromptTemplate("mine", 'The sentence "{text}" means "', tokenization="segments")
     run = save_adapter(kind, tmp_path, prompt=prompt, max_length=80)
     export_sentence_transformers(run, tmp_path / "out", check=False)
-    assert verify([run, tmp_path / "out"], device="cpu").holds
+    assert verify([run, tmp_path / "out"], VerifyOptions(device="cpu")).holds
 
     def problems(name: str, file: str, content: bytes) -> str:
         shutil.copytree(tmp_path / "out", tmp_path / name)
         (tmp_path / name / file).write_bytes(content)
-        found = verify([run, tmp_path / name], device="cpu")
+        found = verify([run, tmp_path / name], VerifyOptions(device="cpu"))
         assert not found.holds
         return found.text()
 

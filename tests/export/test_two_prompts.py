@@ -14,7 +14,7 @@ from tiny_tokenizers import TOKENIZERS
 from angle_llm import PromptTemplate, SentenceEncoder, cli
 from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
-from angle_llm.export.verify import verify
+from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.prompts import SIDES, Side, SidePrompts
@@ -55,11 +55,11 @@ def test_a_merged_encoder_has_both_prompts_and_both_are_verified(tmp_path: Path)
     SentenceEncoder.from_pretrained(tmp_path / "merged", prompt=TAILS.query, device="cpu").save_pretrained(
         tmp_path / "q"
     )
-    assert not verify([tmp_path / "merged", tmp_path / "other"], device="cpu").holds
-    assert verify([tmp_path / "merged", tmp_path / "other"], side="query", device="cpu").holds
-    assert not verify([tmp_path / "merged", tmp_path / "q"], device="cpu").holds
-    assert not verify([tmp_path / "q", tmp_path / "merged"], device="cpu").holds
-    assert verify([tmp_path / "merged", tmp_path / "q"], side="query", device="cpu").holds
+    assert not verify([tmp_path / "merged", tmp_path / "other"], VerifyOptions(device="cpu")).holds
+    assert verify([tmp_path / "merged", tmp_path / "other"], VerifyOptions(side="query", device="cpu")).holds
+    assert not verify([tmp_path / "merged", tmp_path / "q"], VerifyOptions(device="cpu")).holds
+    assert not verify([tmp_path / "q", tmp_path / "merged"], VerifyOptions(device="cpu")).holds
+    assert verify([tmp_path / "merged", tmp_path / "q"], VerifyOptions(side="query", device="cpu")).holds
 
 
 @pytest.mark.parametrize(("kind", "pooling"), [("llama", "last"), ("bert", "mean")])
@@ -97,7 +97,7 @@ def test_prompts_with_a_tail_are_exported_as_a_folder_per_side(tmp_path: Path) -
             cli.run(["verify", str(tmp_path / "run"), out, "--as", side])
         assert ended.value.code == 0
     side_of_documents: Side = "document"
-    assert not verify([tmp_path / "run", tmp_path / "query"], side=side_of_documents, device="cpu").holds
+    assert not verify([tmp_path / "run", tmp_path / "query"], VerifyOptions(side=side_of_documents, device="cpu")).holds
 
 
 @pytest.mark.needs("sentence_transformers")

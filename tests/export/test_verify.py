@@ -21,7 +21,7 @@ from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.formats.onnx_folder import FACTS_NAME, GRAPH_NAME
 from angle_llm.export.merge import merge
 from angle_llm.export.texts import SENTENCES
-from angle_llm.export.verify import _built_in_texts, _library_versions, verify
+from angle_llm.export.verify import VerifyOptions, _built_in_texts, _library_versions, verify
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.settings.train import LoraSettings
 
@@ -52,7 +52,7 @@ def problems(found: Verification) -> str:
 
 
 def test_all_forms_pass_in_one_call(forms: Path) -> None:
-    found = verify([forms / "adapter", forms / "merged", forms / "adapter"], device="cpu")
+    found = verify([forms / "adapter", forms / "merged", forms / "adapter"], VerifyOptions(device="cpu"))
     assert found.holds
     assert [other.form.kind for other in found.comparisons] == ["whole model", "adapter"]
     merged, itself = found.comparisons
@@ -86,7 +86,7 @@ def test_for_a_server_names_that_an_export_would_split_are_skipped(kind: str, sk
 
 def test_figures_match_their_definitions_and_the_base_is_another_encoder(forms: Path) -> None:
     texts = ["A man is eating.", "Nobody eats.", "hello"]
-    found = verify([forms / "adapter", forms / "base"], texts=texts, device="cpu")
+    found = verify([forms / "adapter", forms / "base"], VerifyOptions(texts=texts, device="cpu"))
     options: Any = {"prompt": "summarize_one_word", "pooling": "last", "max_length": 100, "device": "cpu"}
     a = SentenceEncoder.from_pretrained(forms / "adapter", device="cpu").encode(texts).astype(np.float64)
     b = SentenceEncoder.from_pretrained(forms / "base", **options).encode(texts).astype(np.float64)
@@ -106,7 +106,7 @@ def test_an_untrained_encoder_does_not_hold(forms: Path, tmp_path: Path) -> None
     encoder = SentenceEncoder.from_pretrained(forms / "base", device="cpu")
     encoder.add_lora(LoraSettings(rank=2))
     encoder.save_pretrained(tmp_path / "zero")
-    found = verify([tmp_path / "zero", forms / "base"], device="cpu")
+    found = verify([tmp_path / "zero", forms / "base"], VerifyOptions(device="cpu"))
     assert found.comparisons[0].largest_difference == 0
     problems(found)
 
@@ -123,7 +123,9 @@ def test_an_untrained_encoder_does_not_hold(forms: Path, tmp_path: Path) -> None
 def test_other_prompt_or_pooling_is_named(
     card: dict[str, Any], messages: list[str], forms: Path, tmp_path: Path
 ) -> None:
-    found = problems(verify([forms / "adapter", change(forms, tmp_path / "other", **card)], device="cpu"))
+    found = problems(
+        verify([forms / "adapter", change(forms, tmp_path / "other", **card)], VerifyOptions(device="cpu"))
+    )
     assert all(message in found for message in messages)
 
 
@@ -132,46 +134,48 @@ def test_one_wrong_tensor_and_one_that_is_not_finite(forms: Path, tmp_path: Path
     tensors = load_file(other / "model.safetensors")
     tensors["layers.1.mlp.up_proj.weight"] *= 1.01
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    assert "1e-05" in problems(verify([forms / "adapter", other], device="cpu"))
-    assert verify([forms / "adapter", other], tolerance=0.5, device="cpu").comparisons[0].tolerance == 0.5
+    assert "1e-05" in problems(verify([forms / "adapter", other], VerifyOptions(device="cpu")))
+    assert (
+        verify([forms / "adapter", other], VerifyOptions(tolerance=0.5, device="cpu")).comparisons[0].tolerance == 0.5
+    )
     tensors["norm.weight"][3] = torch.nan
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ArtifactError, match=r"norm\.weight"):
-        verify([forms / "adapter", other], device="cpu")
+        verify([forms / "adapter", other], VerifyOptions(device="cpu"))
 
 
 def test_bfloat16_has_its_own_tolerance(forms: Path, tmp_path: Path) -> None:
     merge(forms / "adapter", tmp_path / "half", dtype="bfloat16", check=False)
-    (half,) = verify([forms / "adapter", tmp_path / "half"], device="cpu").comparisons
+    (half,) = verify([forms / "adapter", tmp_path / "half"], VerifyOptions(device="cpu")).comparisons
     assert half.tolerance == 1e-3
     assert 1e-7 < half.largest_difference < 1e-2
-    strict = verify([forms / "adapter", tmp_path / "half"], tolerance=1e-7, device="cpu")
+    strict = verify([forms / "adapter", tmp_path / "half"], VerifyOptions(tolerance=1e-7, device="cpu"))
     assert "1e-07" in problems(strict)
 
 
 def test_a_merged_folder_records_its_base(forms: Path, tmp_path: Path) -> None:
-    from_merged = verify([forms / "merged", forms / "adapter"], device="cpu")
-    from_adapter = verify([forms / "adapter", forms / "merged"], device="cpu")
+    from_merged = verify([forms / "merged", forms / "adapter"], VerifyOptions(device="cpu"))
+    from_adapter = verify([forms / "adapter", forms / "merged"], VerifyOptions(device="cpu"))
     assert from_merged.base_difference == pytest.approx(from_adapter.base_difference, rel=1e-5)
     assert from_merged.holds
-    unknown = verify([change(forms, tmp_path / "bare"), forms / "merged"], device="cpu")
+    unknown = verify([change(forms, tmp_path / "bare"), forms / "merged"], VerifyOptions(device="cpu"))
     assert unknown.holds
     assert unknown.base_difference is None
 
 
 def test_correlations_are_compared_too(forms: Path) -> None:
-    found = verify([forms / "adapter", forms / "merged"], score=sts_score(PAIRS), device="cpu")
+    found = verify([forms / "adapter", forms / "merged"], VerifyOptions(score=sts_score(PAIRS), device="cpu"))
     assert found.holds
     assert found.first.spearman == pytest.approx(
         sts_score(PAIRS)(SentenceEncoder.from_pretrained(forms / "adapter", device="cpu")), abs=1e-3
     )
     scores = iter([70.0, 70.2])
-    odd = verify([forms / "adapter", forms / "merged"], score=lambda _: next(scores), device="cpu")
+    odd = verify([forms / "adapter", forms / "merged"], VerifyOptions(score=lambda _: next(scores), device="cpu"))
     assert "Spearman 70.20" in problems(odd)
 
 
 def test_the_tolerance_may_be_0(forms: Path) -> None:
-    found = verify([forms / "adapter", forms / "merged", forms / "adapter"], tolerance=0, device="cpu")
+    found = verify([forms / "adapter", forms / "merged", forms / "adapter"], VerifyOptions(tolerance=0, device="cpu"))
     merged, itself = found.comparisons
     assert (merged.tolerance, itself.problems) == (0, ())
     assert "exceeds 0e+00" in problems(found)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from angle_llm import SentenceEncoder
 from angle_llm.export.merge import merge
-from angle_llm.export.verify import verify
+from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.export.weights import count_wrong
 from angle_llm.model.layers.lora import LoraUpdate
 
@@ -112,11 +112,11 @@ def test_bad_arithmetic_is_found_in_both_orders(
     with monkeypatch.context() as patched:
         patched.setattr(LoraUpdate, "merged", arithmetic)
         merge(adapter, tmp_path / "out", dtype="bfloat16", check=False)
-    found = verify([adapter, tmp_path / "out"], device="cpu")
+    found = verify([adapter, tmp_path / "out"], VerifyOptions(device="cpu"))
     assert not found.holds
     assert message in "\n".join(found.problems)
     if arithmetic is all_in_bfloat16:
-        found = verify([tmp_path / "out", adapter], texts=["A man eats.", "hello"], device="cpu")
+        found = verify([tmp_path / "out", adapter], VerifyOptions(texts=["A man eats.", "hello"], device="cpu"))
         assert message in "\n".join(found.problems)
 
 
@@ -128,11 +128,11 @@ def test_wrong_weights_are_counted_even_if_vectors_agree(
         patched.setattr(LoraUpdate, "merged", added_in_bfloat16)
         merge(adapter, tmp_path / "bad", dtype="bfloat16", check=False)
     merge(adapter, tmp_path / "good", dtype="bfloat16", check=False)
-    found = verify([adapter, tmp_path / "good", tmp_path / "bad"], tolerance=1e-3, device="cpu")
+    found = verify([adapter, tmp_path / "good", tmp_path / "bad"], VerifyOptions(tolerance=1e-3, device="cpu"))
     assert found.holds, found.problems
     good, bad = found.comparisons
     # Both are within the tolerance of half precision; factors up to 4.1 were measured.
     assert bad.largest_difference < 10 * good.largest_difference
     assert bad.weights.wrong > 100 > good.weights.wrong == 0
     assert found.to_dict()["comparisons"][0]["weights"]["wrong"] == 0
-    assert verify([adapter, tmp_path / "good"], device="cpu").holds
+    assert verify([adapter, tmp_path / "good"], VerifyOptions(device="cpu")).holds

@@ -13,7 +13,7 @@ from torch import nn
 from angle_llm import SentenceEncoder
 from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
-from angle_llm.export.verify import verify
+from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.settings.train import LoraSettings
@@ -127,7 +127,7 @@ def test_an_adapter_of_fewer_layers_is_saved_loaded_merged_and_verified(kind: st
     merged = load(tmp_path / "merged")
     assert (merged.layers, merged.dimensions) == (1, 8)
     assert_same(merged.encode(TEXTS), again.encode(TEXTS))
-    back = verify([tmp_path / "merged", tmp_path / "short"], device="cpu")
+    back = verify([tmp_path / "merged", tmp_path / "short"], VerifyOptions(device="cpu"))
     assert back.holds
     assert back.base_difference == pytest.approx(found.base_difference, rel=1e-3)
 
@@ -145,7 +145,7 @@ def test_options_of_loading_truncate(tmp_path: Path) -> None:
             load(tmp_path / "two", **more)
     load(adapter, layers=3, dimensions=32).save_pretrained(tmp_path / "same")
     assert card(tmp_path / "same") == card(adapter)
-    assert not verify([adapter, tmp_path / "two"], device="cpu").holds
+    assert not verify([adapter, tmp_path / "two"], VerifyOptions(device="cpu")).holds
 
 
 @pytest.mark.parametrize(

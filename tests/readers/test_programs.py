@@ -36,7 +36,7 @@ from angle_llm.export import programs
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.programs import program_notes
 from angle_llm.export.texts import SENTENCES
-from angle_llm.export.verify import _has_tokens, verify
+from angle_llm.export.verify import VerifyOptions, _has_tokens, verify
 from angle_llm.model.vectors import cosine_differences
 from angle_llm.prompts import SidePrompts
 
@@ -167,7 +167,7 @@ def test_the_installed_versions_give_the_vectors_and_token_ids(family: str, vari
 def test_the_comparison_leaves_out_no_text_with_names_of_added_tokens(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", minversion="6.2")
     _, exported = make_encoder("gemma-3-gguf", "one prompt", tmp_path)
-    found = verify([tmp_path / "model", exported], device="cpu")
+    found = verify([tmp_path / "model", exported], VerifyOptions(device="cpu"))
     assert found.holds
     assert (found.texts, found.notes) == (len(SENTENCES), ())
 

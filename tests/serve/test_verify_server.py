@@ -16,7 +16,7 @@ from angle_llm.export.comparison import Verification
 from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.texts import SENTENCES
-from angle_llm.export.verify import verify
+from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.prompts import SidePrompts
 from angle_llm.serve.client import ServerError, ServerModel
 from angle_llm.settings.serve import ServeSettings
@@ -53,7 +53,7 @@ def app_of(encoder: SentenceEncoder) -> Any:
 
 def checked(run: Path, app: Any, path: str = "", **options: Any) -> Verification:
     with served(app) as url:
-        return verify([run, url + path], device="cpu", **options)
+        return verify([run, url + path], VerifyOptions(device="cpu", **options))
 
 
 @pytest.mark.parametrize(("run", "path"), [("adapter", "/v1/embeddings"), ("two", ""), ("two", "/embed")])
@@ -179,7 +179,7 @@ def test_without_a_base_the_exit_code_is_3_and_with_one_0(
 def test_a_prompt_can_be_sent_and_a_long_text_truncated_by_request(forms: Path) -> None:
     """A server without the prompt, which refuses long texts unless the request truncates them, as vLLM does."""
     plain = make_app(opened(forms / "merged", prompt="plain"), ServeSettings(model="tiny", max_characters=400))
-    found = checked(forms / "adapter", plain, server_options={"send_prompt": True}, texts=TEXTS[:6])
+    found = checked(forms / "adapter", plain, server={"send_prompt": True}, texts=TEXTS[:6])
     assert found.holds, found.text()
     with pytest.raises(ServerError, match="413"):
         checked(forms / "adapter", plain, texts=TEXTS)

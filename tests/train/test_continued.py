@@ -14,7 +14,7 @@ from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm import SentenceEncoder
 from angle_llm.export.merge import merge
-from angle_llm.export.verify import verify
+from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.model.layers.lora import is_adapted
 from angle_llm.model.source import saved_lora
 from angle_llm.model.source.checks import ArtifactError
@@ -78,7 +78,7 @@ def test_two_steps_and_two_from_the_saved_adapter_equal_those_in_memory(
     assert cards[0] == cards[1], "also base, fingerprint and maximum length"
     assert cards[1].base == settings.model.path
     assert merge(folder, tmp_path / "merged") is not None
-    assert verify([folder, tmp_path / "merged"], device="cpu").holds
+    assert verify([folder, tmp_path / "merged"], VerifyOptions(device="cpu")).holds
 
 
 def test_an_adapter_of_peft_is_continued_as_the_saved_one(settings: TrainSettings) -> None:

@@ -30,7 +30,7 @@ from torch import Tensor
 from angle_llm.export.comparison import Verification
 from angle_llm.export.formats.llama_cpp import FILE_TYPES, GGUF_NAME, Request, Usage
 from angle_llm.export.merge import check_paths, merge
-from angle_llm.export.verify import finish_folder
+from angle_llm.export.verify import VerifyOptions, finish_folder
 from angle_llm.model.source.artifact import write_directory
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
@@ -122,7 +122,8 @@ def export_gguf(
             weights = open_base(BackboneLocation(str(merged)), dtype="float32")
             write_gguf(folder / GGUF_NAME, weights, vocabulary, card.pooling, card.max_length, dtype)
         usage.write(folder)
-        return finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=None)
+        options = VerifyOptions(side=side, names=(str(run), str(out)))
+        return finish_folder(folder, source, str(out), options if check else None)
 
     return write_directory(target, fill)
 

@@ -35,7 +35,7 @@ from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.formats.onnx_folder import FORM, GRAPH_NAME
 from angle_llm.export.merge import check_paths
 from angle_llm.export.sentence_transformers import export_sentence_transformers
-from angle_llm.export.verify import finish_folder
+from angle_llm.export.verify import VerifyOptions, finish_folder
 from angle_llm.io import write_json
 from angle_llm.model.pooling import pooling_named
 from angle_llm.model.source.artifact import write_directory
@@ -88,7 +88,8 @@ def export_onnx(
         if int8:
             _quantize_graph(folder / GRAPH_NAME)
         _adapt_files(folder, bits=8 if int8 else None)
-        return finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=None)
+        options = VerifyOptions(side=side, names=(str(run), str(out)))
+        return finish_folder(folder, source, str(out), options if check else None)
 
     return write_directory(target, fill)
 

@@ -94,6 +94,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
     from angle_llm.export import commands as forms
     from angle_llm.init import InitSettings, init_main
+    from angle_llm.memory.plan import plan_main
     from angle_llm.serve.listen import serve_main
     from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
     from angle_llm.settings.plan import PlanSettings
@@ -101,7 +102,6 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.tools.check import CheckSettings, check_main
     from angle_llm.tools.embed import EmbedSettings, embed_main
     from angle_llm.tools.mine import MineSettings, mine_main
-    from angle_llm.tools.plan import plan_main
     from angle_llm.tools.public_data.get import GetSettings, get_main
     from angle_llm.tools.questions import QuestionSettings, questions_main
     from angle_llm.tools.score import ScoreSettings, score_main

@@ -35,12 +35,12 @@ def fine_tune(settings: TrainSettings) -> Path:
 
     from angle_llm.evaluate.held_out import held_out_evaluation
     from angle_llm.losses import NestedObjective
-    from angle_llm.model.layers import replaced_layers
+    from angle_llm.memory.budget import choose_budget
     from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
     from angle_llm.model.layers.lora import count_parameters, is_adapted
+    from angle_llm.model.layers.replacements import replaced_layers
     from angle_llm.model.source.saved_lora import lora_of_run, make_trainable
     from angle_llm.model.text_vectors import precompute_vectors
-    from angle_llm.train.budget import choose_budget
     from angle_llm.train.loading import check_cpu, check_zero_3, load_encoder, prepare_pretraining
     from angle_llm.train.metrics import check_trackers
     from angle_llm.train.objectives import check_teacher_scores, make_losses

@@ -23,9 +23,9 @@ from angle_llm import SentenceEncoder  # noqa: E402
 from angle_llm.data.examples import load_examples  # noqa: E402
 from angle_llm.data.formats import Example  # noqa: E402
 from angle_llm.device import is_out_of_memory  # noqa: E402
+from angle_llm.model.layers import quantization  # noqa: E402
 from angle_llm.model.layers.compiled_rotary import use_compiled_rotary, use_plain_rotary  # noqa: E402
 from angle_llm.model.layers.lora import is_adapted  # noqa: E402
-from angle_llm.model.source import quantization  # noqa: E402
 from angle_llm.model.source.backbone import load_tokenizer  # noqa: E402
 from angle_llm.model.source.resolve import locate  # noqa: E402
 from angle_llm.settings.train import DataSource, LoraSettings  # noqa: E402

@@ -13,7 +13,7 @@ Parts, in this order:
   lengths do not compile again.
 * train: speed of LoRA on a bfloat16 base with tries, packed and padded texts.
 * peers: sentence-transformers on the same triples, padded, and on a GPU without padding (FlashAttention-2).
-* memory: a run with the token budgets that training chooses; its peak is within the forecast.
+* memory: a run with the token budgets that training chooses; its peak is within the step_forecast.
 * nf4: speed and memory on an NF4 base.
 * encode: speed of encoding STS texts.
 * unsloth: Unsloth on the same triples, if installed. It is last, because its import changes transformers.
@@ -60,17 +60,17 @@ from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import run_cli
 from angle_llm.data.examples import load_examples
 from angle_llm.data.mixture import Mixture
+from angle_llm.memory import step_forecast
+from angle_llm.memory.budget import SAMPLED_EXAMPLES, fitting_budget
 from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.train import TrainSettings
-from angle_llm.train import forecast
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
-from angle_llm.train.budget import SAMPLED_EXAMPLES, fitting_budget
 from angle_llm.train.distributed import Processes
 from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import StepResult, boundary_step, group_step
+from angle_llm.train.token_budget import TokenBudget
 
 SAME_LOSS = 1e-3
 """Largest relative difference of float32 losses between GPU and CPU, which add in another order."""
@@ -204,7 +204,7 @@ def train_part(settings: GpuSettings, rows: Rows) -> None:
 
 
 def memory_part(settings: GpuSettings, rows: Rows) -> None:
-    """Train LoRA on a bfloat16 base with the chosen token budgets, and compare the peak memory with the forecast."""
+    """Train LoRA on a bfloat16 base with the chosen token budgets, and compare the peak memory with the step_forecast."""
     measure_budget(settings, rows, random_encoder(settings, rows.device), "bfloat16")
 
 
@@ -364,9 +364,11 @@ def measure_budget(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, 
 
     def run() -> dict[str, Any]:
         config, planner = planner_of(settings, encoder, settings.accumulation)
-        sample = forecast.StepSample.of(planner, config, SAMPLED_EXAMPLES)
-        free, layouts = forecast.free_memory(Processes(device=device)) or 0, encoder.layouts
-        choice, costs = fitting_budget(config, planner, sample, forecast.Sharding(), device.type, free, measure=on_gpu)
+        sample = step_forecast.StepSample.of(planner, config, SAMPLED_EXAMPLES)
+        free, layouts = step_forecast.free_memory(Processes(device=device)) or 0, encoder.layouts
+        choice, costs = fitting_budget(
+            config, planner, sample, step_forecast.Sharding(), device.type, free, measure=on_gpu
+        )
         planner.budget = choice.budget
         encoder.layouts = planner.budget.apply_to(layouts)
         encoder.model.checkpoint_activations(enabled=choice.budget.activation_checkpointing)

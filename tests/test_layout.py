@@ -29,6 +29,7 @@ ALLOWED = {
     "model": BASE | {"data"},
     **dict.fromkeys(("train", "evaluate", "serve"), CORE),
     "export": CORE | {"serve"},
+    "memory": CORE | {"train"},
     "tools": CORE | {"train", "evaluate"},
 }
 MOST_MODULES = 15
@@ -105,6 +106,26 @@ def test_no_two_modules_import_each_other() -> None:
     """Imports inside functions and for type checkers count too."""
     used = {".".join(m.relative_to(PACKAGE.parent).with_suffix("").parts): set(imports(m)) for m in MODULES}
     pairs = [(a, b) for a in used for b in used if a < b and b in used[a] and a in used[b]]
+    assert pairs == []
+
+
+def group(module: str) -> str:
+    """Package of a module: `data`, `train`, …; in `model` the sub-package, such as `model.layers`, or `model`."""
+    parts = module.split(".")[1:]
+    inside = parts[0] == "model" and PACKAGE.joinpath(*parts[:2]).is_dir()
+    return ".".join(parts[:2] if inside else parts[:1])
+
+
+def test_no_two_packages_or_sub_packages_import_each_other() -> None:
+    """Imports inside functions and for type checkers count too."""
+    used = {".".join(m.relative_to(PACKAGE.parent).with_suffix("").parts): imports(m) for m in MODULES}
+    edges = {
+        (group(user.removesuffix(".__init__")), group(name))
+        for user, names in used.items()
+        for name in names
+        if user != "angle_llm.__init__" and name.startswith("angle_llm.")
+    }
+    pairs = sorted((a, b) for a, b in edges if a < b and (b, a) in edges)
     assert pairs == []
 
 

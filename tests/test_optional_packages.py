@@ -7,7 +7,7 @@ from importlib.metadata import metadata
 import pytest
 from optional_packages import OPTIONAL
 
-from angle_llm.model.source.quantization import QuantizationError, quantize
+from angle_llm.model.layers.quantization import QuantizationError, quantize
 
 
 def test_a_test_without_a_marker_imports_no_optional_package() -> None:

@@ -163,7 +163,7 @@ def add_adapter(encoder: SentenceEncoder, settings: LoraSettings) -> None:
     options = {}
     if isinstance(settings, PeftLora):
         options = {"use_rslora": settings.rslora, "use_dora": settings.dora}
-    with patch.object(lora, "_wrapped", partial(lora._wrapped, **options)):
+    with patch.object(lora, "peft_model", partial(lora.peft_model, **options)):
         encoder.add_lora(settings)
 
 

@@ -28,9 +28,9 @@ from angle_llm.export.formats.llama_cpp import LlamaCppModel, is_gguf_export
 from angle_llm.export.formats.onnx_folder import FORM as ONNX
 from angle_llm.export.formats.onnx_folder import OnnxModel, is_onnx_folder
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.quantization import dequantize
 from angle_llm.model.source.checks import is_saved_encoder
 from angle_llm.model.source.encoder_card import EncoderCard
-from angle_llm.model.source.quantization import dequantize
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.prompts import Side, SidePrompts
 from angle_llm.serve.client import ServerModel, is_server

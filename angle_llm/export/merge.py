@@ -28,7 +28,6 @@ from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import VerificationError, VerifyOptions, finish_folder, write_report
 from angle_llm.export.weights import MergedWeights, count_differences, open_adapters_base
 from angle_llm.io import write_json
-from angle_llm.model.layers.lora import LoraAdapter, read_adapter
 from angle_llm.model.source.artifact import (
     check_writable,
     write_directory,
@@ -54,8 +53,9 @@ from angle_llm.model.source.checks import (
 from angle_llm.model.source.dense import dense_fingerprint, dense_folders, read_dense
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, locate, resolve_model
+from angle_llm.model.source.saved_adapter import LoraAdapter, read_adapter
+from angle_llm.model.source.tokenizer import find_special_tokens, plain_ids
 from angle_llm.model.source.weights import BaseWeights, open_base
-from angle_llm.model.tokenizer import find_special_tokens, plain_ids
 
 SHARD_BYTES = 4_000_000_000
 """Default maximum size of a weights file, in bytes."""

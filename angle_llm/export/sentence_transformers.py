@@ -39,8 +39,8 @@ from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError, read_json
 from angle_llm.model.source.dense import dense_folders
 from angle_llm.model.source.sentence_transformers_folder import library_pooling, library_prompts, write_library_files
+from angle_llm.model.source.tokenizer import SentenceTokenizer, SideTokenizers, load_tokenizer_file
 from angle_llm.model.source.weights import open_base
-from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers, load_tokenizer_file
 from angle_llm.prompts import Side, load_prompt, load_prompts
 from angle_llm.settings.parsing import need_library
 

@@ -31,7 +31,7 @@ from typing import Any
 from angle_llm.export.texts import SENTENCES
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.sentence_transformers_folder import tokenizer_config
-from angle_llm.model.tokenizer import TEXT_ENDS, SentenceTokenizer, Tokenizer, plain_ids
+from angle_llm.model.source.tokenizer import TEXT_ENDS, SentenceTokenizer, Tokenizer, plain_ids
 
 _EDITS: dict[str, dict[str, Any]] = {
     "append_full_stop": {"type": "Replace", "pattern": {"Regex": r"""(?<![.?"'])\z"""}, "content": "."},

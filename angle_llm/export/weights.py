@@ -18,11 +18,12 @@ from typing import Any
 from torch import Tensor
 
 from angle_llm.model.layers.depth import cut_layers
-from angle_llm.model.layers.lora import LoraAdapter, is_transposed, read_adapter
+from angle_llm.model.layers.lora import is_transposed
 from angle_llm.model.source.backbone import BackboneLocation
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import locate, split_revision
+from angle_llm.model.source.saved_adapter import LoraAdapter, read_adapter
 from angle_llm.model.source.weights import BaseWeights, open_base
 
 

@@ -21,8 +21,9 @@ from torch import nn
 from angle_llm.device import bound_kernel_caches, evaluating, keep_freed_memory
 from angle_llm.io import progress_bar
 from angle_llm.model.layers import lora
-from angle_llm.model.layers.bidirectional import check_bidirectional
 from angle_llm.model.layers.depth import LayerStack
+from angle_llm.model.layers.fingerprint import weights_fingerprint
+from angle_llm.model.layers.quantization import bits_of, without_outliers
 from angle_llm.model.layers.quantized_layers import patch_bitsandbytes
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.encoding import encode_planned
@@ -38,13 +39,19 @@ from angle_llm.model.source.backbone import (
     tokenizer_config_of,
     torch_device,
     use_capped_attention,
-    weights_fingerprint,
 )
+from angle_llm.model.source.bidirectional import check_bidirectional
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states
 from angle_llm.model.source.encoder_card import EncoderCard
-from angle_llm.model.source.quantization import bits_of, without_outliers
 from angle_llm.model.source.resolve import ModelSource, resolve_model
-from angle_llm.model.tokenizer import SideTokenizers, Tokenizer, check_texts, checked_length, warn_of_other_tokens
+from angle_llm.model.source.saved_adapter import apply_lora
+from angle_llm.model.source.tokenizer import (
+    SideTokenizers,
+    Tokenizer,
+    check_texts,
+    checked_length,
+    warn_of_other_tokens,
+)
 from angle_llm.prompts import PromptChoice, PromptTemplate, Side, SidePrompts, load_prompts
 from angle_llm.settings.train import LoraSettings
 
@@ -185,7 +192,7 @@ class SentenceEncoder:
                 raise ArtifactError(f"{parts.folder}: {CARD_NAME} does not fit the weights: {error}") from error
         if parts.adapter is not None:
             with as_artifact_error(parts.folder):
-                encoder.model.backbone = lora.apply_lora(encoder.model.backbone, parts.adapter)
+                encoder.model.backbone = apply_lora(encoder.model.backbone, parts.adapter)
                 check_states(encoder.model.backbone)
             encoder.model.dense.requires_grad_(False)  # as the adapter
         if dimensions is not None or layers is not None:

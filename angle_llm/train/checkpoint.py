@@ -27,10 +27,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from angle_llm.io import FolderError, ResumableFolder, log, plain
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.strategies import DataParallelStrategy
+from angle_llm.train.token_budget import TokenBudget
 
 FOLDER = "checkpoints"
 """Name of the folder with the checkpoints in a run directory."""

@@ -11,12 +11,12 @@ import hashlib
 import torch
 from torch import nn
 
+from angle_llm.model import meta_model
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.masked_tokens import TokenMasker, token_prediction
-from angle_llm.model.memory import meta_model
-from angle_llm.model.source.backbone import empty_backbone, load_config, weights_fingerprint
-from angle_llm.model.source.quantization import ORIGINAL
+from angle_llm.model.source.backbone import empty_backbone, load_config
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from angle_llm.io import log, plain, write_json
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.source.checks import is_saved_encoder
 from angle_llm.settings.parsing import SettingsError, changed_settings, load_settings, save_settings, settings_to_dict
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.best_model import RESCUE_FOLDER, deciding_metric
 from angle_llm.train.checkpoint import FOLDER, checkpoint_names, named_checkpoint
 from angle_llm.train.distributed import Processes, ProcessWatch
+from angle_llm.train.token_budget import TokenBudget
 
 RESULT = "result.json"
 """Name of the file in a run directory that marks the run as finished."""

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from angle_llm.device import is_gpu, is_out_of_memory
-from angle_llm.model.memory.token_budget import guard_ranks, is_kernel_error
 from angle_llm.settings.train import OptimizerSettings
 from angle_llm.train.distributed import Processes
+from angle_llm.train.token_budget import guard_ranks, is_kernel_error
 
 Named = Iterable[tuple[str, Tensor]]
 """Tensors with their names, as (name, tensor)."""

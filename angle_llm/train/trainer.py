@@ -22,19 +22,24 @@ from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.compiled_rotary import use_plain_rotary
-from angle_llm.model.memory.token_budget import RankKernelError, RankMemoryError, TokenBudget
 from angle_llm.model.text_vectors import PrecomputedVectors
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule, prefetch
 from angle_llm.train.best_model import BestModel, Evaluate
-from angle_llm.train.budget import check_checkpointing, default_budget
 from angle_llm.train.checkpoint import Checkpoints, Progress, seed_rank, set_torch_state, torch_state
 from angle_llm.train.distributed import exit_lock
 from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
 from angle_llm.train.run_folder import Run, TrainResult
 from angle_llm.train.step import DivergedError, StepResult, group_step, matmul_precision
 from angle_llm.train.strategies import make_strategy
+from angle_llm.train.token_budget import (
+    RankKernelError,
+    RankMemoryError,
+    TokenBudget,
+    check_checkpointing,
+    default_budget,
+)
 
 if TYPE_CHECKING:
     from tqdm import tqdm

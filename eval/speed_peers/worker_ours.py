@@ -12,7 +12,7 @@ from torch.optim import AdamW
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.data.formats import Triple
-from angle_llm.model.tokenizer import SentenceTokenizer
+from angle_llm.model.source.tokenizer import SentenceTokenizer
 from angle_llm.prompts import PromptTemplate
 from angle_llm.settings.train import LoraSettings
 from angle_llm.train.step import StepResult, boundary_step

@@ -22,7 +22,7 @@ from tokenizers import AddedToken
 from angle_llm.export.tokenizer import PromptTokenizer, check_same_ids, prompt_tokenizer
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import ArtifactError
-from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
+from angle_llm.model.source.tokenizer import SentenceTokenizer, load_tokenizer_file
 from angle_llm.prompts import TOKENIZATIONS, PromptTemplate, load_prompt
 
 PROMPTS = {

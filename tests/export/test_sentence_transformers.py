@@ -27,7 +27,7 @@ from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.model.pooling import pooling_named
 from angle_llm.model.source import sentence_transformers_folder as find_sentence_transformers
 from angle_llm.model.source.checks import ArtifactError
-from angle_llm.model.tokenizer import load_tokenizer_file
+from angle_llm.model.source.tokenizer import load_tokenizer_file
 from angle_llm.settings.parsing import MissingLibraryError
 
 TEXTS = [

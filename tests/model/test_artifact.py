@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
+from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.source.artifact import check_writable, write_earlier_names
-from angle_llm.model.source.backbone import weights_fingerprint
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.settings.train import LoraSettings

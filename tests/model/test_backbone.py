@@ -36,6 +36,8 @@ from transformers import (
     XLNetConfig,
 )
 
+from angle_llm.model.layers.fingerprint import weights_fingerprint
+from angle_llm.model.layers.quantization import dequantize
 from angle_llm.model.source.backbone import (
     BackboneLocation,
     absolute_name,
@@ -43,13 +45,11 @@ from angle_llm.model.source.backbone import (
     load_backbone,
     load_tokenizer,
     torch_dtype,
-    weights_fingerprint,
 )
 from angle_llm.model.source.checks import ArtifactError
-from angle_llm.model.source.quantization import dequantize
 from angle_llm.model.source.resolve import is_hub_id, locate
+from angle_llm.model.source.tokenizer import DEFAULT_MAX_LENGTH, checked_length, count_positions
 from angle_llm.model.source.weights import BaseWeights, open_base
-from angle_llm.model.tokenizer import DEFAULT_MAX_LENGTH, checked_length, count_positions
 
 HALF = [torch.bfloat16, torch.float16]
 

@@ -31,11 +31,11 @@ from angle_llm.export.card import CardFacts, model_card
 from angle_llm.export.merge import merge
 from angle_llm.export.verify import _base_rows
 from angle_llm.io import FolderError
-from angle_llm.model.layers.bidirectional import check_bidirectional
 from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source.backbone import is_causal
+from angle_llm.model.source.bidirectional import check_bidirectional
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.settings.train import LoraSettings, ModelSettings, TrainSettings

@@ -23,8 +23,7 @@ from transformers import AutoModel, LlamaConfig, Olmo2Config, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
 from angle_llm import SentenceEncoder
-from angle_llm.model import layers
-from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers
+from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers, replacements
 from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary, use_plain_rotary
 from angle_llm.model.layers.fused_lora import lora_linear, swiglu
 from angle_llm.model.layout.attention import attention_kernels
@@ -154,7 +153,7 @@ def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
 
 def test_an_adapted_model_equals_that_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     short, short_half = adapted(torch.float32), adapted(torch.bfloat16)
-    monkeypatch.setattr(layers, "use_fused_lora", lambda model: None)
+    monkeypatch.setattr(replacements, "use_fused_lora", lambda model: None)
     plain, plain_half = adapted(torch.float32), adapted(torch.bfloat16)
     for encoder, expected in ((short, False), (short_half, False), (plain, True), (plain_half, True)):
         kinds = {type(layer) for layer in encoder.model.modules() if isinstance(layer, Linear)}
@@ -172,7 +171,7 @@ def test_layers_and_layouts_of_the_libraries_on_request(monkeypatch: pytest.Monk
     monkeypatch.setenv("ANGLE_LLM_PLAIN", "1")
     plain = adapted(torch.float32)
     assert (plain.layouts.layout, plain.layouts.reason) == ("padded", "ANGLE_LLM_PLAIN is set")
-    assert layers.replaced_layers(plain.model) == "none"
+    assert replacements.replaced_layers(plain.model) == "none"
     assert {type(layer) for layer in plain.model.modules() if isinstance(layer, Linear)} == {Linear}
     plan = plain.plan(TEXTS, 10_000)
     rows = torch.cat([plain.model(**micro.inputs(CPU)) for micro in plan.micro_batches])
@@ -245,7 +244,7 @@ def test_norms_and_mlps_that_keep_less_equal_the_unchanged_ones(
         train_a_little(encoder.model.train())
         assert replaced_layers(encoder.model) == expected
         found.append(rows_and_gradients(encoder))
-        monkeypatch.setattr(layers, "use_low_memory_layers", lambda model: None)
+        monkeypatch.setattr(replacements, "use_low_memory_layers", lambda model: None)
     assert len(found[0]) == len(found[1]) == 1 + 2 * 3 * 7
     assert torch.equal(found[0][0], found[1][0])
     # In float32, gradients of the residual and of the two uses in a norm are added in another order.

@@ -15,17 +15,9 @@ from torch import nn
 from transformers import AutoModel, MambaConfig, Qwen3MoeConfig
 
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.layers.lora import (
-    CONFIG_NAME,
-    WEIGHTS_NAME,
-    LoraUpdate,
-    add_lora,
-    count_parameters,
-    is_adapted,
-    is_transposed,
-    read_adapter,
-)
+from angle_llm.model.layers.lora import LoraUpdate, add_lora, count_parameters, is_adapted, is_transposed
 from angle_llm.model.source.checks import ArtifactError
+from angle_llm.model.source.saved_adapter import CONFIG_NAME, WEIGHTS_NAME, read_adapter
 from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man is eating.", 'Someone eats something, and it seems to be "bread".', "Birds!"]

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from transformers import AutoModel, BitsAndBytesConfig, LlamaConfig, LlamaModel
 
 from angle_llm import SentenceEncoder
-from angle_llm.model import layers
+from angle_llm.model.layers import replacements
+from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.lora import add_lora, count_parameters
-from angle_llm.model.memory.meta_model import held_bytes
-from angle_llm.model.source.backbone import load_backbone, weights_fingerprint
+from angle_llm.model.layers.quantization import QuantizationError, bits_of, dequantize, quantize, without_outliers
+from angle_llm.model.meta_model import held_bytes
+from angle_llm.model.source.backbone import load_backbone
 from angle_llm.model.source.checks import CARD_NAME
-from angle_llm.model.source.quantization import QuantizationError, bits_of, dequantize, quantize, without_outliers
 from angle_llm.model.source.resolve import locate
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.train import LoraSettings
@@ -131,7 +132,7 @@ def test_the_adapter_on_a_quantized_base_computes_what_that_of_peft_computes(
 
     of_peft = False
     short, short_half = found("float32"), found("bfloat16")
-    monkeypatch.setattr(layers, "use_fused_lora", lambda model: None)
+    monkeypatch.setattr(replacements, "use_fused_lora", lambda model: None)
     of_peft = True
     plain, plain_half = found("float32"), found("bfloat16")
     assert max(relative_errors(short, plain)) < 1e-5

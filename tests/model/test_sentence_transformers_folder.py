@@ -14,7 +14,7 @@ from hub_server import open_hub
 from tiny import KINDS, save_tiny_base, train_a_little
 
 from angle_llm import SentenceEncoder
-from angle_llm.model.memory.meta_model import tiny_encoder_copy
+from angle_llm.model.meta_model import tiny_encoder_copy
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import resolve_model

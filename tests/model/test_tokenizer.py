@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, BertTokenizer
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.source.backbone import load_tokenizer
 from angle_llm.model.source.resolve import locate
-from angle_llm.model.tokenizer import SentenceTokenizer, SpecialTokens, find_special_tokens, plain_ids
+from angle_llm.model.source.tokenizer import SentenceTokenizer, SpecialTokens, find_special_tokens, plain_ids
 from angle_llm.prompts import TOKENIZATIONS, PromptTemplate, load_prompt
 
 HEAD, TAIL = 'Summarize sentence "', '" in one word:"'
@@ -352,8 +352,8 @@ def test_ids_do_not_depend_on_the_texts_of_one_call(
 ) -> None:
     texts = ["A man eats.", "A", "Nobody eats anything.", "", "A dog runs."]
     whole = plain_ids(TOKENIZERS["llama2"](), texts)
-    monkeypatch.setattr("angle_llm.model.tokenizer.TEXTS_TOGETHER", texts_together)
-    monkeypatch.setattr("angle_llm.model.tokenizer.CHARACTERS_TOGETHER", characters)
+    monkeypatch.setattr("angle_llm.model.source.tokenizer.TEXTS_TOGETHER", texts_together)
+    monkeypatch.setattr("angle_llm.model.source.tokenizer.CHARACTERS_TOGETHER", characters)
     assert plain_ids(TOKENIZERS["llama2"](), texts) == whole
     assert plain_ids(TOKENIZERS["llama2"](), texts, most=2) == [ids[:2] for ids in whole]
     assert len(whole) == 5

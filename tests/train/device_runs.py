@@ -23,7 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch, device
 from angle_llm.data.examples import load_examples
 from angle_llm.losses import FalseNegatives, NestedObjective
-from angle_llm.model.layers import low_memory_layers, replaced_layers
+from angle_llm.model.layers import low_memory_layers
+from angle_llm.model.layers.replacements import replaced_layers
 from angle_llm.model.layout import attention, flex
 from angle_llm.model.layout.flex import flex_call
 from angle_llm.model.layout.micro_batches import LayoutSupport

@@ -65,11 +65,11 @@ from angle_llm.settings.train import (
     TrainSettings,
 )
 from angle_llm.train import trainer
-from angle_llm.train.budget import default_budget
 from angle_llm.train.distributed import EXIT_CODE
 from angle_llm.train.loading import load_encoder
 from angle_llm.train.run_folder import Run
 from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_strategy
+from angle_llm.train.token_budget import default_budget
 from angle_llm.train.trainer import Interrupted
 
 warnings.filterwarnings("error", category=UserWarning, module="angle_llm")

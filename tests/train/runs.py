@@ -24,8 +24,8 @@ from angle_llm.settings.train import (
     TrainSettings,
 )
 from angle_llm.train.best_model import Evaluate
-from angle_llm.train.budget import default_budget
 from angle_llm.train.run_folder import Run, TrainResult
+from angle_llm.train.token_budget import default_budget
 from angle_llm.train.trainer import Trainer
 
 TIMES = ("seconds", "pairs_per_second", "computed_tokens_per_second", "utilisation")

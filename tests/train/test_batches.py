@@ -13,9 +13,9 @@ from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.losses import AngleObjective, MixedObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layout.micro_batches import Plan
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.train.batches import BatchPlanner, PlannedBatch, prefetch
 from angle_llm.train.step import boundary_step
+from angle_llm.train.token_budget import TokenBudget
 
 TRIPLES = [Triple("A man eats.", "Someone eats.", "Nobody eats."), Triple("Nobody eats.", "Two dogs run.", "Hi")]
 SCORED = [ScoredPair(f"A man number {n} eats.", f"Someone eats {n} things.", n / 10) for n in range(11)]

@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from angle_llm.io import FolderError
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import CheckpointSettings, OptimizerSettings, TrainSettings
 from angle_llm.train.checkpoint import CheckpointError, Checkpoints, Progress, SavedWeightsError, check_saved
 from angle_llm.train.distributed import Processes
 from angle_llm.train.strategies import DataParallelStrategy
+from angle_llm.train.token_budget import TokenBudget
 
 FILES = ["manifest.json", "optimizer.safetensors", "weights.safetensors"]
 IDENTITY: dict[str, str | None] = {"settings": "same", "base weights": None}

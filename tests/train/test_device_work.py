@@ -8,8 +8,6 @@ import pytest
 import torch
 from programs import run
 
-from angle_llm.model.memory import meta_model as meta_model
-
 
 @pytest.fixture(scope="module")
 def device_runs() -> list[dict[str, Any]]:

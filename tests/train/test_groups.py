@@ -18,10 +18,10 @@ from angle_llm.data.formats import Example, PositivePair, ScoredPair, Triple
 from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.losses import AngleObjective, NestedObjective, ObjectiveValue, Relation
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.settings.train import DataSource
 from angle_llm.train.batches import BatchPlanner, PlannedBatch, PlannedGroup
 from angle_llm.train.step import DivergedError, StepResult, boundary_step, group_step
+from angle_llm.train.token_budget import TokenBudget
 
 
 @pytest.fixture

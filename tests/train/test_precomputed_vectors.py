@@ -19,7 +19,6 @@ from angle_llm.io import FolderError, ResumableFolder
 from angle_llm.losses import AngleObjective
 from angle_llm.model import text_vectors as module
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.model.text_vectors import PrecomputedVectors, precompute_vectors
 from angle_llm.run import fine_tune
@@ -29,6 +28,7 @@ from angle_llm.train.batches import BatchPlanner
 from angle_llm.train.distributed import Processes
 from angle_llm.train.objectives import make_losses
 from angle_llm.train.step import relations
+from angle_llm.train.token_budget import TokenBudget
 
 EXAMPLES = [
     Triple("Who eats?", "A man eats.", "Nobody eats."),

@@ -19,7 +19,6 @@ from tiny import save_tiny_base
 
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError, save_settings
 from angle_llm.settings.train import (
@@ -31,6 +30,7 @@ from angle_llm.settings.train import (
 )
 from angle_llm.train.best_model import BestModel
 from angle_llm.train.metrics import Metrics
+from angle_llm.train.token_budget import TokenBudget
 from angle_llm.train.trainer import Interrupted, StopSignals
 
 
@@ -118,7 +118,7 @@ def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(
     mine: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def choose(budget: TokenBudget) -> None:
-        monkeypatch.setattr("angle_llm.train.budget.choose_budget", lambda *_: budget)
+        monkeypatch.setattr("angle_llm.memory.budget.choose_budget", lambda *_: budget)
 
     mine = replace(mine, max_steps=4)
     choose(TokenBudget(60, 90, activation_checkpointing=True))

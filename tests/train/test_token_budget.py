@@ -6,7 +6,7 @@ from tiny import tiny_encoder
 from torch.utils.checkpoint import CheckpointError
 
 from angle_llm.device import is_out_of_memory
-from angle_llm.model.memory.token_budget import (
+from angle_llm.train.token_budget import (
     RankKernelError,
     RankMemoryError,
     TokenBudget,

@@ -28,7 +28,6 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layout.micro_batches import LayoutSupport
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.run import fine_tune
@@ -46,6 +45,7 @@ from angle_llm.settings.train import (
 from angle_llm.train.checkpoint import SavedWeightsError
 from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import StepResult
+from angle_llm.train.token_budget import TokenBudget
 from angle_llm.train.trainer import TrainingError
 
 SENTENCES = ["A dog runs.", "Somebody reads."]

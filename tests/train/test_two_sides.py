@@ -14,10 +14,10 @@ from angle_llm import PromptTemplate, SentenceEncoder
 from angle_llm.data.formats import Example, PositivePair, ScoredPair, Triple, pairs_of
 from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.losses import AngleObjective
-from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.prompts import SidePrompts
 from angle_llm.train.batches import BatchPlanner, PlannedBatch
 from angle_llm.train.step import group_step, relations, text_of_row
+from angle_llm.train.token_budget import TokenBudget
 
 BOTH = SidePrompts(PromptTemplate("ask", "Question: {text}"), PromptTemplate("answer", "Answer: {text}."))
 EXAMPLES: list[Example] = [

@@ -34,8 +34,8 @@ from angle_llm.export.verify import VerifyOptions, finish_folder
 from angle_llm.model.source.artifact import write_directory
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
+from angle_llm.model.source.tokenizer import SideTokenizers
 from angle_llm.model.source.weights import BaseWeights, open_base
-from angle_llm.model.tokenizer import SideTokenizers
 from angle_llm.prompts import Side, load_prompts
 from angle_llm.settings.parsing import need_library
 

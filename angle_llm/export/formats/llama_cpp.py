@@ -25,7 +25,7 @@ import numpy as np
 from angle_llm import __version__
 from angle_llm.io import write_json
 from angle_llm.model.source.checks import ArtifactError
-from angle_llm.model.tokenizer import SentenceTokenizer, check_texts
+from angle_llm.model.source.tokenizer import SentenceTokenizer, check_texts
 from angle_llm.prompts import SIDES, Side, SidePrompts
 from angle_llm.settings.parsing import need_library
 

@@ -19,40 +19,9 @@ quantized_layers          Attributes of bitsandbytes layers (`patch_bitsandbytes
                           `tests/model/test_quantization.py`.
 activation_checkpointing  The forward pass of all layers but the last, if activation checkpointing is enabled. It runs
                           with the attention of texts in one sequence, and hooks run once. LLaMA test model: less than
-                          0.6 of the memory. Tests: `tests/model/test_layers.py`, `tests/train/test_budget.py`.
+                          0.6 of the memory. Tests: `tests/model/test_layers.py`, `tests/memory/test_budget.py`.
 
 Two further replacements are outside this package. `layout/attention` registers attention for texts in one sequence, and
 selects attention kernels: up to 2x faster in bfloat16 for short texts on a CPU. `source/backbone.use_capped_attention`
 selects eager attention for models with capped attention scores, because the default of transformers 5.6 ignores the cap.
 """
-
-from __future__ import annotations
-
-from collections import Counter
-
-from torch import nn
-
-from angle_llm.model.layers.compiled_rotary import CompiledRotary
-from angle_llm.model.layers.fused_lora import FusedLora, use_fused_lora
-from angle_llm.model.layers.low_memory_layers import LowMemoryMlp, LowMemoryNorm, use_low_memory_layers
-
-
-def replace_layers(adapted: nn.Module) -> None:
-    """Replace LoRA layers, frozen norms and MLPs of a backbone with an adapter by versions that need less memory.
-
-    The replacement is in place. Values are equal up to rounding.
-    """
-    use_fused_lora(adapted)
-    use_low_memory_layers(adapted)
-
-
-def replaced_layers(backbone: nn.Module) -> str:
-    """Return the numbers of replaced layers by kind as text, or `none`."""
-    kinds = {
-        FusedLora: "fused LoRA",
-        LowMemoryNorm: "low-memory norm",
-        LowMemoryMlp: "low-memory MLP",
-        CompiledRotary: "compiled rotary",
-    }
-    counts = Counter(name for layer in backbone.modules() for kind, name in kinds.items() if isinstance(layer, kind))
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

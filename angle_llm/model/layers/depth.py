@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm.device import evaluating, relative_difference
+from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
 from angle_llm.model.layers.lora import is_adapted, without_adapter
-from angle_llm.model.source.backbone import weights_fingerprint
-from angle_llm.model.source.quantization import ORIGINAL, without_outliers
+from angle_llm.model.layers.quantization import without_outliers
 
 _AFTER = ("norm", "final_norm", "ln_f", "final_layer_norm", "final_layernorm", "project_out")
 """Attribute names of modules that `transformers` models apply after the last layer, in the order of execution."""

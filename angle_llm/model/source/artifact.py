@@ -20,14 +20,10 @@ import torch
 from torch import nn
 
 from angle_llm.io import json_text, write_folder, write_json
-from angle_llm.model.layers.lora import LoraAdapter, is_adapted, read_adapter
-from angle_llm.model.source.backbone import (
-    BackboneLocation,
-    load_backbone,
-    load_tokenizer,
-    state_sizes,
-    weights_fingerprint,
-)
+from angle_llm.model.layers.fingerprint import weights_fingerprint
+from angle_llm.model.layers.lora import is_adapted
+from angle_llm.model.layers.quantization import QuantizationError, bits_of
+from angle_llm.model.source.backbone import BackboneLocation, load_backbone, load_tokenizer, state_sizes
 from angle_llm.model.source.checks import (
     CARD_NAME,
     ArtifactError,
@@ -39,8 +35,8 @@ from angle_llm.model.source.checks import (
 from angle_llm.model.source.dense import read_dense, write_dense
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.peft_adapter import fitted, read_peft_adapter
-from angle_llm.model.source.quantization import QuantizationError, bits_of
 from angle_llm.model.source.resolve import ModelSource
+from angle_llm.model.source.saved_adapter import LoraAdapter, read_adapter
 from angle_llm.model.source.sentence_transformers_folder import (
     SentenceTransformersFolder,
     library_prompts,
@@ -48,7 +44,7 @@ from angle_llm.model.source.sentence_transformers_folder import (
     write_library_files,
     write_library_refusal,
 )
-from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, count_positions
+from angle_llm.model.source.tokenizer import SentenceTokenizer, Tokenizer, count_positions
 from angle_llm.prompts import SIDES, SidePrompts
 
 Filled = TypeVar("Filled")

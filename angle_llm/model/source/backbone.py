@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
+from angle_llm.model.layers.quantization import bits_of, check_bits, quantize
 from angle_llm.model.source.checks import (
     ArtifactError,
     as_artifact_error,
     check_model_files,
     check_states,
 )
-from angle_llm.model.source.quantization import ORIGINAL, bits_of, check_bits, quantize
 from angle_llm.settings.parsing import unknown_name
 
 _PACKED = 16
@@ -345,29 +345,3 @@ def state_sizes(backbone: nn.Module) -> tuple[int, int]:
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     between: int = config.hidden_size
     return getattr(config, "word_embed_proj_dim", None) or between, between
-
-
-def weights_fingerprint(backbone: nn.Module) -> str:
-    """Return a short hash of the base weights: names, shapes, and a sample of the values of each tensor.
-
-    Values are rounded to bfloat16, so the fingerprint is the same in float32 and bfloat16. A backbone that
-    `load_backbone` quantized has the fingerprint of its original weights.
-    """
-    original: str | None = getattr(backbone, ORIGINAL, None)
-    state = backbone.state_dict()
-    return original or fingerprint_of(state, state.__getitem__)
-
-
-def fingerprint_of(names: Iterable[str], read: Callable[[str], Tensor]) -> str:
-    """Return a short hash of named tensors: names, shapes, and a sample of the values of each tensor.
-
-    `read` returns the tensor with a name; it is called for one tensor at a time, to save memory.
-    """
-    digest = hashlib.sha256()
-    for name in sorted(names):
-        tensor = read(name).detach()
-        flat = tensor.reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 64)][:64].to(device="cpu", dtype=torch.bfloat16)
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(sample.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()[:16]

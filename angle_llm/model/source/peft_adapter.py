@@ -19,9 +19,9 @@ from pathlib import Path, PurePath
 
 from torch import nn
 
-from angle_llm.model.layers.lora import CONFIG_NAME, WEIGHTS_NAME, LoraAdapter, read_adapter
 from angle_llm.model.source.backbone import absolute_name
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, check_links, is_saved_encoder
+from angle_llm.model.source.saved_adapter import CONFIG_NAME, WEIGHTS_NAME, LoraAdapter, read_adapter
 
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 

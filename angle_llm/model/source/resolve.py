@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from angle_llm.model.layers.lora import CONFIG_NAME
 from angle_llm.model.source.backbone import BackboneLocation
 from angle_llm.model.source.checks import (
     CARD_NAME,
@@ -23,6 +22,7 @@ from angle_llm.model.source.dense import dense_folders
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.hub import fetch_files
 from angle_llm.model.source.peft_adapter import check_adapter_prompt
+from angle_llm.model.source.saved_adapter import CONFIG_NAME
 from angle_llm.model.source.sentence_transformers_folder import (
     SentenceTransformersFolder,
     find_sentence_transformers,

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from angle_llm.model.layers import replace_layers
-from angle_llm.model.layers.lora import CONFIG_NAME, without_adapter
+from angle_llm.model.layers.lora import without_adapter
+from angle_llm.model.layers.replacements import replace_layers
 from angle_llm.model.source.checks import as_artifact_error, read_json
 from angle_llm.model.source.resolve import ModelSource
+from angle_llm.model.source.saved_adapter import CONFIG_NAME
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import LoraSettings, ModelSettings
 

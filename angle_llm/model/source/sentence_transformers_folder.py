@@ -27,7 +27,7 @@ from angle_llm.io import write_json
 from angle_llm.model.source.checks import ArtifactError, read_json, refuse_setting
 from angle_llm.model.source.dense import check_dense
 from angle_llm.model.source.encoder_card import EncoderCard
-from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer
+from angle_llm.model.source.tokenizer import SentenceTokenizer, Tokenizer
 from angle_llm.prompts import PLACEHOLDER, SIDES, PromptTemplate, SidePrompts, load_prompt
 
 MODULES_NAME = "modules.json"

@@ -15,17 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from angle_llm.model.layers.fingerprint import fingerprint_of, weights_fingerprint
 from angle_llm.model.layers.lora import is_transposed
-from angle_llm.model.source.backbone import (
-    BackboneLocation,
-    empty_backbone,
-    fingerprint_of,
-    load_backbone,
-    load_config,
-    torch_dtype,
-    weights_fingerprint,
-)
-from angle_llm.model.source.quantization import bits_of, check_bits, dequantize, quantize
+from angle_llm.model.layers.quantization import bits_of, check_bits, dequantize, quantize
+from angle_llm.model.source.backbone import BackboneLocation, empty_backbone, load_backbone, load_config, torch_dtype
 
 _PLAIN = {"F32", "BF16", "F16", "I64", "I32", "BOOL"}
 """Names of safetensors dtypes whose values need no unpacking."""

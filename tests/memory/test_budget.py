@@ -14,16 +14,16 @@ from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.data.mixture import Mixture
 from angle_llm.losses import AngleObjective
-from angle_llm.model.memory.step_memory import MemoryLedger, PassCosts, StepMemory
-from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.memory import step_forecast as memory_forecast
+from angle_llm.memory.budget import USABLE, best_budget, choose_budget
+from angle_llm.memory.step_forecast import Sharding, StepForecast, StepSample
+from angle_llm.memory.step_memory import MemoryLedger, PassCosts, StepMemory
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
-from angle_llm.train import forecast as memory_forecast
 from angle_llm.train.batches import BatchPlanner
-from angle_llm.train.budget import CPU_BUDGET, USABLE, best_budget, choose_budget, default_budget
 from angle_llm.train.distributed import Processes
-from angle_llm.train.forecast import Sharding, StepForecast, StepSample
 from angle_llm.train.step import boundary_step
+from angle_llm.train.token_budget import CPU_BUDGET, TokenBudget, default_budget
 
 MIB = 2**20
 
@@ -150,23 +150,23 @@ def test_the_choice_and_its_reason_are_logged(
     encoder = tiny_encoder("llama", max_length=100)
     encoder.add_lora(settings.lora)
     before = torch.get_rng_state()
-    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 64 * 2**30)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 64 * 2**30)
     assert choose(settings, encoder) == TokenBudget(2048, 16_384)
     assert "forecast" not in capsys.readouterr().out
     with monkeypatch.context() as patch:
-        patch.setattr("angle_llm.train.budget.SMALL_MODEL", 0)
+        patch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
         assert choose(settings, encoder) == TokenBudget(2048, 16_384)
     assert "graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
     assert torch.equal(torch.get_rng_state(), before)
-    monkeypatch.setattr("angle_llm.train.budget.SMALL_MODEL", 0)
-    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 8 * 2**30 // 10)
+    monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 8 * 2**30 // 10)
     small = choose(settings, encoder)
     assert small.graph_tokens < 16_384
     assert " of 0.8 GiB" in capsys.readouterr().out
-    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 2**20)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 2**20)
     choose(settings, encoder)
     assert "warning: token budget: micro_batch_tokens 256, graph_tokens 0" in capsys.readouterr().out
-    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: None)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: None)
     assert choose(settings, encoder) == TokenBudget(2048, 16_384)
     fixed = replace(settings, micro_batch_tokens=5, graph_tokens=6, activation_checkpointing="always")
     assert choose(fixed, encoder) == TokenBudget(5, 6, True)
@@ -185,8 +185,8 @@ def test_all_weights_in_bfloat16_are_in_the_forecast(
     copies = 2 * matrices * 8  # 8 micro-batches of 2,048 tokens
     assert counted(encoder, half).kept(CPU_BUDGET).activations == before.activations + copies
 
-    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 64 * 2**30)
-    monkeypatch.setattr("angle_llm.train.budget.SMALL_MODEL", 0)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 64 * 2**30)
+    monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
     choose(half, encoder)
     assert "graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
 
@@ -197,9 +197,9 @@ def test_a_model_without_a_forecast_gets_the_defaults(
     def fails(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("aten::nonzero on meta")
 
-    monkeypatch.setattr("angle_llm.train.forecast.model_step", fails)
-    monkeypatch.setattr("angle_llm.train.budget.SMALL_MODEL", 0)
-    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 2**29)
+    monkeypatch.setattr("angle_llm.memory.step_forecast.model_step", fails)
+    monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 2**29)
     assert choose(TrainSettings(), tiny_encoder("llama")) == CPU_BUDGET
     assert "aten::nonzero on meta" in capsys.readouterr().out
 
@@ -313,7 +313,7 @@ def test_measured_costs_equal_the_forecast(measured: Any, checkpointing: bool) -
     micro = measured.real._sampled(memory_forecast.MEASURED_TOKENS[1]).make()
     found = costs.step(micro.computed_tokens, micro.computed_tokens)
     counted = measured.meta.count([micro], checkpointing=checkpointing)
-    # The tolerances of the forecast of a real step, in tests/tools/test_forecast.py.
+    # The tolerances of the forecast of a real step, in test_forecast.py.
     assert found.kept == pytest.approx(counted.kept, rel=0.1)
     assert found.peak == pytest.approx(counted.peak, rel=0.05)
     trained = [parameter for parameter in measured.encoder.model.parameters() if parameter.requires_grad]

@@ -12,7 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from angle_llm.device import is_out_of_memory
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
+from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.train import TrainSettings
 
 
 class RankMemoryError(RuntimeError):
@@ -104,3 +108,35 @@ class TokenBudget:
         if self.padded:
             return LayoutSupport("padded", "a compiled kernel failed")
         return layouts if self.token_cost is None else replace(layouts, token_cost=self.token_cost)
+
+
+CPU_BUDGET = TokenBudget(2048, 16_384)
+"""Token budget on a CPU if it fits. It is constant, so that results do not depend on the memory of the machine."""
+OTHER_BUDGET = TokenBudget(8192, 16_384)
+"""Token budget on other devices whose memory is unknown."""
+
+
+def budget_of(kind: str) -> TokenBudget:
+    """Return the token budget for a device type (`cpu`, `cuda`, …) without a forecast."""
+    return CPU_BUDGET if kind == "cpu" else OTHER_BUDGET
+
+
+def default_budget(settings: TrainSettings, others: TokenBudget = CPU_BUDGET) -> TokenBudget:
+    """Return the token budget of the settings, with values of `others` where the settings have none."""
+    micro, graph, layers = settings.micro_batch_tokens, settings.graph_tokens, settings.activation_checkpointing
+    return replace(
+        others,
+        micro_batch_tokens=others.micro_batch_tokens if micro is None else micro,
+        graph_tokens=others.graph_tokens if graph is None else graph,
+        activation_checkpointing=others.activation_checkpointing if layers == "auto" else layers == "always",
+    )
+
+
+def check_checkpointing(encoder: SentenceEncoder) -> None:
+    """Check that activation checkpointing is possible for the layers of the encoder.
+
+    Raises:
+        SettingsError: with the reason.
+    """
+    if problem := checkpointing_problem(encoder.model.backbone):
+        raise SettingsError(f"--activation-checkpointing always: {problem} Set it to auto or never.")

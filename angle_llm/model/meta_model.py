@@ -17,6 +17,7 @@ from torch import nn
 
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.lora import add_lora
+from angle_llm.model.layers.quantization import check_bits, empty_layer, replace_linear
 from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source.artifact import card_of
 from angle_llm.model.source.backbone import (
@@ -26,7 +27,6 @@ from angle_llm.model.source.backbone import (
     load_tokenizer,
     torch_dtype,
 )
-from angle_llm.model.source.quantization import check_bits, empty_layer, replace_linear
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.prompts import load_prompts
 from angle_llm.settings.train import LoraSettings, ModelSettings

@@ -15,25 +15,25 @@ from tiny_tokenizers import TOKENIZERS
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.data.order import Draws
+from angle_llm.memory.budget import ROUND_TOKENS, USABLE
+from angle_llm.memory.plan import render
+from angle_llm.memory.run_forecast import forecast
+from angle_llm.memory.step_forecast import GIB, Device, Sharding, loss_memory
+from angle_llm.memory.step_memory import META, FusedKernels, MemoryLedger, StepMemory, model_step
+from angle_llm.model import meta_model
+from angle_llm.model.layers import quantization
 from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.model.masked_tokens import TokenPrediction
-from angle_llm.model.memory import meta_model as meta_model
-from angle_llm.model.memory.step_memory import META, FusedKernels, MemoryLedger, StepMemory, model_step
-from angle_llm.model.memory.token_budget import TokenBudget
-from angle_llm.model.source import quantization
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.model.source.saved_lora import lora_of_run
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.parsing import SettingsError, settings_from_dict
 from angle_llm.settings.plan import PlanSettings
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
-from angle_llm.tools.forecast import forecast
-from angle_llm.tools.plan import render
 from angle_llm.train.batches import StepSchedule
-from angle_llm.train.budget import ROUND_TOKENS, USABLE
-from angle_llm.train.forecast import GIB, Device, Sharding, loss_memory
 from angle_llm.train.loading import load_encoder
 from angle_llm.train.step import boundary_step
+from angle_llm.train.token_budget import TokenBudget
 
 LORA = LoraSettings(rank=4, alpha=4)
 EVERYTHING_KEPT = 10**9
@@ -151,7 +151,7 @@ def test_a_cached_step_takes_its_largest_micro_batch_and_the_embeddings(examples
 def test_the_loss_of_a_large_batch_is_extrapolated(examples: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     objective = AngleObjective(in_batch_weight=0, cosine_weight=1)
     whole = loss_memory(objective, examples, 512)
-    monkeypatch.setattr("angle_llm.train.forecast.MAX_EXAMPLES", 32)
+    monkeypatch.setattr("angle_llm.memory.step_forecast.MAX_EXAMPLES", 32)
     assert loss_memory(objective, examples, 512) == pytest.approx(whole, rel=0.1)
 
 
@@ -281,7 +281,7 @@ def test_work_is_counted_by_the_real_planner_without_weights(folder: Path, monke
     assert (found.work.layout, found.work.cached_groups) == ("trie", 0)
     assert found.architecture == "llama"
     assert found.trainable < found.parameters
-    monkeypatch.setattr("angle_llm.tools.forecast.PLANNED_EXAMPLES", 16)
+    monkeypatch.setattr("angle_llm.memory.run_forecast.PLANNED_EXAMPLES", 16)
     one_batch = forecast(settings(folder)).work
     assert one_batch.sampled_groups == 1
     assert one_batch.computed_tokens == pytest.approx(found.work.computed_tokens, rel=0.15)

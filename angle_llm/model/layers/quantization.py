@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from angle_llm.model.layers.fingerprint import ORIGINAL
 from angle_llm.model.layers.fused_lora import use_fused_lora
 from angle_llm.model.layers.lora import is_adapted, without_adapter
 from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight, patch_bitsandbytes
@@ -26,9 +27,6 @@ from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight
 BITS = (4, 8)
 OUTLIER = 6.0
 """Outlier threshold of LLM.int8(), from the paper: dimensions with a larger activation are multiplied in 16 bits."""
-
-ORIGINAL = "fingerprint_before_quantization"
-"""Name of the attribute of a quantized or truncated backbone that holds the fingerprint of its original weights."""
 
 
 class QuantizationError(ValueError):

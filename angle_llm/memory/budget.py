@@ -10,20 +10,14 @@ import torch
 from angle_llm.data.mixture import Mixture
 from angle_llm.io import log
 from angle_llm.losses import Objective
+from angle_llm.memory.step_forecast import GIB, MICRO_TOKENS, Sharding, StepForecast, StepSample, free_memory
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
-from angle_llm.model.memory.token_budget import TokenBudget
-from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner
 from angle_llm.train.distributed import Processes
-from angle_llm.train.forecast import GIB, MICRO_TOKENS, Sharding, StepForecast, StepSample, free_memory
 from angle_llm.train.step import matmul_precision
+from angle_llm.train.token_budget import CPU_BUDGET, TokenBudget, budget_of, check_checkpointing, default_budget
 
-CPU_BUDGET = TokenBudget(2048, 16_384)
-"""Token budget on a CPU if it fits. It is constant, so that results do not depend on the memory of the machine."""
-OTHER_BUDGET = TokenBudget(8192, 16_384)
-"""Token budget on other devices whose memory is unknown."""
 ROUND_TOKENS = 256
 """Chosen budgets are multiples of this number of tokens."""
 LEAST_GRAPH_TOKENS = 16_384
@@ -91,22 +85,6 @@ def choose_budget(
         return choice.budget
 
     return processes.from_main(choose)
-
-
-def budget_of(kind: str) -> TokenBudget:
-    """Return the token budget for a device type (`cpu`, `cuda`, …) without a forecast."""
-    return CPU_BUDGET if kind == "cpu" else OTHER_BUDGET
-
-
-def default_budget(settings: TrainSettings, others: TokenBudget = CPU_BUDGET) -> TokenBudget:
-    """Return the token budget of the settings, with values of `others` where the settings have none."""
-    micro, graph, layers = settings.micro_batch_tokens, settings.graph_tokens, settings.activation_checkpointing
-    return replace(
-        others,
-        micro_batch_tokens=others.micro_batch_tokens if micro is None else micro,
-        graph_tokens=others.graph_tokens if graph is None else graph,
-        activation_checkpointing=others.activation_checkpointing if layers == "auto" else layers == "always",
-    )
 
 
 def fitting_budget(
@@ -201,16 +179,6 @@ def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[Toke
         graph = 0
     for tokens in (size for size in sizes if size <= most):
         yield TokenBudget(tokens if micro is None else micro, graph)
-
-
-def check_checkpointing(encoder: SentenceEncoder) -> None:
-    """Check that activation checkpointing is possible for the layers of the encoder.
-
-    Raises:
-        SettingsError: with the reason.
-    """
-    if problem := checkpointing_problem(encoder.model.backbone):
-        raise SettingsError(f"--activation-checkpointing always: {problem} Set it to auto or never.")
 
 
 def describe_choice(

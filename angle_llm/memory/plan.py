@@ -1,7 +1,7 @@
 """`angle-llm plan`: forecast memory and work of a training run without loading weights.
 
-The model is built without weights (`model/memory/meta_model`) and batches are planned as in training. The largest step
-runs on torch's meta device, where its tensors are counted (`model/memory/step_memory`).
+The model is built without weights (`model/meta_model`) and batches are planned as in training. The largest step
+runs on torch's meta device, where its tensors are counted (`step_memory`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from angle_llm.settings.parsing import settings_to_dict
 from angle_llm.settings.plan import PlanSettings
 
 if TYPE_CHECKING:
-    from angle_llm.tools.forecast import Forecast
+    from angle_llm.memory.run_forecast import Forecast
 
 
 def plan_main(settings: PlanSettings) -> None:
     """Print the forecast of a training run, and write it as JSON to the file of `--json`."""
-    from angle_llm.tools.forecast import forecast
+    from angle_llm.memory.run_forecast import forecast
 
     found = forecast(settings)
     print(render(settings, found))
@@ -34,7 +34,7 @@ def plan_main(settings: PlanSettings) -> None:
 
 def render(settings: PlanSettings, found: Forecast) -> str:
     """Return the forecast as text: model, run, tokens, memory by part, and token budgets."""
-    from angle_llm.train.forecast import Sharding
+    from angle_llm.memory.step_forecast import Sharding
 
     work = found.work
     bits = f", linear layers in {settings.model.bits} bits" if settings.model.bits else ""

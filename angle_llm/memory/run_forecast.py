@@ -10,28 +10,21 @@ import torch
 from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
 from angle_llm.losses import NestedObjective
+from angle_llm.memory.budget import SAMPLED_EXAMPLES, BudgetChoice, best_budget
+from angle_llm.memory.step_forecast import GIB, Memory, Sharding, StepForecast, StepSample, first_steps
+from angle_llm.memory.step_memory import StepMemory
 from angle_llm.model.layers.lora import count_parameters, without_adapter
 from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
-from angle_llm.model.memory.meta_model import meta_backbone, stored_dtype, tiny_encoder_copy
-from angle_llm.model.memory.step_memory import StepMemory
-from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.model.meta_model import meta_backbone, stored_dtype, tiny_encoder_copy
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.model.source.saved_lora import lora_of_run
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.plan import PlanSettings
 from angle_llm.train.batches import BatchPlanner, StepSchedule
-from angle_llm.train.budget import (
-    SAMPLED_EXAMPLES,
-    BudgetChoice,
-    best_budget,
-    budget_of,
-    check_checkpointing,
-    default_budget,
-)
-from angle_llm.train.forecast import GIB, Memory, Sharding, StepForecast, StepSample, first_steps
 from angle_llm.train.loading import check_bidirectional, check_zero_3
 from angle_llm.train.objectives import make_losses
+from angle_llm.train.token_budget import TokenBudget, budget_of, check_checkpointing, default_budget
 
 PLANNED_EXAMPLES = 2048
 """Number of examples that are tokenised and planned; the work of the run is extrapolated from them."""

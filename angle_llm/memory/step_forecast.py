@@ -4,7 +4,7 @@
 ZeRO stage. The formulas are from the documentation of torch and DeepSpeed, with the buffer sizes that accelerate sets.
 `StepForecast` adds the activations: it measures two micro-batches of the training texts on a GPU, or runs one on the meta
 model and counts tensors.
-`train/budget` chooses token budgets by this forecast, and `angle-llm plan` prints it.
+`budget` chooses token budgets by this forecast, and `angle-llm plan` prints it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import Example, pairs_of
 from angle_llm.device import is_out_of_memory
 from angle_llm.losses import Objective, Relation
+from angle_llm.memory.step_memory import MemoryLedger, PassCosts, StepMemory, measured_step, model_step
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.layout.micro_batches import LayoutSupport, MicroBatch, TextGroup, plan_micro_batches
-from angle_llm.model.memory.meta_model import held_bytes, meta_backbone, put_in
-from angle_llm.model.memory.step_memory import MemoryLedger, PassCosts, StepMemory, measured_step, model_step
-from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.model.meta_model import held_bytes, meta_backbone, put_in
 from angle_llm.model.pooling import EmbeddingModel, embedding_size
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
 from angle_llm.train.distributed import Processes
+from angle_llm.train.token_budget import TokenBudget
 
 GIB = 2**30
 MASTER_BYTES = 4

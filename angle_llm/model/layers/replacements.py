@@ -1,0 +1,32 @@
+"""Replace layers of a backbone by versions that need less memory, and count the replaced layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+
+from angle_llm.model.layers.compiled_rotary import CompiledRotary
+from angle_llm.model.layers.fused_lora import FusedLora, use_fused_lora
+from angle_llm.model.layers.low_memory_layers import LowMemoryMlp, LowMemoryNorm, use_low_memory_layers
+
+
+def replace_layers(adapted: nn.Module) -> None:
+    """Replace LoRA layers, frozen norms and MLPs of a backbone with an adapter by versions that need less memory.
+
+    The replacement is in place. Values are equal up to rounding.
+    """
+    use_fused_lora(adapted)
+    use_low_memory_layers(adapted)
+
+
+def replaced_layers(backbone: nn.Module) -> str:
+    """Return the numbers of replaced layers by kind as text, or `none`."""
+    kinds = {
+        FusedLora: "fused LoRA",
+        LowMemoryNorm: "low-memory norm",
+        LowMemoryMlp: "low-memory MLP",
+        CompiledRotary: "compiled rotary",
+    }
+    counts = Counter(name for layer in backbone.modules() for kind, name in kinds.items() if isinstance(layer, kind))
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

@@ -21,7 +21,7 @@ __version__ = "0.2.0"
 
 _MODULE_OF = {  # public name → module that defines the name
     "AngleObjective": "angle_llm.losses.angle",
-    "ObjectiveValue": "angle_llm.losses.angle",
+    "ObjectiveValue": "angle_llm.losses.terms",
     "PromptTemplate": "angle_llm.prompts",
     "SentenceEncoder": "angle_llm.model.encoder",
     "TextBatch": "angle_llm.data.batch",

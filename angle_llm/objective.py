@@ -7,6 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+POSITIVE_ABOVE = 0.5
+"""Two texts with a score (0 to 1) above this value count as a positive pair, such as a question and its answer."""
+
 
 @dataclass(frozen=True)
 class ObjectiveFields:

@@ -34,7 +34,6 @@ def fine_tune(settings: TrainSettings) -> Path:
     from accelerate.utils import set_seed
 
     from angle_llm.evaluate.held_out import held_out_evaluation
-    from angle_llm.losses import NestedObjective
     from angle_llm.memory.budget import choose_budget
     from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
     from angle_llm.model.layers.lora import count_parameters, is_adapted
@@ -83,17 +82,15 @@ def fine_tune(settings: TrainSettings) -> Path:
                 f"{settings.model.path} was trained in {source.card.dtype} and is loaded in {dtype}: its vectors change; "
                 "--model.dtype auto keeps its dtype"
             )
-        if isinstance(losses[0], NestedObjective):
-            losses[0].check_width(encoder.dimensions)
+        losses[0].check_width(encoder.dimensions)
         if is_adapted(encoder.model.backbone):
             make_trainable(encoder.model.backbone)
             encoder.model.dense.requires_grad_(settings.lora.train_dense)
             run.log(f"training continues from the adapter in {settings.model.path} (rank {settings.lora.rank})")
         elif settings.lora.rank:
             encoder.add_lora(settings.lora)
-        if isinstance(losses[0], NestedObjective):
-            # After the adapter, which may replace the output projection of an OPT model.
-            encoder.model.read_layers(settings.nested.layers)
+        # After the adapter, which may replace the output projection of an OPT model.
+        encoder.model.read_layers(settings.nested.layers)
         kernel = "FlexAttention" if run.processes.device.type == "cuda" else "gathered keys"
         prepare_pretraining(encoder, source, settings)
         layouts = encoder.layouts

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from angle_llm.objective import POSITIVE_ABOVE as POSITIVE_ABOVE
+
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
@@ -86,10 +88,6 @@ def texts_of(example: Example) -> list[str]:
     """Return all texts of a training example in the order of its fields, including repeated texts."""
     pairs = pairs_of(example)
     return [pairs[0][0], *(right for _, right, _ in pairs)]
-
-
-POSITIVE_ABOVE = 0.5
-"""Two texts with a score (0 to 1) above this value count as a positive pair, such as a question and its answer."""
 
 
 class DataError(ValueError):

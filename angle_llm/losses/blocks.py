@@ -31,7 +31,10 @@ of this size or half this size, a quarter of a GB in float32. Smaller blocks are
 
 
 class RowVector(Protocol):
-    """Interface of a vector (V,) that is computed from the rows of an embedding matrix, in blocks to save memory."""
+    """Interface of a vector (V,) that is computed from the rows of an embedding matrix, in blocks to save memory.
+
+    Vectors are hashable; equal vectors are computed once.
+    """
 
     def fits(self, columns: int) -> bool:
         """Return whether memory suffices to compute the whole vector at once, from embeddings with `columns` dimensions."""
@@ -90,6 +93,24 @@ class PairSimilarity:
         """Yield for each block of B pairs the slice of the pairs, and their left and right embeddings (B, D)."""
         for block in slices(len(self.left_P), rows_a_side(x_ND.shape[1])):
             yield block, (rows(x_ND, self.left_P[block]), rows(x_ND, self.right_P[block]))
+
+
+@dataclass(frozen=True)
+class WholeMatrix:
+    """Vector (1,) with the value of a function of the embedding matrix, computed without blocks; a `RowVector`."""
+
+    function: Callable[[Tensor], Tensor]
+    """Function that maps the embeddings (N, D) to a scalar."""
+
+    def fits(self, columns: int) -> bool:
+        return True
+
+    def value(self, x_ND: Tensor) -> Tensor:
+        return self.function(x_ND).reshape(1)
+
+    def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
+        (gradient_ND,) = pull_back(self.value, (x_ND,), gradient_V)
+        into_ND += gradient_ND
 
 
 def rows_a_side(columns: int) -> int:

@@ -1,10 +1,17 @@
 """In-batch contrastive loss: each anchor should be closer to its positives than to the other texts of the batch.
 
-Shapes: N rows (unique texts), P scored pairs, M edges, A anchors, L lines, C candidates, K pairs of a line and a
-candidate.
+Index letters, at the end of tensor names:
 
-An edge is an anchor with one of its positives. A line is an anchor or an edge: it has a sum over negatives. The
-partners of a row are the rows with which it forms a positive pair, in either direction.
+    N  rows of the embedding matrix (unique texts)
+    P  scored pairs
+    A  anchors: rows with a positive
+    M  edges: an anchor with one of its positives
+    L  lines, each with a sum over negatives: one line per anchor, or per edge if false negatives are skipped
+    C  candidates for negatives
+    K  pairs of a line and a candidate
+
+`line_of_M` has for each of the M edges the number of its line, 0 .. L - 1. The partners of a row are the rows with which
+it forms a positive pair, in either direction.
 
 A text is a single row, no matter how often it occurs in the batch. So the detection of identical sentences in the AnglE
 paper is not needed: a text is never its own negative, and its partners are never its negatives. This also holds for a
@@ -13,6 +20,7 @@ text with two rows, such as a query and a document with the same text (`Relation
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,19 +28,20 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from angle_llm.device import on_device
-from angle_llm.losses.negatives import FalseNegatives, MaskIndices, NegativeLogSum
+from angle_llm.losses.negatives import FalseNegativeFilter, FalseNegatives, MaskIndices, NegativeLogSum
 from angle_llm.losses.relation import Relation
+from angle_llm.losses.terms import NO_FIELDS, BatchPairs, BatchTerm, Term
 
 
 class Edges(NamedTuple):
     """M pairs of anchor and positive, and C candidates for negatives, as row numbers of the embedding matrix."""
 
-    anchor: Tensor
-    """(M,) row number of the anchor of each anchor-positive pair; pairs are distinct and ordered by anchor."""
-    positive: Tensor
-    """(M,) row number of the positive of each anchor-positive pair."""
-    candidate: Tensor
-    """(C,) distinct row numbers of the candidates for negatives of every anchor.
+    anchor_M: Tensor
+    """Row number of the anchor of each edge; edges are distinct and ordered by anchor."""
+    positive_M: Tensor
+    """Row number of the positive of each edge."""
+    candidate_C: Tensor
+    """Distinct row numbers of the candidates for negatives of every anchor.
 
     An anchor does not use itself and its positives as negatives.
     """
@@ -69,8 +78,8 @@ CONTRASTIVE_FORMS: dict[str, ContrastiveForm] = {"symmetric": symmetric, "forwar
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """InfoNCE loss with in-batch negatives (a scalar >= 0), with all indices for the pairs of a batch.
+class InBatchTerm(Term):
+    """InfoNCE loss with in-batch negatives, a scalar >= 0.
 
         loss_ap = -log( exp(s_ap) / (exp(s_ap) + Σ_k exp(s_ak)) ),   s = cosine / temperature
 
@@ -83,105 +92,92 @@ class Contrast:
     Without a positive pair, the loss and its gradient are exactly 0, and `backward` works. An anchor without negatives
     adds 0 to the mean.
 
-    The loss reads only short vectors from the embeddings: the cosine of every scored pair, and `repulsion`. Memory: a
-    gradient as large as the embeddings, and a block of the L × C similarities at a time (module `blocks`).
+    The loss reads only short vectors from the embeddings: the cosine of every scored pair, and the sum over negatives of
+    every line. Memory: a gradient as large as the embeddings, and a block of the L × C similarities at a time (module
+    `blocks`).
 
     Source: arXiv 2309.12871, in-batch negative objective; the differences from angle-emb 0.6.1 are described at
     `symmetric` and `forward`.
     """
 
+    weight: float
     temperature: float
-    pair_of_M: Tensor
-    """(M,) index, among the P scored pairs of the batch, of each anchor-positive pair."""
-    line_of_M: Tensor
-    """(M,) index, among the L sums of `repulsion`, of the sum over negatives that each anchor-positive pair uses."""
-    divisor_M: Tensor
-    """(M,) divisor of the loss of each anchor-positive pair: positives of the anchor times number of anchors."""
-    repulsion: NegativeLogSum
-    """Log-sum-exp of the similarities to the in-batch negatives, shape (L,), computed from the embeddings in blocks.
+    positive_above: float
+    """A pair is positive if its score is above this value."""
+    form: ContrastiveForm
+    false_negatives: FalseNegatives | None = None
+    """Rule for candidates that are too similar to be negatives; None: all candidates are negatives."""
+    hardness_strength: float = 0.0
+    """Negatives have the weight exp(strength · cosine); 0: all weights are 1."""
+    name: str = "in_batch"
 
-    An anchor has one sum, or with `false_negatives` one sum per positive.
-    """
+    @property
+    def needs(self) -> frozenset[str]:
+        guided = self.false_negatives is not None and self.false_negatives.guided
+        return frozenset({"guide"}) if guided else NO_FIELDS
 
-    @classmethod
-    def of(
-        cls,
-        relation: Relation,
-        rows: int,
-        temperature: float,
-        positive_above: float,
-        form: ContrastiveForm,
-        device: torch.device,
-        *,
-        false_negatives: FalseNegatives | None = None,
-        hardness_strength: float = 0.0,
-    ) -> "Contrast":
-        """Prepare the in-batch contrastive loss (InfoNCE) for the scored pairs of a batch.
+    def prepare(self, pairs: BatchPairs) -> BatchTerm:
+        relation, rows = pairs.relation, pairs.rows
+        is_positive_P = (relation.score > self.positive_above) & (relation.left != relation.right)
+        edges = self.form(relation, is_positive_P, rows)
 
-        Args:
-            rows: Number of rows of the embedding matrix.
-            positive_above: A pair is positive if its score is above this value.
-            device: Device of the embeddings.
-            false_negatives: Rule for candidates that are too similar to be negatives; None: all candidates are
-                negatives.
-            hardness_strength: Negatives have the weight exp(strength · cosine); 0: all weights are 1.
+        # One sum over negatives per anchor. Which negatives are false depends on the positive: then one per edge.
+        anchor_A, anchor_of_M, positives_A = torch.unique(edges.anchor_M, return_inverse=True, return_counts=True)
+        if self.false_negatives is None:
+            anchor_L, line_of_M = anchor_A, anchor_of_M
+        else:
+            anchor_L, line_of_M = edges.anchor_M, torch.arange(len(edges.anchor_M), device=edges.anchor_M.device)
+        negatives = self._negatives(pairs, edges, anchor_L, is_positive_P)
 
-        Raises:
-            ValueError: if `false_negatives.guided` is set and the relation has no guide vectors.
-        """
-        is_positive_P = (relation.score > positive_above) & (relation.left != relation.right)
-        edges = form(relation, is_positive_P, rows)
-        anchor_A, anchor_of_M, positives_A = torch.unique(edges.anchor, return_inverse=True, return_counts=True)
+        # The mean over the positives of an anchor, then over the anchors.
         divisor_M = positives_A[anchor_of_M] * len(positives_A)
-        anchor_L, line_of_M, partner_L = anchor_A, anchor_of_M, None
-        if false_negatives is not None:  # the sum depends on the positive: a line for each edge
-            anchor_L, partner_L = edges.anchor, edges.positive
-            line_of_M = torch.arange(len(edges.anchor), device=edges.anchor.device)
-        guide_NG = None
-        if false_negatives is not None and false_negatives.guided:
-            if relation.guide is None:
-                raise ValueError(
-                    "false_negatives: expected guide vectors in the relation, because a guide is set; got none."
-                )
-            guide_NG = on_device(relation.guide, device)
-        text_N = (
-            torch.arange(rows, device=edges.anchor.device)
-            if relation.text is None
-            else torch.unique(relation.text, return_inverse=True)[1]
-        )
-        own_negatives = None
-        keeps_own = false_negatives is not None and false_negatives.scope == "in_batch"
-        if keeps_own or hardness_strength:
-            own_negatives = _own_negatives(relation, is_positive_P, anchor_L, edges.candidate, form is symmetric)
-        skips = _partners(edges, anchor_L, edges.candidate, text_N)
-        anchor_L, candidate_C = on_device(anchor_L, device), on_device(edges.candidate, device)
-        partner_L = None if partner_L is None else on_device(partner_L, device)
-        repulsion = NegativeLogSum(
-            temperature,
-            anchor_L,
-            candidate_C,
-            skips,
-            own_negatives,
-            partner_L,
-            false_negatives,
-            guide_NG,
-            hardness_strength,
-        )
-        pair_of_M, line_of_M, divisor_M = (
-            on_device(index, device) for index in (_pair_of_edge(edges, relation, rows), line_of_M, divisor_M)
-        )
-        return cls(temperature, pair_of_M, line_of_M, divisor_M, repulsion)
+        indices = (_pair_of_edge(edges, relation, rows), line_of_M, divisor_M)
+        loss = partial(contrastive_loss, self.temperature, *(on_device(index, pairs.device) for index in indices))
+        return BatchTerm((pairs.similarities(), negatives), loss)
 
-    def loss(self, cosine_P: Tensor, repulsion_L: Tensor) -> Tensor:
-        """Compute the loss, a scalar.
+    def _negatives(self, pairs: BatchPairs, edges: Edges, anchor_L: Tensor, is_positive_P: Tensor) -> NegativeLogSum:
+        """Return the sums over negatives of the lines, whose anchors are the rows `anchor_L`."""
+        relation, rule = pairs.relation, self.false_negatives
+        false = None
+        if rule is not None:
+            guide_NG = on_device(relation.required("guide", "false_negatives"), pairs.device) if rule.guided else None
+            false = FalseNegativeFilter(rule, on_device(edges.positive_M, pairs.device), guide_NG)
+        explicit = None
+        if self.hardness_strength or (rule is not None and rule.scope == "in_batch"):
+            explicit = _explicit_negatives(
+                relation, is_positive_P, anchor_L, edges.candidate_C, either_side=self.form is symmetric
+            )
+        return NegativeLogSum(
+            self.temperature,
+            on_device(anchor_L, pairs.device),
+            on_device(edges.candidate_C, pairs.device),
+            _partners(edges, anchor_L, relation.text_numbers(pairs.rows)),
+            explicit,
+            false,
+            self.hardness_strength,
+        )
 
-        Args:
-            cosine_P: Cosines of the scored pairs.
-            repulsion_L: Log-sum-exp over the negatives, as computed by `repulsion.value`.
-        """
-        attraction_M = cosine_P[self.pair_of_M] / self.temperature
-        loss_M: Tensor = -logsigmoid(attraction_M - repulsion_L[self.line_of_M])
-        return loss_M.div(self.divisor_M).sum()
+
+def contrastive_loss(
+    temperature: float,
+    pair_of_M: Tensor,
+    line_of_M: Tensor,
+    divisor_M: Tensor,
+    cosine_P: Tensor,
+    negatives_L: Tensor,
+) -> Tensor:
+    """Compute the InfoNCE loss of the edges, Σ loss_ap / divisor, a scalar.
+
+    Args:
+        pair_of_M: index of a scored pair with the two rows of the edge.
+        line_of_M: index of the sum over negatives that the edge uses.
+        divisor_M: positives of the anchor times number of anchors.
+        cosine_P: cosines of the scored pairs.
+        negatives_L: log-sum-exp over the negatives of each line (`NegativeLogSum`).
+    """
+    attraction_M = cosine_P[pair_of_M] / temperature
+    loss_M: Tensor = -logsigmoid(attraction_M - negatives_L[line_of_M])
+    return loss_M.div(divisor_M).sum()
 
 
 def _distinct(anchor_M: Tensor, positive_M: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -194,51 +190,55 @@ def _distinct(anchor_M: Tensor, positive_M: Tensor, rows: int) -> tuple[Tensor, 
 
 
 def _pair_of_edge(edges: Edges, relation: Relation, rows: int) -> Tensor:
-    """Return for each anchor-positive pair the index (M,) of a scored pair with the same two rows in any order."""
+    """Return for each edge the index (M,) of a scored pair with the same two rows in any order."""
 
-    def key(one: Tensor, other: Tensor) -> Tensor:
-        return torch.minimum(one, other) * rows + torch.maximum(one, other)
+    def key(row: Tensor, partner: Tensor) -> Tensor:
+        return torch.minimum(row, partner) * rows + torch.maximum(row, partner)
 
     key_P, pair_P = key(relation.left, relation.right).sort(stable=True)
-    return pair_P[torch.searchsorted(key_P, key(edges.anchor, edges.positive))]
+    return pair_P[torch.searchsorted(key_P, key(edges.anchor_M, edges.positive_M))]
 
 
-def _partners(edges: Edges, anchor_L: Tensor, candidate_C: Tensor, text_N: Tensor) -> MaskIndices:
-    """Return the candidates that are not negatives of an anchor: they have the text of the anchor or of a positive.
+def _partners(edges: Edges, anchor_L: Tensor, text_N: Tensor) -> MaskIndices:
+    """Return the candidates that are not negatives of a line: they have the text of the anchor or of a partner.
 
-    `anchor_L` are the anchors of the L sums over negatives; `text_N` is the text number of each embedding row.
+    `anchor_L` are the anchors of the lines; `text_N` is the text number of each embedding row.
     """
+    # Distinct pairs of texts that are not negatives of each other: texts of an edge, in both directions, and equal texts.
+    anchor_A = torch.unique(anchor_L)
+    text = text_N[torch.cat((edges.anchor_M, edges.positive_M, anchor_A))]
+    partner = text_N[torch.cat((edges.positive_M, edges.anchor_M, anchor_A))]
     texts = int(text_N.max()) + 1 if len(text_N) else 1
-    own_A = torch.unique(anchor_L)
-    one = text_N[torch.cat((edges.anchor, edges.positive, own_A))]
-    other = text_N[torch.cat((edges.positive, edges.anchor, own_A))]
-    key = torch.unique(one * texts + other)
-    line, link = equal_entries(text_N[anchor_L], key // texts)
-    place, candidate = equal_entries((key % texts)[link], text_N[candidate_C])
-    return MaskIndices(line[place], candidate)
+    key = torch.unique(text * texts + partner)
+    return _linked(text_N[anchor_L], key // texts, key % texts, text_N[edges.candidate_C])
 
 
-def _own_negatives(
-    relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, both: bool
+def _explicit_negatives(
+    relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, *, either_side: bool
 ) -> MaskIndices:
-    """Return the candidates that form a pair with an anchor in the data that is not positive: explicit negatives.
+    """Return the candidates that form a pair with the anchor of a line in the data that is not positive.
 
-    `anchor_L` are the anchors of the L sums over negatives. With `both`, the anchor may be the left or the right row of
-    the pair; otherwise the anchor is the left row.
+    `anchor_L` are the anchors of the lines. With `either_side`, the anchor may be the left or the right row of the pair;
+    otherwise the anchor is the left row.
     """
     left, right = relation.left[~is_positive_P], relation.right[~is_positive_P]
-    if both:
+    if either_side:
         left, right = torch.cat((left, right)), torch.cat((right, left))
-    line, link = equal_entries(anchor_L, left)
-    place, candidate = equal_entries(right[link], candidate_C)
-    return MaskIndices(line[place], candidate)
+    return _linked(anchor_L, left, right, candidate_C)
 
 
-def equal_entries(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two index tensors i and j, shape (K,), with all index pairs for which one[i] == other[j], ordered by i."""
-    sorted_other, order = other.sort(stable=True)
-    first = torch.searchsorted(sorted_other, one)
-    count = torch.searchsorted(sorted_other, one, right=True) - first
-    i = torch.arange(len(one), device=one.device).repeat_interleave(count)
-    of_i = torch.arange(len(i), device=one.device) - (count.cumsum(0) - count)[i]
-    return i, order[first[i] + of_i]
+def _linked(anchor_L: Tensor, start: Tensor, end: Tensor, candidate_C: Tensor) -> MaskIndices:
+    """Return all pairs of a line and a candidate that a link connects: anchor == start[i] and end[i] == candidate."""
+    line, link = equal_entries(anchor_L, start)
+    line_and_link, candidate = equal_entries(end[link], candidate_C)
+    return MaskIndices(line[line_and_link], candidate)
+
+
+def equal_entries(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two index tensors i and j, shape (K,), of all index pairs with left[i] == right[j], ordered by i."""
+    sorted_right, order = right.sort(stable=True)
+    first = torch.searchsorted(sorted_right, left)
+    count = torch.searchsorted(sorted_right, left, right=True) - first
+    i = torch.arange(len(left), device=left.device).repeat_interleave(count)
+    rank_among_equal = torch.arange(len(i), device=left.device) - (count.cumsum(0) - count)[i]
+    return i, order[first[i] + rank_among_equal]

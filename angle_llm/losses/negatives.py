@@ -3,8 +3,8 @@
 Shapes: N rows, D columns, G columns of a guide, L lines, C candidates, K pairs of a line and a candidate. In a block: a
 lines, c candidates; B blocks of candidates.
 
-A line is an anchor, or an anchor with one of its positives; each line has a sum over candidates. The own negatives of a
-line are the rows that form a pair with its anchor in the data that is not positive.
+A line is an anchor, or an anchor with one of its positives; each line has a sum over candidates. The explicit negatives
+of a line are the rows that form a pair with its anchor in the data that is not positive.
 """
 
 import math
@@ -95,15 +95,22 @@ class MaskIndices(NamedTuple):
         return on_device(self.line[inside] - a.start, device), on_device(self.candidate[inside] - c.start, device)
 
 
-class _BlockOfLines(NamedTuple):
-    """Normalized anchors that are computed together, and the data to detect their false negatives."""
+@dataclass(frozen=True)
+class FalseNegativeFilter:
+    """`FalseNegatives` for the lines of a batch, each with one positive."""
 
-    unit_aD: Tensor
-    """Embeddings of the anchors, scaled to length 1."""
-    guide_aG: Tensor | None
-    """Vectors of the anchors from a guide encoder, scaled to length 1; None without a guide encoder."""
-    threshold_a: Tensor | None
-    """Cosine with the anchor above which a candidate is a false negative; None: no candidate is a false negative."""
+    rule: FalseNegatives
+    positive_L: Tensor
+    """(L,) row numbers of the positives that belong to the anchors."""
+    guide_NG: Tensor | None
+    """(N, G) vectors of the texts from a guide encoder, whose cosines decide. None: the cosines of the embeddings decide."""
+
+    def thresholds(self, x_ND: Tensor, anchor_L: Tensor, a: slice) -> Tensor:
+        """Return the cosine with the anchor above which a candidate is a false negative, (a,), for the lines `a`."""
+        vectors = x_ND if self.guide_NG is None else self.guide_NG
+        with torch.no_grad():
+            threshold_a = self.rule.threshold(cosine(rows(vectors, anchor_L[a]), rows(vectors, self.positive_L[a])))
+            return threshold_a + _ROUNDING * torch.finfo(threshold_a.dtype).eps
 
 
 @dataclass(frozen=True)
@@ -124,20 +131,13 @@ class NegativeLogSum:
     """(C,) row numbers, in the embedding matrix, of the candidates for negatives."""
     skips: MaskIndices
     """Pairs of anchor and candidate that are excluded from the sum, as indices into a matrix (L, C)."""
-    own_negatives: MaskIndices | None = None
+    explicit: MaskIndices | None = None
     """Pairs of an anchor and its explicit negatives in the data, as indices into a matrix (L, C).
 
     Needed for scope `in_batch` of `false_negatives`, and for `hardness_strength` above 0.
     """
-    partner_L: Tensor | None = None
-    """(L,) row numbers of the positives that belong to the anchors; needed for `false_negatives`."""
-    false_negatives: FalseNegatives | None = None
+    false_negatives: FalseNegativeFilter | None = None
     """Rule for candidates that are too similar to be negatives; None: no candidate is a false negative."""
-    guide_NG: Tensor | None = None
-    """(N, G) vectors of the texts from a guide encoder, whose cosines decide which candidates are false negatives.
-
-    None: the cosines of the embeddings decide.
-    """
     hardness_strength: float = 0.0
     """Strength α of the weights exp(α · cosine) of the negatives; 0: all weights are 1."""
 
@@ -148,10 +148,11 @@ class NegativeLogSum:
         side = square_side(x_ND.shape[1])
         value_L = x_ND.new_empty(len(self.anchor_L))
         for a in slices(len(self.anchor_L), side):
-            block = self._lines(x_ND, a, unit(rows(x_ND, self.anchor_L[a])))
-            part_Ba = x_ND.new_empty(len(list(slices(len(self.candidate_C), side))), len(block.unit_aD))
+            unit_aD = unit(rows(x_ND, self.anchor_L[a]))
+            threshold_a = self._thresholds(x_ND, a)
+            part_Ba = x_ND.new_empty(len(list(slices(len(self.candidate_C), side))), len(unit_aD))
             for part, (c, candidate_cD) in enumerate(self._candidates(x_ND)):
-                part_Ba[part] = self._logits(block, unit(candidate_cD), a, c).logsumexp(dim=1)
+                part_Ba[part] = self._logits(unit_aD, unit(candidate_cD), threshold_a, a, c).logsumexp(dim=1)
             value_L[a] = part_Ba.logsumexp(dim=0)
         return value_L
 
@@ -163,14 +164,15 @@ class NegativeLogSum:
         value_L = value_V.masked_fill(value_V == -math.inf, 0)  # a line without negatives: exp(-inf - 0) is 0
         for a in slices(len(self.anchor_L), square_side(x_ND.shape[1])):
             anchor_aD = rows(x_ND, self.anchor_L[a])
-            block = self._lines(x_ND, a, unit(anchor_aD))
-            to_unit_aD = torch.zeros_like(block.unit_aD)
+            unit_aD = unit(anchor_aD)
+            threshold_a = self._thresholds(x_ND, a)
+            to_unit_aD = torch.zeros_like(unit_aD)
             for c, candidate_cD in self._candidates(x_ND):
                 unit_cD = unit(candidate_cD)
-                logits_ac = self._logits(block, unit_cD, a, c)
+                logits_ac = self._logits(unit_aD, unit_cD, threshold_a, a, c)
                 weight_ac = logits_ac.sub_(value_L[a, None]).exp_().mul_(gradient_V[a, None] / self.temperature)
                 to_unit_aD.addmm_(weight_ac, unit_cD)
-                (to_candidate_cD,) = pull_back(unit, (candidate_cD,), weight_ac.T @ block.unit_aD)
+                (to_candidate_cD,) = pull_back(unit, (candidate_cD,), weight_ac.T @ unit_aD)
                 add_rows(into_ND, self.candidate_C[c], to_candidate_cD)
             (to_anchor_aD,) = pull_back(unit, (anchor_aD,), to_unit_aD)
             add_rows(into_ND, self.anchor_L[a], to_anchor_aD)
@@ -180,46 +182,39 @@ class NegativeLogSum:
         for c in slices(len(self.candidate_C), square_side(x_ND.shape[1])):
             yield c, rows(x_ND, self.candidate_C[c])
 
-    def _lines(self, x_ND: Tensor, a: slice, unit_aD: Tensor) -> _BlockOfLines:
-        """Combine the normalized anchors in slice `a` with their guide vectors and thresholds for false negatives."""
-        if self.false_negatives is None or self.partner_L is None:
-            return _BlockOfLines(unit_aD, None, None)
-        with torch.no_grad():
-            vectors = x_ND if self.guide_NG is None else self.guide_NG
-            anchor_aG, partner_aG = rows(vectors, self.anchor_L[a]), rows(vectors, self.partner_L[a])
-            threshold_a = self.false_negatives.threshold(cosine(anchor_aG, partner_aG))
-            threshold_a += _ROUNDING * torch.finfo(threshold_a.dtype).eps
-            return _BlockOfLines(unit_aD, None if self.guide_NG is None else unit(anchor_aG), threshold_a)
+    def _thresholds(self, x_ND: Tensor, a: slice) -> Tensor | None:
+        """Return the thresholds (a,) for false negatives of the anchors `a`; None without a rule."""
+        return None if self.false_negatives is None else self.false_negatives.thresholds(x_ND, self.anchor_L, a)
 
-    def _logits(self, block: _BlockOfLines, unit_cD: Tensor, a: slice, c: slice) -> Tensor:
+    def _logits(self, unit_aD: Tensor, unit_cD: Tensor, threshold_a: Tensor | None, a: slice, c: slice) -> Tensor:
         """Return log w + cosine / temperature between the anchors `a` and the candidates `c`, shape (a, c).
 
         w is the weight of the candidate. The value is -inf for skipped candidates and false negatives.
         """
-        logits_ac = (block.unit_aD / self.temperature) @ unit_cD.T
-        device = logits_ac.device
-        false_ac = self._false_mask(block, logits_ac.detach(), a, c)
+        logits_ac = (unit_aD / self.temperature) @ unit_cD.T
+        false_ac = None if threshold_a is None else self._false_mask(logits_ac.detach(), threshold_a, a, c)
         # In place, because this is the largest matrix; the backward pass of the product does not need its result.
         if self.hardness_strength:
             logits_ac += self._log_weight(logits_ac.detach(), a, c)
         if false_ac is not None:
             logits_ac.masked_fill_(false_ac, -math.inf)
-        logits_ac[self.skips.inside(a, c, device)] = -math.inf
+        logits_ac[self.skips.inside(a, c, logits_ac.device)] = -math.inf
         return logits_ac
 
-    def _false_mask(self, block: _BlockOfLines, logits_ac: Tensor, a: slice, c: slice) -> Tensor | None:
-        """Return a boolean mask (a, c): whether a candidate is a false negative of an anchor; None without a rule.
+    def _false_mask(self, logits_ac: Tensor, threshold_a: Tensor, a: slice, c: slice) -> Tensor:
+        """Return a boolean mask (a, c): whether a candidate is a false negative of an anchor.
 
         `logits_ac` is cosine / temperature between the anchors `a` and the candidates `c`.
         """
-        if self.false_negatives is None or block.threshold_a is None:
-            return None
-        if self.guide_NG is None or block.guide_aG is None:
-            false_ac = logits_ac > block.threshold_a[:, None] / self.temperature
+        assert self.false_negatives is not None
+        guide_NG = self.false_negatives.guide_NG
+        if guide_NG is None:
+            false_ac = logits_ac > threshold_a[:, None] / self.temperature
         else:
-            false_ac = block.guide_aG @ unit(rows(self.guide_NG, self.candidate_C[c])).T > block.threshold_a[:, None]
-        if self.false_negatives.scope == "in_batch" and self.own_negatives is not None:
-            false_ac[self.own_negatives.inside(a, c, false_ac.device)] = False
+            guide_aG, guide_cG = unit(rows(guide_NG, self.anchor_L[a])), unit(rows(guide_NG, self.candidate_C[c]))
+            false_ac = guide_aG @ guide_cG.T > threshold_a[:, None]
+        if self.false_negatives.rule.scope == "in_batch" and self.explicit is not None:
+            false_ac[self.explicit.inside(a, c, false_ac.device)] = False
         return false_ac
 
     def _log_weight(self, logits_ac: Tensor, a: slice, c: slice) -> Tensor:
@@ -229,6 +224,6 @@ class NegativeLogSum:
         cosine / temperature.
         """
         weight_ac = logits_ac * (self.hardness_strength * self.temperature)
-        if self.own_negatives is not None:
-            weight_ac[self.own_negatives.inside(a, c, weight_ac.device)] = 0
+        if self.explicit is not None:
+            weight_ac[self.explicit.inside(a, c, weight_ac.device)] = 0
         return weight_ac

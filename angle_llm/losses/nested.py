@@ -5,7 +5,7 @@ Shapes: N rows (unique texts), D columns of a vector, S vectors side by side in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,15 +13,12 @@ import torch
 from torch import Tensor
 
 from angle_llm.device import on_device
-from angle_llm.losses.angle import AngleObjective, ObjectiveValue
 from angle_llm.losses.relation import Relation
-
-Objective = Callable[[Tensor, Relation], ObjectiveValue]
-"""Signature of a training loss: (embeddings, scored pairs of their rows) -> loss and loss terms."""
+from angle_llm.losses.terms import NO_FIELDS, Objective, ObjectiveValue
 
 
 @dataclass(frozen=True)
-class NestedObjective:
+class NestedObjective(Objective):
     """Mean of a loss over truncated embeddings (Matryoshka) and embeddings after fewer layers (2D Matryoshka).
 
         L = mean of L_plain(E_mk),   E_mk = the first k columns of the vectors after m layers
@@ -35,30 +32,30 @@ class NestedObjective:
 
     `ObjectiveValue.parts` contains the loss terms on the full embeddings, and the loss of every truncation under names
     such as `dim64`, `layer12` and `layer12_dim64`.
-
-    Raises:
-        ValueError: for an odd width if the plain objective has an angle weight.
     """
 
-    plain: AngleObjective
+    plain: Objective
     """Loss that is computed at every number of dimensions and layers."""
     dimensions: Sequence[int] = ()
     """Numbers of leading embedding dimensions at which the loss is computed, besides all dimensions."""
     layers: Sequence[int] = ()
     """Numbers of leading layers after which the loss is computed, besides all layers."""
 
-    def __post_init__(self) -> None:
-        odd = [width for width in self.dimensions if width % 2]
-        if odd and self.plain.angle_weight:
-            raise ValueError(
-                f"nested.dimensions: expected even numbers, as an angle reads two halves of the columns; got {odd[0]}. "
-                "Use even numbers, or set objective.angle_weight to 0."
-            )
+    @property
+    def embeddings_per_text(self) -> int:
+        return 1 + len(self.layers)
 
     @property
-    def vectors(self) -> int:
-        """Number of embeddings in a row."""
-        return 1 + len(self.layers)
+    def needs_pairs(self) -> bool:
+        return self.plain.needs_pairs
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.plain.needs
+
+    def cosines(self, embeddings: Tensor, relation: Relation, /) -> dict[str, Tensor]:
+        """Return mean cosines of the embeddings after all layers."""
+        return self.plain.cosines(embeddings[:, : embeddings.shape[1] // self.embeddings_per_text], relation)
 
     def check_width(self, columns: int) -> None:
         """Raise `ValueError` if a number in `dimensions` is not below `columns`, the embedding size of the model."""
@@ -69,29 +66,28 @@ class NestedObjective:
                 f"got {too_wide[0]}."
             )
 
-    def __call__(self, embeddings_NC: Tensor, relation: Relation) -> ObjectiveValue:
+    def __call__(self, embeddings: Tensor, relation: Relation, /) -> ObjectiveValue:
         """Compute the loss of a batch from embeddings (N, S·D) and scored pairs of their rows.
 
         A row contains S = 1 + len(layers) embeddings of a text side by side: after all layers, then after `layers`.
 
         Raises:
-            ValueError: if the number of columns is not a multiple of S, and as in `AngleObjective`.
+            ValueError: if the number of columns is not a multiple of S, and as in the plain objective.
         """
         depths = [None, *self.layers]
-        columns = embeddings_NC.shape[-1] // len(depths)
-        if embeddings_NC.ndim != 2 or columns * len(depths) != embeddings_NC.shape[1]:
+        columns = embeddings.shape[-1] // len(depths)
+        if embeddings.ndim != 2 or columns * len(depths) != embeddings.shape[1]:
             raise ValueError(
                 f"embeddings: expected a matrix (N, {len(depths)}·D), the vectors of all and of {len(depths) - 1} inner "
-                f"layers side by side; got shape {tuple(embeddings_NC.shape)}. Call read_layers on the model first."
+                f"layers side by side; got shape {tuple(embeddings.shape)}. Call read_layers on the model first."
             )
         self.check_width(columns)
         weight = (1 / len(depths)) * (1 / (len(self.dimensions) + 1))
         parts: dict[str, Tensor] = {}
         losses: list[Tensor] = []
-        for place, depth in enumerate(depths):
+        for start, depth in zip(range(0, embeddings.shape[1], columns), depths, strict=True):
             for width in (None, *self.dimensions):
-                start = place * columns
-                value = self.plain(embeddings_NC[:, start : start + (width or columns)], relation)
+                value = self.plain(embeddings[:, start : start + (width or columns)], relation)
                 losses.append(weight * value.loss)
                 names = ([f"layer{depth}"] if depth else []) + ([f"dim{width}"] if width else [])
                 parts |= {"_".join(names): value.loss.detach()} if names else value.parts
@@ -109,7 +105,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MixedObjective:
+class MixedObjective(Objective):
     """Weighted sum of different losses on different pairs of a batch: L = Σ_g share_g · L_g.
 
     Loss g (a `Part`) gets only its pairs and the embeddings of these pairs. So a text is never a negative of a text
@@ -119,8 +115,21 @@ class MixedObjective:
     """
 
     parts: Sequence[Part]
+    """The losses; their rows have the same number of embeddings."""
 
-    def __call__(self, embeddings_ND: Tensor, relation: Relation) -> ObjectiveValue:
+    @property
+    def embeddings_per_text(self) -> int:
+        return self.parts[0].objective.embeddings_per_text
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return NO_FIELDS.union(*(part.objective.needs for part in self.parts))
+
+    def cosines(self, embeddings: Tensor, relation: Relation, /) -> dict[str, Tensor]:
+        """Return mean cosines of all texts of the batch."""
+        return self.parts[0].objective.cosines(embeddings, relation)
+
+    def __call__(self, embeddings: Tensor, relation: Relation, /) -> ObjectiveValue:
         """Compute the loss of a batch from embeddings and scored pairs of their rows.
 
         Every pair must belong to an entry of `parts`.
@@ -130,7 +139,7 @@ class MixedObjective:
         shares: dict[str, float] = {}
         for objective, share, pairs in self.parts:
             rows, of_part = relation.subset(pairs)
-            value = objective(embeddings_ND[on_device(rows, embeddings_ND.device)], of_part)
+            value = objective(embeddings[on_device(rows, embeddings.device)], of_part)
             losses.append(share * value.loss)
             for name, part in value.parts.items():
                 weighted[name] = weighted.get(name, 0) + share * part

@@ -3,10 +3,15 @@
 Shapes: P scored pairs, R pairs whose score is above the score of at least one pair.
 """
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from angle_llm.device import on_device
+from angle_llm.losses.similarity import Similarity
+from angle_llm.losses.terms import BatchPairs, BatchTerm, Term
 
 
 def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> Tensor:
@@ -56,3 +61,28 @@ def regression_loss(cosine_P: Tensor, score_P: Tensor) -> Tensor:
             "Rescale the scores (data.score_range), or set regression_weight to 0."
         )
     return (cosine_P - on_device(score_P, cosine_P.device)).square().sum() / max(len(score_P), 1)
+
+
+@dataclass(frozen=True)
+class RankingTerm(Term):
+    """`ranking_loss` of the similarities of the scored pairs."""
+
+    name: str
+    weight: float
+    similarity: Similarity
+    temperature: float
+
+    def prepare(self, pairs: BatchPairs) -> BatchTerm:
+        value = partial(ranking_loss, score_P=pairs.relation.score, temperature=self.temperature)
+        return BatchTerm((pairs.similarities(self.similarity),), value)
+
+
+@dataclass(frozen=True)
+class RegressionTerm(Term):
+    """`regression_loss` of the cosines of the scored pairs."""
+
+    weight: float
+    name: str = "regression"
+
+    def prepare(self, pairs: BatchPairs) -> BatchTerm:
+        return BatchTerm((pairs.similarities(),), partial(regression_loss, score_P=pairs.relation.score))

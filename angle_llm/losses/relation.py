@@ -5,19 +5,17 @@ Shapes: N rows (unique texts), P scored pairs, G columns of a guide, T columns o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-# A new field of `Relation` belongs to one of the first two tuples, by its axis, and perhaps to one of the others.
-_OF_PAIRS = ("group", "teacher")
-"""Names of the optional fields of `Relation` with an entry per pair, shape (P,)."""
-_OF_ROWS = ("text", "guide", "teacher_vectors")
-"""Names of the optional fields of `Relation` with an entry per embedding row, shape (N, …)."""
+# A new field of `Relation` belongs to one of the first two, by its axis, and perhaps to the last.
+_OF_PAIRS = ("left", "right", "score", "group", "teacher")
+"""Names of the fields of `Relation` with an entry per pair, shape (P,)."""
+_OF_ROWS = {"text": 1, "guide": 2, "teacher_vectors": 2}
+"""Name → number of axes of the fields of `Relation` with an entry per embedding row, shape (N, …)."""
 _INTEGERS = ("left", "right", "group", "text")
-_MATRICES = ("guide", "teacher_vectors")
 
 
 @dataclass(frozen=True)
@@ -56,35 +54,23 @@ class Relation:
     """(N, T) vectors of the texts from a teacher encoder, which the model learns to imitate."""
 
     def __post_init__(self) -> None:
-        shapes = {"left": self.left.shape, "right": self.right.shape, "score": self.score.shape}
-        if any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) != 1:
-            got = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
-            raise ValueError(
-                f"left, right and score: expected vectors of one length (P,), one entry per pair; got {got}."
-            )
-        for name in _INTEGERS:
-            index: Tensor | None = getattr(self, name)
-            if index is not None and (index.is_floating_point() or index.dtype == torch.bool):
-                raise ValueError(f"{name}: expected numbers of an integer dtype such as int64, got {index.dtype}.")
-        for name in _OF_PAIRS:
-            of_pair: Tensor | None = getattr(self, name)
-            if of_pair is not None and of_pair.shape != self.left.shape:
+        pairs = self.left.numel()
+        for name, tensor in self._tensors():
+            shape = tuple(tensor.shape)
+            if name in _OF_PAIRS and shape != (pairs,):
+                raise ValueError(f"{name}: expected one entry per pair, shape ({pairs},) as in left; got {shape}.")
+            if name in _OF_ROWS and len(shape) != _OF_ROWS[name]:
                 raise ValueError(
-                    f"{name}: expected one entry per pair, shape {tuple(self.left.shape)}; got {tuple(of_pair.shape)}."
+                    f"{name}: expected {_OF_ROWS[name]} axes, the first with an entry per row; got {shape}."
                 )
+            if name in _INTEGERS and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+                raise ValueError(f"{name}: expected numbers of an integer dtype such as int64, got {tensor.dtype}.")
+            if _OF_ROWS.get(name) == 2 and not tensor.is_floating_point():
+                raise ValueError(f"{name}: expected floating-point vectors, got {tensor.dtype}.")
         if self.teacher is not None and self.teacher.isinf().any():
             raise ValueError(
                 "teacher: expected finite numbers, or NaN for a pair without a teacher score; got infinity."
             )
-        if self.text is not None and self.text.ndim != 1:
-            raise ValueError(f"text: expected a vector (N,), one entry per row; got shape {tuple(self.text.shape)}.")
-        for name in _MATRICES:
-            vectors: Tensor | None = getattr(self, name)
-            if vectors is not None and (vectors.ndim != 2 or not vectors.is_floating_point()):
-                raise ValueError(
-                    f"{name}: expected a floating-point matrix, one row per text; got {vectors.dtype} of shape "
-                    f"{tuple(vectors.shape)}."
-                )
         finite_P = self.score.isfinite()
         if not finite_P.all():
             pair = int((~finite_P).int().argmax())
@@ -109,21 +95,32 @@ class Relation:
                     f"{name}: expected row numbers in 0 .. {rows - 1}, as there are {rows} embeddings; got "
                     f"{int(index_P.min())} .. {int(index_P.max())}. Check that texts and pairs are from the same batch."
                 )
-        for name in _OF_ROWS:
-            of_row: Tensor | None = getattr(self, name)
-            if of_row is not None and len(of_row) != rows:
-                raise ValueError(f"{name}: expected {rows} rows, as there are {rows} embeddings; got {len(of_row)}.")
+        for name, tensor in self._tensors():
+            if name in _OF_ROWS and len(tensor) != rows:
+                raise ValueError(f"{name}: expected {rows} rows, as there are {rows} embeddings; got {len(tensor)}.")
+
+    def text_numbers(self, rows: int) -> Tensor:
+        """Return the text number (N,) of each of N embedding rows, from 0 to number of texts - 1."""
+        if self.text is None:
+            return torch.arange(rows, device=self.left.device)
+        number_N: Tensor
+        _, number_N = torch.unique(self.text, return_inverse=True)
+        return number_N
+
+    def required(self, name: str, user: str) -> Tensor:
+        """Return an optional field that `user`, a setting, needs.
+
+        Raises:
+            ValueError: if the relation does not have the field.
+        """
+        tensor: Tensor | None = getattr(self, name)
+        if tensor is None:
+            raise ValueError(f"{user}: expected a relation with {name}, got None. Add {name}, or unset {user}.")
+        return tensor
 
     def widened(self) -> Relation:
         """Return a copy with all integers as int64, and half-precision scores and vectors as float32."""
-
-        def wide(name: str, x: Tensor | None) -> Tensor | None:
-            if x is None:
-                return None
-            return x.long() if name in _INTEGERS else x.to(torch.promote_types(x.dtype, torch.float32))
-
-        fields: dict[str, Any] = {name: wide(name, x) for name, x in vars(self).items()}
-        return Relation(**fields)
+        return replace(self, **{name: _widened(name, tensor) for name, tensor in self._tensors()})
 
     def subset(self, pairs: Tensor) -> tuple[Tensor, Relation]:
         """Select pairs by index; return the ascending embedding row numbers (n,) of these pairs, and a new `Relation`.
@@ -131,12 +128,15 @@ class Relation:
         Row numbers in the new `Relation` refer to the n returned rows.
         """
         rows, numbers = torch.unique(torch.cat([self.left[pairs], self.right[pairs]]), return_inverse=True)
-        left, right = numbers.chunk(2)
-        of_pairs = {name: _rows_of(getattr(self, name), pairs) for name in _OF_PAIRS}
-        of_rows = {name: _rows_of(getattr(self, name), rows) for name in _OF_ROWS}
-        return rows, Relation(left, right, self.score[pairs], **of_pairs, **of_rows)
+        selected = {name: tensor[pairs if name in _OF_PAIRS else rows] for name, tensor in self._tensors()}
+        selected["left"], selected["right"] = numbers.chunk(2)
+        return rows, Relation(**selected)
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        """Return the name and the tensor of each field that is not None."""
+        return [(name, tensor) for name, tensor in vars(self).items() if tensor is not None]
 
 
-def _rows_of(field: Tensor | None, index: Tensor) -> Tensor | None:
-    """Return field[index], or None if field is None."""
-    return None if field is None else field[index]
+def _widened(name: str, tensor: Tensor) -> Tensor:
+    """Return a field of `Relation` as int64, or as float32 or float64."""
+    return tensor.long() if name in _INTEGERS else tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -21,6 +21,7 @@ from angle_llm.losses.contrastive import equal_entries
 from angle_llm.losses.negatives import MaskIndices, NegativeLogSum
 from angle_llm.losses.relation import Relation
 from angle_llm.losses.similarity import cosine, unit
+from angle_llm.losses.terms import BatchPairs, BatchTerm, Term
 
 
 def kl_loss(score_P: Tensor, relation: Relation, teacher_temperature: float) -> Tensor:
@@ -35,35 +36,21 @@ def kl_loss(score_P: Tensor, relation: Relation, teacher_temperature: float) -> 
     Source: `DistillKLDivLoss` in sentence-transformers 6.2, which multiplies by the square of the student's
     temperature.
     """
-    teacher_P, group_P = _scored(relation)
+    teacher_P, group_P = (relation.required(name, "kl_weight") for name in ("teacher", "group"))
     pair_K = (~teacher_P.isnan()).nonzero().squeeze(1)
     _, group_K, size_Q = torch.unique(group_P[pair_K], return_inverse=True, return_counts=True)
     pair_K = pair_K[group_K.argsort(stable=True)]
     size_Q1, first_Q1 = size_Q[:, None], (size_Q.cumsum(0) - size_Q)[:, None]
-    place_W = torch.arange(int(size_Q.max()) if len(size_Q) else 0, device=size_Q.device)
+    column_W = torch.arange(int(size_Q.max()) if len(size_Q) else 0, device=size_Q.device)
     compared_Q = size_Q >= 2
-    in_group_QW = (place_W < size_Q1)[compared_Q]
-    pair_QW = pair_K[(first_Q1 + place_W.clamp(max=size_Q1 - 1))[compared_Q]]
+    in_group_QW = (column_W < size_Q1)[compared_Q]
+    pair_QW = pair_K[(first_Q1 + column_W.clamp(max=size_Q1 - 1))[compared_Q]]
     teacher_QW = _log_softmax(teacher_P[pair_QW] / teacher_temperature, in_group_QW)
     pair_QW, in_group_QW, teacher_QW = (
         on_device(tensor, score_P.device) for tensor in (pair_QW, in_group_QW, teacher_QW.to(score_P.dtype))
     )
     difference_QW = teacher_QW - _log_softmax(score_P[pair_QW], in_group_QW)
     return (teacher_QW.exp() * difference_QW * in_group_QW).sum() / max(len(pair_QW), 1)
-
-
-def _scored(relation: Relation) -> tuple[Tensor, Tensor]:
-    """Return the teacher scores (P,) of the pairs, and the number of the training example (P,) of each pair.
-
-    Raises:
-        ValueError: if the relation has no teacher scores or no example numbers.
-    """
-    if relation.teacher is None or relation.group is None:
-        raise ValueError(
-            "kl_weight: expected a relation with teacher scores and groups, got none. Use data with scores, or set "
-            "kl_weight to 0."
-        )
-    return relation.teacher, relation.group
 
 
 def _log_softmax(x_QW: Tensor, in_group_QW: Tensor) -> Tensor:
@@ -161,44 +148,76 @@ class _TeacherExpectation:
 
 
 @dataclass(frozen=True)
-class TeacherSimilarity:
+class TeacherScoreTerm(Term):
+    """`kl_loss` of the cosines of the scored pairs, divided by the temperature, and the teacher scores."""
+
+    weight: float
+    temperature: float
+    teacher_temperature: float
+    name: str = "kl"
+    needs: frozenset[str] = frozenset({"teacher", "group"})
+
+    def prepare(self, pairs: BatchPairs) -> BatchTerm:
+        def value(cosine_P: Tensor) -> Tensor:
+            return kl_loss(cosine_P / self.temperature, pairs.relation, self.teacher_temperature)
+
+        return BatchTerm((pairs.similarities(),), value)
+
+
+@dataclass(frozen=True)
+class TeacherVectorTerm(Term):
+    """Mean over the texts of 1 - cosine between embedding and teacher vector (`TeacherDistance`)."""
+
+    weight: float
+    name: str = "teacher_vector"
+    needs_pairs: bool = False
+    needs: frozenset[str] = frozenset({"teacher_vectors"})
+
+    def prepare(self, pairs: BatchPairs) -> BatchTerm:
+        vectors_NT = pairs.relation.required("teacher_vectors", "teacher_vector_weight")
+        return BatchTerm((TeacherDistance(vectors_NT),), mean_of_rows)
+
+
+@dataclass(frozen=True)
+class TeacherSimilarityTerm(Term):
     """Mean KL divergence between teacher and model of the softmax over the cosines of a text to all other texts.
 
         loss = mean over texts i of KL(softmax_j(cos(t_i, t_j) / teacher_temperature) ‖ softmax_j(cos(x_i, x_j) / temperature))
 
     The softmax is over the rows j with another text than row i. Teacher vectors can have any number of
-    dimensions. The divergence is the sum of two vectors that are computed in blocks, so no matrix (N, N) is stored. With fewer
-    than two texts, loss and gradient are 0.
+    dimensions. The divergence is the sum of two vectors that are computed in blocks, so no matrix (N, N) is stored. With
+    fewer than two texts, loss and gradient are 0.
 
     Source: RankCSE (arXiv 2305.16726), ListNet, with the entropy of the teacher subtracted (its gradient is 0), and
     without the text itself.
     """
 
-    expectation: _TeacherExpectation
-    log_sum: NegativeLogSum
-    """Log-sum-exp of the logits of each text, shape (N,)."""
+    weight: float
+    temperature: float
+    teacher_temperature: float
+    name: str = "teacher_similarity"
+    needs_pairs: bool = False
+    needs: frozenset[str] = frozenset({"teacher_vectors"})
 
-    @classmethod
-    def of(
-        cls, relation: Relation, temperature: float, teacher_temperature: float, device: torch.device
-    ) -> TeacherSimilarity:
-        """Prepare the loss for the texts of a batch.
+    def prepare(self, pairs: BatchPairs) -> BatchTerm:
+        vectors_NT = pairs.relation.required("teacher_vectors", "teacher_similarity_weight")
+        teacher_NT = unit(on_device(vectors_NT, pairs.device))
+        # Every row is compared with all rows of another text.
+        all_N = on_device(torch.arange(pairs.rows), pairs.device)
+        text_N = pairs.relation.text_numbers(pairs.rows)
+        skips = MaskIndices(*equal_entries(text_N, text_N))
+        log_sum_N = NegativeLogSum(self.teacher_temperature, all_N, all_N, skips).value(teacher_NT)
+        scaled_NT = teacher_NT / self.teacher_temperature**0.5
+        expectation = _TeacherExpectation(self.temperature, scaled_NT, log_sum_N, skips)
+        log_sum = NegativeLogSum(self.temperature, all_N, all_N, skips)
+        alone_N = log_sum_N == -torch.inf  # no row has another text
 
-        Raises:
-            ValueError: if the relation has no teacher vectors.
-        """
-        if relation.teacher_vectors is None:
-            raise ValueError("teacher_similarity_weight: expected teacher vectors in the relation, got none.")
-        row_N = torch.arange(len(relation.teacher_vectors), device=relation.left.device)
-        text_N = row_N if relation.text is None else relation.text
-        skips, all_N = MaskIndices(*equal_entries(text_N, text_N)), on_device(row_N, device)
-        teacher_NT = unit(on_device(relation.teacher_vectors, device))
-        log_sum_N = NegativeLogSum(teacher_temperature, all_N, all_N, skips).value(teacher_NT)
-        expectation = _TeacherExpectation(temperature, teacher_NT / teacher_temperature**0.5, log_sum_N, skips)
-        return cls(expectation, NegativeLogSum(temperature, all_N, all_N, skips))
+        def value(expectation_N: Tensor, model_log_sum_N: Tensor) -> Tensor:
+            return mean_of_rows((expectation_N + model_log_sum_N).masked_fill(alone_N, 0.0))
 
-    def loss(self, expectation_N: Tensor, log_sum_N: Tensor) -> Tensor:
-        """Compute the loss, a scalar, from the values of `expectation` and `log_sum`."""
-        alone_N = self.expectation.log_sum_N == -torch.inf  # no row has another text
-        divergence_N = (expectation_N + log_sum_N).masked_fill(alone_N, 0.0)
-        return divergence_N.sum() / max(len(divergence_N), 1)
+        return BatchTerm((expectation, log_sum), value)
+
+
+def mean_of_rows(value_N: Tensor) -> Tensor:
+    """Return the mean of a vector, a scalar; 0 for an empty vector."""
+    return value_N.sum() / max(len(value_N), 1)

@@ -9,7 +9,6 @@ import torch
 
 from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
-from angle_llm.losses import NestedObjective
 from angle_llm.memory.budget import SAMPLED_EXAMPLES, BudgetChoice, best_budget
 from angle_llm.memory.step_forecast import GIB, Memory, Sharding, StepForecast, StepSample, first_steps
 from angle_llm.memory.step_memory import StepMemory
@@ -101,7 +100,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         encoder.layouts = LayoutSupport("padded", "as requested")
     dtype, lora = stored_dtype(config, settings.loaded_model.dtype), settings.lora if settings.lora.rank else None
     backbone = meta_backbone(config, dtype, lora, bits=settings.model.bits, divided=settings.zero == 3)
-    if isinstance(losses[0], NestedObjective) and not source.dense:
+    if not source.dense:
         losses[0].check_width(state_sizes(without_adapter(backbone))[0])
     if settings.activation_checkpointing == "always":
         check_checkpointing(encoder)

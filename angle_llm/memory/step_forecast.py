@@ -372,7 +372,7 @@ class StepForecast:
         self._costs: dict[bool, PassCosts] = {}
         """Costs of the passes, without and with activation checkpointing."""
         dimensions, width = embedding_size(bare, encoder.model.dense), state_sizes(bare)[1]
-        columns = dimensions * max(1, getattr(objective, "vectors", 1))
+        columns = dimensions * max(1, objective.embeddings_per_text)
         trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         trained_bytes = sum(weight.nbytes for weight in trained)
         mntp, table_VD = settings.pretraining.task == "mntp", bare.get_input_embeddings().weight

@@ -25,7 +25,7 @@ from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import pairs_of
 from angle_llm.data.mixture import Mixture
 from angle_llm.data.order import Draws
-from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, Part
+from angle_llm.losses import MixedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.model.text_vectors import PrecomputedVectors
@@ -175,27 +175,26 @@ class BatchPlanner:
             (number[each.prompts.query.fingerprint], number[each.prompts.document.fingerprint]) for each in encoders
         ]
         """(query prompt number, document prompt number) of each dataset."""
-        # MNTP (`vectors` is 0) has no negatives, so prompts do not matter.
-        kinds = [
-            (loss, prompts if getattr(loss, "vectors", 1) else None)
+        # A loss whose rows are not embeddings has no negatives, so prompts do not matter.
+        keys = [
+            (loss, prompts if loss.embeddings_per_text else None)
             for loss, prompts in zip(losses, self.prompts, strict=True)
         ]
-        self._kind_of_set = np.array([kinds.index(kind) for kind in kinds])
+        self._first_set_like = np.array([keys.index(key) for key in keys])
         """Number of the first dataset with the same loss and prompts, for each dataset."""
 
     def sets_without_pairs(self) -> Iterator[str]:
         """Yield the names of datasets from which nothing can be learned, because every pair is a text with itself.
 
         Both texts of such a pair are the same row of the embedding matrix. Datasets with different prompts for queries
-        and documents are not named, because a text is then two rows. Nor are datasets whose loss learns teacher
-        vectors or their cosines, which needs no pairs. A dataset is read up to its first pair of different texts.
+        and documents are not named, because a text is then two rows. Nor are datasets whose loss needs no pairs, such as
+        a loss on teacher vectors. A dataset is read up to its first pair of different texts.
         """
-        for each, loss, (query, document) in zip(self.data.sets, self.losses, self.prompts, strict=True):
-            plain = loss.plain if isinstance(loss, NestedObjective) else loss
-            if query == document and isinstance(plain, AngleObjective) and not plain.learns_vectors:
-                pairs = chain.from_iterable(map(pairs_of, each.examples))
+        for dataset, loss, (query, document) in zip(self.data.sets, self.losses, self.prompts, strict=True):
+            if query == document and loss.needs_pairs:
+                pairs = chain.from_iterable(map(pairs_of, dataset.examples))
                 if all(left == right for left, right, _ in pairs):
-                    yield each.name
+                    yield dataset.name
 
     def steps(self, steps: Iterator[tuple[int, list[list[int]]]]) -> Iterator[tuple[int, list[PlannedGroup]]]:
         """Yield (epoch, planned groups of batches) for each optimizer step.
@@ -275,15 +274,15 @@ class BatchPlanner:
         If the losses or prompts of the datasets differ, a loss applies only to pairs of datasets with the same loss and
         prompts. With another prompt, the same text is another row and would be its own negative.
         """
-        kind_of_example = self._kind_of_set[sets]
-        kinds: list[int] = list(dict.fromkeys(kind_of_example.tolist()))  # in the order of first occurrence
-        if len(kinds) == 1:
-            return self.losses[kinds[0]]
-        kind_of_pair = kind_of_example[batch.group.numpy()]
+        set_of_example = self._first_set_like[sets]
+        first_sets: list[int] = list(dict.fromkeys(set_of_example.tolist()))  # in the order of first occurrence
+        if len(first_sets) == 1:
+            return self.losses[first_sets[0]]
+        set_of_pair = set_of_example[batch.group.numpy()]
         parts = []
-        for kind in kinds:
-            of_kind = torch.from_numpy(np.flatnonzero(kind_of_pair == kind))
-            parts.append(Part(self.losses[kind], float((kind_of_example == kind).mean()), of_kind))
+        for number in first_sets:
+            pairs = torch.from_numpy(np.flatnonzero(set_of_pair == number))
+            parts.append(Part(self.losses[number], float((set_of_example == number).mean()), pairs))
         return MixedObjective(parts)
 
 

@@ -23,44 +23,61 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
             setting has no effect in any dataset.
         ValueError: if a field of an objective is out of range.
     """
-    common, nested = settings_to_dict(settings.objective), settings.nested
+    common = settings_to_dict(settings.objective)
+    objectives: list[ObjectiveSettings] = []
     losses: list[Objective] = []
-    all_own: list[ObjectiveSettings] = []
-    for each in sets_of(settings.data):
-        own = settings_from_dict(
-            ObjectiveSettings, merged_settings(common, each.objective), f"objective of {each.path}"
-        )
-        if own.teacher != settings.objective.teacher:
+    for dataset in sets_of(settings.data):
+        name = f"objective of {dataset.path}"
+        objective = settings_from_dict(ObjectiveSettings, merged_settings(common, dataset.objective), name)
+        if objective.teacher != settings.objective.teacher:
             raise SettingsError(
-                f"objective of {each.path}: expected no teacher, got {own.teacher!r}. Set objective.teacher for the run, and "
+                f"{name}: expected no teacher, got {objective.teacher!r}. Set objective.teacher for the run, and "
                 "objective.teacher_vector_weight or teacher_similarity_weight per dataset."
             )
-        if own.false_negatives.guide not in (None, settings.objective.false_negatives.guide):
+        if objective.false_negatives.guide not in (None, settings.objective.false_negatives.guide):
             raise SettingsError(
-                f"objective of {each.path}: expected the guide of the run or none, got {own.false_negatives.guide!r}. Set "
+                f"{name}: expected the guide of the run or none, got {objective.false_negatives.guide!r}. Set "
                 "objective.false_negatives.guide for the run."
             )
-        all_own.append(own)
-        loss = _plain_loss(own)
-        if settings.pretraining.task is not None and each.objective:
-            raise SettingsError(f"objective of {each.path}: expected none with --pretraining.task. Omit it.")
-        if settings.pretraining.task == "mntp":
-            losses.append(MaskedTokenLoss())
-        elif settings.pretraining.task == "simcse":
-            losses.append(TwoViews(loss))
-        elif nested.layers or nested.dimensions:
-            losses.append(NestedObjective(loss, **settings_to_dict(nested)))
-        else:
-            losses.append(loss)
-    if settings.objective.teacher is not None and not any(
-        own.teacher_vector_weight or own.teacher_similarity_weight for own in all_own
-    ):
+        if settings.pretraining.task is not None and dataset.objective:
+            raise SettingsError(f"{name}: expected none with --pretraining.task. Omit it.")
+        objectives.append(objective)
+        losses.append(_loss(settings, objective))
+    if settings.objective.teacher is not None and not any("teacher_vectors" in loss.needs for loss in losses):
         raise SettingsError(
             "--objective.teacher: expected --objective.teacher-vector-weight or --objective.teacher-similarity-weight above 0, "
             "got 0 for both. Set one of them, such as to 1."
         )
-    _check_used(all_own)
+    _check_used(objectives)
     return losses
+
+
+def _loss(settings: TrainSettings, objective: ObjectiveSettings) -> Objective:
+    """Return the loss of a dataset with the objective `objective`.
+
+    Raises:
+        SettingsError: for odd nested dimensions with an angle term.
+    """
+    values = settings_to_dict(objective)
+    del values["teacher"]
+    rule = values["false_negatives"]
+    guided = rule.pop("guide") is not None
+    values["false_negatives"] = FalseNegatives(**rule, guided=guided) if objective.false_negatives.is_on else None
+    plain = AngleObjective(**values)
+    if settings.pretraining.task == "mntp":
+        return MaskedTokenLoss()
+    if settings.pretraining.task == "simcse":
+        return TwoViews(plain)
+    nested = settings.nested
+    if not nested.dimensions and not nested.layers:
+        return plain
+    odd = [width for width in nested.dimensions if width % 2]
+    if odd and plain.angle_weight:
+        raise SettingsError(
+            f"nested.dimensions: expected even numbers, as an angle reads two halves of the columns; got {odd[0]}. "
+            "Use even numbers, or set objective.angle_weight to 0."
+        )
+    return NestedObjective(plain, nested.dimensions, nested.layers)
 
 
 def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
@@ -73,21 +90,11 @@ def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
     """
     unset = ObjectiveSettings()
     for name in ("false_negatives", "hardness_strength"):
-        given = [each for each in objectives if getattr(each, name) != getattr(unset, name)]
-        if given and not any(each.in_batch_weight for each in given):
+        users = [objective for objective in objectives if getattr(objective, name) != getattr(unset, name)]
+        if users and not any(objective.in_batch_weight for objective in users):
             raise SettingsError(
                 f"objective.{name} is set, but objective.in_batch_weight is 0. Set it above 0, or omit {name}."
             )
-
-
-def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:
-    """Convert settings of an objective to a loss on full vectors, without nested widths or depths."""
-    values = settings_to_dict(settings)
-    del values["teacher"]
-    rules = values["false_negatives"]
-    guided = rules.pop("guide") is not None
-    values["false_negatives"] = FalseNegatives(**rules, guided=guided) if settings.false_negatives.is_on else None
-    return AngleObjective(**values)
 
 
 def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
@@ -98,12 +105,11 @@ def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
     Raises:
         SettingsError: names the dataset without teacher scores.
     """
-    for loss, each in zip(losses, data.sets, strict=True):
-        plain = loss.plain if isinstance(loss, NestedObjective) else loss
-        if not isinstance(plain, AngleObjective) or not plain.kl_weight:
+    for loss, dataset in zip(losses, data.sets, strict=True):
+        if "teacher" not in loss.needs:
             continue
-        if not any(isinstance(example, Group) and example.scores is not None for example in each.examples):
+        if not any(isinstance(example, Group) and example.scores is not None for example in dataset.examples):
             raise SettingsError(
                 "objective.kl_weight: expected groups with teacher scores (--data.format group with a column scores); "
-                f"{each.name} has none. Set the weight to 0, or add scores."
+                f"{dataset.name} has none. Set the weight to 0, or add scores."
             )

@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from angle_llm.data.batch import TextBatch
-from angle_llm.data.formats import POSITIVE_ABOVE
 from angle_llm.data.positives import components
 from angle_llm.device import is_gpu, on_device
-from angle_llm.losses import MixedObjective, Objective, Relation
-from angle_llm.losses.pretraining import TwoViews
+from angle_llm.losses import Objective, Relation
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import MicroBatch, Plan
 from angle_llm.train.batches import PlannedBatch
@@ -39,7 +36,7 @@ class BatchLoss:
     parts: dict[str, float]
     """Value of each term of the loss by name, before multiplication by its weight."""
     cosines: dict[str, float] = field(default_factory=dict)
-    """Mean cosines of the texts by kind of pair (see `mean_cosines`)."""
+    """Mean cosines of the texts by kind of pair (see `losses.cosines`)."""
 
 
 @dataclass(frozen=True)
@@ -262,41 +259,8 @@ def loss_and_gradient(
     (gradient_BD,) = torch.autograd.grad(value.loss * weight, leaf_BD)
     largest_B = torch.linalg.vector_norm(rows_BD, math.inf, dim=1)
     zero_rows, finite = (largest_B == 0).sum(), largest_B.isfinite().all()
-    # All parts of a mixed objective have rows with the same number of embeddings.
-    first = objective.parts[0].objective if isinstance(objective, MixedObjective) else objective
-    vectors: int = getattr(first, "vectors", 1)
-    if isinstance(first, TwoViews):
-        cosines = mean_cosines(*first.views(rows_BD, relation))
-    else:
-        cosines = mean_cosines(rows_BD[:, : rows_BD.shape[1] // vectors], relation) if vectors else {}
+    cosines = objective.cosines(rows_BD, relation)
     return _LossValue(value.loss.detach(), zero_rows, finite, value.parts, cosines, len(rows_BD)), gradient_BD
-
-
-def mean_cosines(rows_BD: Tensor, relation: Relation) -> dict[str, Tensor]:
-    """Return mean cosines of pairs of texts, as scalars on the device; a kind without a pair is missing.
-
-    positives: scored pairs of two rows with a score above 0.5; negatives: other scored pairs; in_batch: all pairs of two
-    rows without a score (a text with two prompts has two rows); margin: positives - in_batch.
-    """
-    unit_BD = functional.normalize(rows_BD.detach(), dim=1)
-    left_P, right_P, rows = relation.left, relation.right, len(rows_BD)
-    pair_P = torch.minimum(left_P, right_P) * rows + torch.maximum(left_P, right_P)
-    different_P = torch.zeros(len(pair_P), dtype=torch.bool)
-    different_P[np.unique(pair_P.numpy(), return_index=True)[1]] = True  # the first of equal pairs
-    positive_P, two_P = relation.score > POSITIVE_ABOVE, left_P != right_P
-    chosen_3P = torch.stack([positive_P & two_P, ~positive_P & two_P, different_P & two_P])
-    index_2P = on_device(torch.stack([left_P, right_P]), unit_BD.device)
-    cosine_P = (unit_BD[index_2P[0]] * unit_BD[index_2P[1]]).sum(dim=1)
-    sums_3 = on_device(chosen_3P.to(unit_BD.dtype), unit_BD.device) @ cosine_P
-    positives, negatives, scored = chosen_3P.sum(dim=1).tolist()
-    found = {"positives": sums_3[0] / positives} if positives else {}
-    found |= {"negatives": sums_3[1] / negatives} if negatives else {}
-    if others := rows * (rows - 1) // 2 - scored:
-        total = (unit_BD.sum(dim=0).square().sum() - unit_BD.square().sum()) / 2
-        found["in_batch"] = (total - sums_3[2]) / others
-        if positives:
-            found["margin"] = found["positives"] - found["in_batch"]
-    return found
 
 
 def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:

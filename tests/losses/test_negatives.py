@@ -190,7 +190,7 @@ def test_false_negatives_that_do_not_fit_are_refused(options: dict[str, Any], me
 
 
 def test_a_guide_without_vectors_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected guide vectors in the relation"):
+    with pytest.raises(ValueError, match="false_negatives: expected a relation with guide"):
         loss(random(3, 4), [(0, 1, 1.0)], false_negatives=FalseNegatives(guided=True))
 
 

@@ -160,9 +160,9 @@ def test_nested_and_mixed_objectives_pass_teachers_on() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kl_weight": 1.0}, "expected a relation with teacher scores and groups"),
-        ({"teacher_vector_weight": 1.0}, "teacher_vector_weight: expected teacher vectors in the relation"),
-        ({"teacher_similarity_weight": 1.0}, "teacher_similarity_weight: expected teacher vectors in the relation"),
+        ({"kl_weight": 1.0}, "kl_weight: expected a relation with teacher"),
+        ({"teacher_vector_weight": 1.0}, "teacher_vector_weight: expected a relation with teacher_vectors"),
+        ({"teacher_similarity_weight": 1.0}, "teacher_similarity_weight: expected a relation with teacher_vectors"),
     ],
 )
 def test_a_term_without_its_teacher_is_refused(options: dict[str, float], message: str) -> None:

@@ -216,6 +216,13 @@ def test_settings_without_effect_are_refused(objective: dict[str, Any], named: s
         make_losses(settings_from_dict(TrainSettings, {"objective": objective}, "test"))
 
 
+def test_odd_nested_dimensions_are_refused_with_an_angle() -> None:
+    nested = {"nested": {"dimensions": [2, 3]}}
+    assert make_losses(settings_from_dict(TrainSettings, nested, "test"))
+    with pytest.raises(SettingsError, match=r"nested\.dimensions.*3.*angle_weight"):
+        make_losses(settings_from_dict(TrainSettings, nested | {"objective": {"angle_weight": 1}}, "test"))
+
+
 def test_a_dataset_overrides_settings_of_negatives() -> None:
     def losses(*own: dict[str, Any]) -> list[Any]:
         common = {"contrastive_form": "forward", "false_negatives": {"margin": 0, "guide": "g"}}

@@ -16,7 +16,15 @@ from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example, PositivePair, ScoredPair, Triple
 from angle_llm.data.mixture import LoadedSet, Mixture
-from angle_llm.losses import AngleObjective, NestedObjective, ObjectiveValue, Relation
+from angle_llm.losses import (
+    AngleObjective,
+    FunctionTerm,
+    NestedObjective,
+    Objective,
+    ObjectiveValue,
+    Relation,
+    SumOfTerms,
+)
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings.train import DataSource
 from angle_llm.train.batches import BatchPlanner, PlannedBatch, PlannedGroup
@@ -106,11 +114,12 @@ def test_a_text_of_another_batch_is_no_negative() -> None:
     encoder = trainable_encoder("llama", torch.float64)
     given: list[Tensor] = []
 
-    def objective(rows_BD: Tensor, relation: Relation) -> ObjectiveValue:
-        given.append(rows_BD.detach())
-        return OBJECTIVE(rows_BD, relation)
+    class Observed(Objective):
+        def __call__(self, embeddings: Tensor, relation: Relation, /) -> ObjectiveValue:
+            given.append(embeddings.detach())
+            return OBJECTIVE(embeddings, relation)
 
-    made, batches = planner(encoder, TokenBudget(60, KEEP)), batches_of(BATCHES, objective)
+    made, batches = planner(encoder, TokenBudget(60, KEEP)), batches_of(BATCHES, Observed())
     run(encoder, [*made.grouped(batches), *one_by_one(made, batches)], KEEP)
     assert [len(rows_BD) for rows_BD in given[:3]] == [len(each.batch) for each in batches]
     for together, alone in zip(given[:3], given[3:], strict=True):
@@ -140,11 +149,7 @@ def test_batches_of_a_mixture_keep_their_losses_and_prompts() -> None:
 @pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
 def test_one_batch_whose_loss_is_not_finite_stops_the_group_before_any_gradient(graph_tokens: int) -> None:
     encoder = trainable_encoder("llama", torch.float64)
-
-    def infinite(rows_BD: Tensor, relation: Relation) -> ObjectiveValue:
-        loss = rows_BD.sum() * torch.inf
-        return ObjectiveValue(loss, {"angle": loss.detach()})
-
+    infinite = SumOfTerms(FunctionTerm("angle", lambda rows_BD, _: rows_BD.sum() * torch.inf))
     batches = batches_of(BATCHES)
     batches[1] = batches[1]._replace(loss=infinite)
     with pytest.raises(DivergedError, match=r"loss is -?inf \(angle -?inf\)"):

@@ -16,12 +16,13 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
-from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, ObjectiveValue, Part, Relation
+from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, ObjectiveValue, Part, Relation
+from angle_llm.losses.cosines import mean_cosines
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.settings.train import LoraSettings
-from angle_llm.train.step import DivergedError, StepResult, boundary_step, loss_and_gradient, mean_cosines
+from angle_llm.train.step import DivergedError, StepResult, boundary_step, loss_and_gradient
 
 EXAMPLES = [
     Triple("A man is eating a large meal.", "Someone eats.", "Nobody is eating."),
@@ -311,12 +312,13 @@ def test_the_graph_of_the_loss_is_freed_before_the_second_pass() -> None:
     given: list[weakref.ref[Tensor]] = []
     there: list[bool] = []
 
-    def objective(rows_ND: Tensor, relation: Relation) -> ObjectiveValue:
-        given.append(weakref.ref(rows_ND))
-        return OBJECTIVE(rows_ND, relation)
+    class Observed(Objective):
+        def __call__(self, embeddings: Tensor, relation: Relation, /) -> ObjectiveValue:
+            given.append(weakref.ref(embeddings))
+            return OBJECTIVE(embeddings, relation)
 
     encoder.model.register_forward_pre_hook(lambda *_: there.extend(rows() is not None for rows in given))
-    assert step(encoder, 60, CACHE, objective=objective).cached
+    assert step(encoder, 60, CACHE, objective=Observed()).cached
     assert len(there) > 1, "the second pass has several micro-batches"
     assert not any(there)
 

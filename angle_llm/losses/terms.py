@@ -1,0 +1,172 @@
+"""The parts of a training loss: terms, their weighted sum, and what a trainer must know about a loss.
+
+Shapes: N rows (unique texts), D columns, P scored pairs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from angle_llm.device import on_device
+from angle_llm.losses.blocks import PairSimilarity, RowVector, WholeMatrix, from_rows
+from angle_llm.losses.cosines import mean_cosines
+from angle_llm.losses.relation import Relation
+from angle_llm.losses.similarity import Similarity, cosine
+
+NO_FIELDS = frozenset[str]()
+
+
+@dataclass(frozen=True)
+class ObjectiveValue:
+    """The loss of a batch, and the values of its terms for logs."""
+
+    loss: Tensor
+    """Total loss, a scalar tensor; call `loss.backward()`."""
+    parts: dict[str, Tensor]
+    """Name of a loss term → value before its weight is applied, a detached scalar; terms with weight 0 are missing."""
+
+
+class Objective(ABC):
+    """Base class of training losses: a function of embeddings and scored pairs, and what a trainer must know about it."""
+
+    @property
+    def embeddings_per_text(self) -> int:
+        """Number of embeddings side by side in a row; 0 if a row is not an embedding."""
+        return 1
+
+    @property
+    def needs_pairs(self) -> bool:
+        """Whether the loss is constant without pairs of two different texts."""
+        return False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Optional fields of `Relation` without which the loss cannot be computed, such as `teacher_vectors`."""
+        return NO_FIELDS
+
+    @abstractmethod
+    def __call__(self, embeddings: Tensor, relation: Relation, /) -> ObjectiveValue:
+        """Compute the loss of a batch from embeddings, one row per unique text, and scored pairs of their rows."""
+
+    def cosines(self, embeddings: Tensor, relation: Relation, /) -> dict[str, Tensor]:
+        """Return mean cosines of the embeddings by kind of pair, for logs (see `mean_cosines`)."""
+        return mean_cosines(embeddings, relation)
+
+    def check_width(self, columns: int) -> None:  # noqa: B027
+        """Raise `ValueError` if the loss cannot be computed from embeddings with `columns` dimensions."""
+
+
+class BatchPairs:
+    """What a term knows of a batch before it reads embeddings: the scored pairs, and number and device of the rows."""
+
+    def __init__(self, relation: Relation, rows: int, device: torch.device) -> None:
+        self.relation = relation
+        self.rows, self.device = rows, device
+        self._sides = on_device(relation.left, device), on_device(relation.right, device)
+
+    def similarities(self, similarity: Similarity = cosine) -> PairSimilarity:
+        """Return the row vector (P,) of the similarities of the scored pairs; equal for all terms of the batch."""
+        return PairSimilarity(similarity, *self._sides)
+
+
+class BatchTerm(NamedTuple):
+    """A term for the pairs of a batch: a function of a few vectors that are computed from the embeddings."""
+
+    vectors: tuple[RowVector, ...]
+    value: Callable[..., Tensor]
+    """Function that maps the values of `vectors`, one argument per vector, to a scalar.
+
+    Equal vectors of several terms are computed once."""
+
+
+class Term(ABC):
+    """Base class of loss terms: name, weight, requirements, and the value for a batch."""
+
+    name: str
+    weight: float
+    needs_pairs: bool = True
+    """Whether the term is constant without pairs of two different texts."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Optional fields of `Relation` without which the term cannot be computed."""
+        return NO_FIELDS
+
+    @abstractmethod
+    def prepare(self, pairs: BatchPairs) -> BatchTerm:
+        """Prepare the term for a batch. The vectors of all terms are computed together, in blocks (module `blocks`)."""
+
+
+@dataclass(frozen=True)
+class FunctionTerm(Term):
+    """A loss term from a function of embeddings (N, D) and their relation to a scalar, differentiated by autograd.
+
+    The embeddings are float32 or float64. The tensors of the relation are on the CPU. Memory is not limited to a block.
+    """
+
+    name: str
+    function: Callable[[Tensor, Relation], Tensor]
+    weight: float = 1.0
+    needs_pairs: bool = False
+    needs: frozenset[str] = NO_FIELDS
+
+    def prepare(self, pairs: BatchPairs) -> BatchTerm:
+        whole = WholeMatrix(lambda x_ND: self.function(x_ND, pairs.relation))
+        return BatchTerm((whole,), torch.squeeze)
+
+
+class SumOfTerms(Objective):
+    """A training loss that is a weighted sum of terms: L = Σ weight · term."""
+
+    def __init__(self, *terms: Term) -> None:
+        self._terms = terms
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The terms of the loss, in the order of the logs."""
+        return self._terms
+
+    @property
+    def needs_pairs(self) -> bool:
+        return all(term.needs_pairs for term in self.terms)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return NO_FIELDS.union(*(term.needs for term in self.terms))
+
+    def __call__(self, embeddings: Tensor, relation: Relation, /) -> ObjectiveValue:
+        """Compute the loss of a batch from embeddings (N, D) and scored pairs of their rows.
+
+        Computes in float32 at least, also under autocast: half precision is raised, float64 stays. The pairs can be on
+        another device than the embeddings.
+
+        Raises:
+            ValueError: for shapes that do not fit, row numbers out of range, or a missing field of the relation.
+        """
+        if embeddings.ndim != 2 or not embeddings.is_floating_point():
+            raise ValueError(
+                "embeddings: expected a floating-point matrix (N, D), one row per unique text; got "
+                f"{embeddings.dtype} of shape {tuple(embeddings.shape)}."
+            )
+        relation.check_rows(len(embeddings))
+        device = embeddings.device
+        with torch.autocast(device.type, enabled=False):
+            x_ND = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+            pairs = BatchPairs(relation.widened(), len(x_ND), device)
+            prepared = [term.prepare(pairs) for term in self.terms]
+            # Vectors that terms share are computed once. Cosines come first, whichever term reads them, so that the order
+            # in which gradients are summed does not depend on the weights.
+            distinct = dict.fromkeys(chain.from_iterable(term.vectors for term in prepared))
+            vectors = sorted(distinct, key=lambda vector: vector != pairs.similarities())
+            # One call, so that all gradients are added in one matrix.
+            value_of = dict(zip(vectors, from_rows(x_ND, *vectors), strict=True))
+            values = [term.value(*(value_of[vector] for vector in term.vectors)) for term in prepared]
+            loss = torch.stack([term.weight * value for term, value in zip(self.terms, values, strict=True)]).sum()
+        return ObjectiveValue(loss, {term.name: value.detach() for term, value in zip(self.terms, values, strict=True)})

@@ -30,17 +30,13 @@ def fine_tune(settings: TrainSettings) -> Path:
         TrainingError: if the training cannot start or has to stop, for example for a loss that is not finite.
         ArtifactError, DataError, PromptError, FileNotFoundError: if a model, dataset or prompt cannot be read.
     """
-    import torch
     from accelerate.utils import set_seed
 
     from angle_llm.evaluate.held_out import held_out_evaluation
     from angle_llm.memory.budget import choose_budget
-    from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
-    from angle_llm.model.layers.lora import count_parameters, is_adapted
-    from angle_llm.model.layers.replacements import replaced_layers
-    from angle_llm.model.source.saved_lora import lora_of_run, make_trainable
+    from angle_llm.model.source.saved_lora import lora_of_run
     from angle_llm.model.text_vectors import precompute_vectors
-    from angle_llm.train.loading import check_cpu, check_zero_3, load_encoder, prepare_pretraining
+    from angle_llm.train.loading import check_cpu, check_zero_3, load_encoder
     from angle_llm.train.metrics import check_trackers
     from angle_llm.train.objectives import check_teacher_scores, make_losses
     from angle_llm.train.run_folder import Run
@@ -68,40 +64,13 @@ def fine_tune(settings: TrainSettings) -> Path:
         # 3. Vectors of the texts from a guide or teacher encoder, before the weights of the model need memory.
         vectors = precompute_vectors(others, data, run.folder, run.processes.device, run.processes.from_main)
 
-        # 4. The encoder: base model, prompt, pooling, adapter.
+        # 4. The encoder: base model, prompt, pooling, adapter, head.
         set_seed(settings.seed)
         run.log(f"loading {settings.model.path}")
-        encoder = load_encoder(source, settings, run.processes)
-        if settings.autocasts:
-            run.log("all weights are trained: weights are float32, and matrix products are computed in bfloat16")
-        elif encoder.dtype == torch.float32 and run.processes.device.type == "cuda":
-            run.log("float32 matrix products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents this")
-        dtype = str(encoder.dtype).removeprefix("torch.")
-        if settings.lora.rank and source.card is not None and source.card.dtype != dtype:
-            run.log(
-                f"{settings.model.path} was trained in {source.card.dtype} and is loaded in {dtype}: its vectors change; "
-                "--model.dtype auto keeps its dtype"
-            )
+        encoder, report = load_encoder(source, settings, run.processes)
+        for line in report:
+            run.log(line)
         losses[0].check_width(encoder.dimensions)
-        if is_adapted(encoder.model.backbone):
-            make_trainable(encoder.model.backbone)
-            encoder.model.dense.requires_grad_(settings.lora.train_dense)
-            run.log(f"training continues from the adapter in {settings.model.path} (rank {settings.lora.rank})")
-        elif settings.lora.rank:
-            encoder.add_lora(settings.lora)
-        # After the adapter, which may replace the output projection of an OPT model.
-        encoder.model.read_layers(settings.nested.layers)
-        kernel = "FlexAttention" if run.processes.device.type == "cuda" else "gathered keys"
-        prepare_pretraining(encoder, source, settings)
-        layouts = encoder.layouts
-        if layouts.layout == "padded":
-            kernel = "attention of the library"
-        else:
-            use_compiled_rotary(encoder.model)
-        why = f" ({layouts.reason})" if layouts.reason else ""
-        run.log(f"texts: {layouts.layout}{why}; {kernel}; replaced layers: {replaced_layers(encoder.model)}")
-        trainable, total = count_parameters(encoder.model)
-        run.log(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 
         # 5. Token budget that fits the memory of the device; a resumed run uses the budget of its checkpoint.
         budget = choose_budget(settings, encoder, data, losses, run.processes) if run.starts_over else None

@@ -249,7 +249,9 @@ def layout_set(encoder: SentenceEncoder, layout: str) -> Iterator[None]:
     """Context manager in which an encoder plans micro-batches in a layout that it can compute."""
     before = encoder.layouts
     named: Any = layout
-    encoder.layouts = LayoutSupport(named, "as requested", before.max_tokens, encoder.model.causal, token_cost=1e-9)
+    encoder.layouts = LayoutSupport(
+        named, "as requested", before.max_tokens, encoder.model.options.causal, token_cost=1e-9
+    )
     match_layout(encoder)
     try:
         yield

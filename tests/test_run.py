@@ -11,9 +11,9 @@ from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm.data import DataError
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.heads import DepthsHead, EmbeddingModel
 from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
 from angle_llm.model.layers.lora import is_adapted
-from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune
@@ -96,7 +96,7 @@ def test_the_log_names_the_layout_and_the_replaced_layers(
 ) -> None:
     """Rotary embeddings are compiled on a GPU only; here, by a backend that runs on a CPU. Padded texts have none."""
     compiled = partial(use_compiled_rotary, backend="eager")
-    monkeypatch.setattr("angle_llm.model.layers.compiled_rotary.use_compiled_rotary", compiled)
+    monkeypatch.setattr("angle_llm.train.loading.use_compiled_rotary", compiled)
     model = ModelSettings(path=str(save_tiny_base("llama", tmp_path / "base")))
     data = DataSettings("starter:nli_triples.jsonl.gz", limit=8)
     fine_tune(TrainSettings(run_dir=str(tmp_path / "run"), model=model, data=data, batch_size=8, layout=layout))
@@ -111,13 +111,13 @@ def test_inner_layers_are_read_with_the_adapter_on_the_projection(
 ) -> None:
     """OPT projects its states; an inner layer gets the projection of the model, which LoRA replaces."""
     adapted: list[bool] = []
-    read = EmbeddingModel.read_layers
+    make = DepthsHead.__init__
 
-    def record(model: EmbeddingModel, layers: Any) -> None:
+    def record(head: DepthsHead, model: EmbeddingModel, layers: Any) -> None:
         adapted.append(is_adapted(model.backbone))
-        read(model, layers)
+        make(head, model, layers)
 
-    monkeypatch.setattr(EmbeddingModel, "read_layers", record)
+    monkeypatch.setattr(DepthsHead, "__init__", record)
     fine_tune(
         TrainSettings(
             run_dir=str(tmp_path / "run"),

@@ -114,8 +114,8 @@ def _open_backbone(path: FormPath, opening: Opening) -> Form:
     """Open a model that does not store how it is used."""
     options = {name: opening.usage[name] for name in _NOT_STORED if name in opening.usage}
     encoder = SentenceEncoder.from_pretrained(path, device=opening.device, **options)
-    encoder.model.normalize = opening.usage.get("normalize", encoder.normalize)
-    return encoder
+    normalize = opening.usage.get("normalize", encoder.normalize)
+    return encoder.changed(model=encoder.model.changed(normalize=normalize))
 
 
 SERVER = FormKind("server", is_server, lambda url, opening: ServerModel(str(url), **opening.usage))

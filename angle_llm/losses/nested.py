@@ -28,7 +28,7 @@ class NestedObjective(Objective):
     Matryoshka, arXiv 2402.14776), but without the terms that align shallow vectors with deep vectors.
 
     A row of the embeddings (N, S·D) contains the vector after all layers, then a vector for each number in `layers`, as
-    `EmbeddingModel.read_layers` returns it. An angle term reads the two halves of the k columns, so k must be even.
+    `DepthsHead` returns it. An angle term reads the two halves of the k columns, so k must be even.
 
     `ObjectiveValue.parts` contains the loss terms on the full embeddings, and the loss of every truncation under names
     such as `dim64`, `layer12` and `layer12_dim64`.
@@ -79,7 +79,7 @@ class NestedObjective(Objective):
         if embeddings.ndim != 2 or columns * len(depths) != embeddings.shape[1]:
             raise ValueError(
                 f"embeddings: expected a matrix (N, {len(depths)}·D), the vectors of all and of {len(depths) - 1} inner "
-                f"layers side by side; got shape {tuple(embeddings.shape)}. Call read_layers on the model first."
+                f"layers side by side; got shape {tuple(embeddings.shape)}. Use a model with `DepthsHead`."
             )
         self.check_width(columns)
         weight = (1 / len(depths)) * (1 / (len(self.dimensions) + 1))

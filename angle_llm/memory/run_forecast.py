@@ -14,6 +14,7 @@ from angle_llm.memory.step_forecast import GIB, Memory, Sharding, StepForecast, 
 from angle_llm.memory.step_memory import StepMemory
 from angle_llm.model.layers.lora import count_parameters, without_adapter
 from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
+from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.meta_model import meta_backbone, stored_dtype, tiny_encoder_copy
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.model.source.resolve import resolve_model
@@ -21,8 +22,8 @@ from angle_llm.model.source.saved_lora import lora_of_run
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.plan import PlanSettings
 from angle_llm.train.batches import BatchPlanner, StepSchedule
-from angle_llm.train.loading import check_bidirectional, check_zero_3
-from angle_llm.train.objectives import make_losses
+from angle_llm.train.loading import check_zero_3
+from angle_llm.train.objectives import make_losses, task_of
 from angle_llm.train.token_budget import TokenBudget, budget_of, check_checkpointing, default_budget
 
 PLANNED_EXAMPLES = 2048
@@ -92,14 +93,14 @@ def forecast(settings: PlanSettings) -> Forecast:
     settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
     data = load_mixture(settings.data, cache_folder())
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)
-    encoder.model.two_views = settings.pretraining.task == "simcse"
-    if settings.pretraining.task == "mntp":
-        check_bidirectional(encoder)
-    encoder.probe_layouts(torch.device(settings.device_kind))
-    if settings.layout == "padded":
-        encoder.layouts = LayoutSupport("padded", "as requested")
+    layouts = LayoutSupport("padded", "as requested")
+    if settings.layout == "auto":
+        causal, device = encoder.model.options.causal, torch.device(settings.device_kind)
+        layouts = probe_layouts(encoder.model.backbone, encoder.pooling, causal=causal, device=device)
     dtype, lora = stored_dtype(config, settings.loaded_model.dtype), settings.lora if settings.lora.rank else None
     backbone = meta_backbone(config, dtype, lora, bits=settings.model.bits, divided=settings.zero == 3)
+    head = task_of(settings).planned_head(encoder, backbone)
+    encoder = encoder.changed(layouts=layouts, model=encoder.model.changed(head))
     if not source.dense:
         losses[0].check_width(state_sizes(without_adapter(backbone))[0])
     if settings.activation_checkpointing == "always":
@@ -120,7 +121,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         architecture=config.model_type,
         parameters=parameters,
         trainable=trainable,
-        work=_work(settings, data, sample, FlopsPerToken.of(backbone, 1 + encoder.model.two_views), planner.budget),
+        work=_work(settings, data, sample, FlopsPerToken.of(backbone, head.passes), planner.budget),
         budget=planner.budget,
         choice=choice,
         step=step,

@@ -26,11 +26,12 @@ from angle_llm.device import is_out_of_memory
 from angle_llm.losses import Objective, Relation
 from angle_llm.memory.step_memory import MemoryLedger, PassCosts, StepMemory, measured_step, model_step
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.layout.micro_batches import LayoutSupport, MicroBatch, TextGroup, plan_micro_batches
 from angle_llm.model.meta_model import held_bytes, meta_backbone, put_in
-from angle_llm.model.pooling import EmbeddingModel, embedding_size
+from angle_llm.model.pooling import embedding_size
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
@@ -309,8 +310,7 @@ class StepSample:
             ids += planner.tokenize([text for _, text in part], [prompt for prompt, _ in part])
             if sum(map(len, ids)) > 2 * COUNTED_TOKENS:
                 break
-        if (masker := planner.encoder.masker) is not None:
-            ids = masker.codes(ids, 0)
+        ids = planner.encoder.model.head.input_ids(ids, 0)
         indices, largest = max(batches, key=lambda pair: len(pair[1]))
         longest = max([*map(len, ids), _longest_text(planner)])
         plan = planner.encoder.plan_ids(
@@ -368,21 +368,18 @@ class StepForecast:
             if not next(bare.parameters()).is_meta:
                 lora = settings.lora if settings.lora.rank else None
                 meta = meta_backbone(bare.config, encoder.dtype, lora, bits=self.bits, divided=sharding.zero == 3)
-            self._model = put_in(encoder.model, meta)
+            self._model = put_in(encoder.model, meta, "flex" if self._on_gpu else None)
         self._costs: dict[bool, PassCosts] = {}
         """Costs of the passes, without and with activation checkpointing."""
         dimensions, width = embedding_size(bare, encoder.model.dense), state_sizes(bare)[1]
         columns = dimensions * max(1, objective.embeddings_per_text)
         trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         trained_bytes = sum(weight.nbytes for weight in trained)
-        mntp, table_VD = settings.pretraining.task == "mntp", bare.get_input_embeddings().weight
-        # Without tied weights, the output layer of MNTP has its own weight, of the same size as the embedding table.
-        output_bytes = table_VD.nbytes if mntp and not bare.config.tie_word_embeddings else 0
         loss = loss_memory(objective, sample.examples, columns)
         self.device = Device(
             kind,
             sharding,
-            base_bytes=held_bytes(backbone) - trained_bytes + output_bytes,
+            base_bytes=held_bytes(nn.ModuleList([backbone, encoder.model.head])) - trained_bytes,
             trained_bytes=trained_bytes,
             trained_numbers=sum(weight.numel() for weight in trained),
             bucket_numbers=width**2,
@@ -392,8 +389,6 @@ class StepForecast:
         )
         self._copies = 2 * product_weights(backbone) if settings.autocasts else 0
         """Bytes of the bfloat16 copies of weights that the graph of a micro-batch keeps under autocast."""
-        self._logits = settings.pretraining.mask_fraction * len(table_VD) * mntp
-        """Expected number of logits of MNTP per token."""
 
     def supports_checkpointing(self) -> bool:
         """Return whether activation checkpointing is possible for the layers of the model."""
@@ -463,8 +458,9 @@ class StepForecast:
     def _count(self, micro_batches: Sequence[MicroBatch], *, gradients_before: bool) -> StepMemory:
         step = model_step(self._model, micro_batches, on_gpu=self._on_gpu, gradients_before=gradients_before)
         # The meta model predicts no tokens. Cross-entropy keeps a logarithm per logit, and its backward pass two gradients.
-        kept = round(4 * self._logits * step.tokens)
-        temporary = round(8 * self._logits * max(micro.computed_tokens for micro in micro_batches))
+        logits = self._encoder.model.head.logits_per_token
+        kept = round(4 * logits * step.tokens)
+        temporary = round(8 * logits * max(micro.computed_tokens for micro in micro_batches))
         return replace(step, kept=step.kept + kept, peak=step.peak + kept + temporary)
 
     def kept(self, budget: TokenBudget) -> Memory:

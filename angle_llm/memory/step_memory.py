@@ -27,9 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layout import attention
 from angle_llm.model.layout.micro_batches import MicroBatch, TextGroup
-from angle_llm.model.pooling import EmbeddingModel
 
 META = torch.device("meta")
 GRANULE = 512
@@ -307,15 +307,13 @@ def model_step(
 
     Args:
         model: a model on the meta device.
-        on_gpu: count as on a GPU, where sequences use FlexAttention unless `model.attention_kernel` is set.
+        on_gpu: count as on a GPU, where attention is a fused kernel.
         gradients_before: whether the weights already have gradients from an earlier micro-batch or batch.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     longest = max(map(_longest_text, micro_batches))
     fused = on_gpu or longest > attention.PLAIN_ATTENTION_TOKENS
     ledger = MemoryLedger([*model.parameters(), *model.buffers()])
-    given = model.attention_kernel
-    model.attention_kernel = given or ("flex" if on_gpu else None)
     with ledger, FusedKernels(on_gpu=on_gpu) if fused else nullcontext():
         for parameter in trained if gradients_before else ():
             parameter.grad = torch.empty_like(parameter)
@@ -323,7 +321,6 @@ def model_step(
         kept = ledger.live - sum(parameter.grad.nbytes for parameter in trained if parameter.grad is not None)
         _backward((rows_UD * torch.empty_like(rows_UD)).sum())
     gradients = ledger.of_peak([parameter.grad for parameter in trained if parameter.grad is not None])
-    model.attention_kernel = given
     for parameter in trained:
         parameter.grad = None
     return StepMemory(sum(micro.computed_tokens for micro in micro_batches), kept, ledger.peak, gradients)

@@ -20,7 +20,9 @@ from torch import nn
 
 from angle_llm.device import bound_kernel_caches, evaluating, keep_freed_memory
 from angle_llm.io import progress_bar
+from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions, depths_head
 from angle_llm.model.layers import lora
+from angle_llm.model.layers.activation_checkpointing import forward_lock
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.quantization import bits_of, without_outliers
@@ -29,8 +31,7 @@ from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.encoding import encode_planned
 from angle_llm.model.layout.micro_batches import EncodeStats, LayoutSupport, Plan, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
-from angle_llm.model.masked_tokens import TokenMasker
-from angle_llm.model.pooling import EmbeddingModel, checked_pooling
+from angle_llm.model.pooling import checked_pooling
 from angle_llm.model.source.artifact import check_savable, load_parts, save_parts
 from angle_llm.model.source.backbone import (
     absolute_name,
@@ -76,6 +77,7 @@ class SentenceEncoder:
         dense: nn.Sequential | None = None,
         base: str | None = None,
         base_revision: str | None = None,
+        base_fingerprint: str | None = None,
         layout: Literal["auto", "padded"] = "auto",
     ) -> None:
         """Create an encoder from a loaded backbone and tokenizer.
@@ -89,6 +91,7 @@ class SentenceEncoder:
             dense: Dense modules that are applied to the pooled state (`read_dense`); None: no Dense modules.
             base: path or hub id of the backbone, which is saved with an adapter.
             base_revision: revision of `base` on the hub.
+            base_fingerprint: hash of the weights of the base; None: unknown, until an adapter is added.
 
         Raises:
             ValueError: for an unknown or impossible pooling, or a `max_length` beyond the positions of the backbone.
@@ -102,7 +105,7 @@ class SentenceEncoder:
             causal = is_causal(backbone)
             pooling = checked_pooling(pooling, backbone, causal=causal)
             max_length = checked_length(max_length, backbone)
-            self.model = EmbeddingModel(backbone, pooling, causal, normalize=normalize, dense=dense)
+            self.model = EmbeddingModel(backbone, EmbeddingOptions(pooling, causal, normalize=normalize), dense)
             if layout == "padded":
                 self.layouts = LayoutSupport("padded", "as requested")
             else:
@@ -112,9 +115,7 @@ class SentenceEncoder:
         self.tokenizers = SideTokenizers.of(tokenizer, prompts, max_length)
         self.base = None if base is None else absolute_name(base)
         self.base_revision = base_revision
-        self.base_fingerprint: str | None = None
-        self.masker: TokenMasker | None = None
-        """Masks the tokens of training texts, in pretraining with MNTP."""
+        self.base_fingerprint = base_fingerprint
 
     @classmethod
     def from_pretrained(
@@ -181,9 +182,9 @@ class SentenceEncoder:
                 dense=parts.dense,
                 base=parts.base,
                 base_revision=parts.base_revision,
+                base_fingerprint=parts.base_fingerprint,
                 layout=layout,
             )
-        encoder.base_fingerprint = parts.base_fingerprint
         warn_of_other_tokens(encoder.tokenizers, tokenizer_config_of(*source.tokenizer))
         if card and (card.dimensions or card.layers):
             try:
@@ -200,31 +201,19 @@ class SentenceEncoder:
         encoder.model.to(device)
         return encoder
 
-    def probe_layouts(self, device: torch.device) -> None:
-        """Find the layouts of micro-batches that the encoder can compute on a device to which it will move later.
-
-        The result, a `LayoutSupport`, is stored in `layouts`. Call it again after a change of `model.autocasts`. A device
-        without an index, such as `cuda`, may be missing on this machine.
-        """
-        self.layouts = probe_layouts(
-            self.model.backbone,
-            self.pooling,
-            causal=self.model.causal,
-            device=device,
-            autocasts=self.model.autocasts,
-        )
+    def changed(self, **attributes: Any) -> SentenceEncoder:
+        """Return an encoder with other attributes, such as `layouts` or `tokenizers`, and the same weights, without a copy."""
+        other = copy.copy(self)
+        vars(other).update(attributes)
+        return other
 
     def with_prompt(self, prompt: PromptChoice) -> SentenceEncoder:
         """Return an encoder with another prompt and the same weights, without a copy; `prompt` as in `from_pretrained`."""
-        other = copy.copy(self)
-        other.tokenizers = SideTokenizers.of(self.tokenizer, load_prompts(prompt), self.max_length)
-        return other
+        return self.changed(tokenizers=SideTokenizers.of(self.tokenizer, load_prompts(prompt), self.max_length))
 
     def for_side(self, side: Side) -> SentenceEncoder:
         """Return an encoder that encodes all texts as queries or as documents, with the same weights, without a copy."""
-        other = copy.copy(self)
-        other.tokenizers = replace(self.tokenizers, side=side)
-        return other
+        return self.changed(tokenizers=replace(self.tokenizers, side=side))
 
     def truncated(self, *, dimensions: int | None = None, layers: int | None = None) -> SentenceEncoder:
         """Return an encoder that uses only the first `layers` and the first `dimensions`; None keeps all.
@@ -237,9 +226,7 @@ class SentenceEncoder:
             ValueError: if the encoder has fewer layers or dimensions, or if its first layers compute other states without
                 the last layers.
         """
-        short = copy.copy(self)
-        short.model = self.model.truncated(dimensions, layers)
-        return short
+        return self.changed(model=self.model.truncated(dimensions, layers))
 
     @property
     def prompts(self) -> SidePrompts:
@@ -259,7 +246,7 @@ class SentenceEncoder:
     @property
     def pooling(self) -> str:
         """Name of the pooling, such as `last` or `mean`."""
-        return self.model.pooling
+        return self.model.options.pooling
 
     @property
     def attention(self) -> Literal["bidirectional"] | None:
@@ -269,7 +256,7 @@ class SentenceEncoder:
     @property
     def normalize(self) -> bool:
         """Whether embeddings are scaled to length 1."""
-        return self.model.normalize
+        return self.model.options.normalize
 
     @property
     def max_length(self) -> int:
@@ -356,8 +343,7 @@ class SentenceEncoder:
             ValueError: if a text is empty or has no tokens, or if queries and documents have different prompts (use
                 `encode_query` and `encode_document`).
         """
-        with self.model.reading(()):
-            rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress)
+        rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress)
         return (rows_ND, stats) if return_stats else rows_ND
 
     def encode_query(
@@ -392,10 +378,9 @@ class SentenceEncoder:
         inner = [layer for layer in layers if layer != self.layers]
         if len(set(layers)) < len(layers):
             raise ValueError(f"layers: expected different numbers, got {list(layers)}.")
-        with self.model.reading(inner):
-            rows_NC, _ = encode_texts(self, texts, micro_batch_tokens, show_progress)
-        place = [0 if layer == self.layers else 1 + inner.index(layer) for layer in layers]
-        return rows_NC.reshape(len(texts), 1 + len(inner), self.dimensions)[:, place]
+        rows_NC, _ = encode_texts(self, texts, micro_batch_tokens, show_progress, inner)
+        positions = [0 if layer == self.layers else 1 + inner.index(layer) for layer in layers]
+        return rows_NC.reshape(len(texts), 1 + len(inner), self.dimensions)[:, positions]
 
     def encode_complex(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
@@ -419,9 +404,14 @@ class SentenceEncoder:
         """Split a batch of texts into micro-batches of at most `token_budget` tokens, distributed over processes."""
         return self.plan_ids(self.tokenize(texts) if len(texts) else [], token_budget, processes)
 
-    def plan_ids(self, ids: Sequence[Sequence[int]], token_budget: int, processes: int = 1) -> Plan:
-        """Split a batch of tokenized texts into micro-batches of at most `token_budget` tokens, as `plan` does."""
-        return plan_micro_batches(ids, token_budget, self.pad_id, self.layouts, processes)
+    def plan_ids(
+        self, ids: Sequence[Sequence[int]], token_budget: int, processes: int = 1, layouts: LayoutSupport | None = None
+    ) -> Plan:
+        """Split a batch of tokenized texts into micro-batches of at most `token_budget` tokens, as `plan` does.
+
+        `layouts` replaces the layouts of the encoder.
+        """
+        return plan_micro_batches(ids, token_budget, self.pad_id, layouts or self.layouts, processes)
 
     def check_savable(self, folder: str | Path) -> None:
         """Raise the errors that `save_pretrained` would raise; call before training, so that errors come early."""
@@ -449,8 +439,8 @@ class SentenceEncoder:
             base_revision=self.base_revision,
             base_fingerprint=self.base_fingerprint,
             bits=self.bits,  # type: ignore[arg-type]
-            dimensions=self.model.dimensions,
-            layers=self.model.cut_to,
+            dimensions=self.model.options.dimensions,
+            layers=self.model.options.cut_to,
             normalize=self.normalize,
             attention=self.attention,
             dense=len(self.model.dense),
@@ -465,26 +455,32 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def encode_texts(
-    encoder: SentenceEncoder, texts: Sequence[str], micro_batch_tokens: int | None, show_progress: bool
+    encoder: SentenceEncoder,
+    texts: Sequence[str],
+    micro_batch_tokens: int | None,
+    show_progress: bool,
+    layers: Sequence[int] = (),
 ) -> tuple[Rows, EncodeStats]:
     """Return the embeddings of N texts as rows (N, C), and counts and duration.
 
-    A row has D columns, and D more for every layer in `EmbeddingModel.inner_layers`. `micro_batch_tokens` as in
-    `SentenceEncoder.encode`.
+    A row has D columns, and D more for the embedding after the first m layers, for each number m in `layers`.
+    `micro_batch_tokens` as in `SentenceEncoder.encode`. Forward passes in other threads wait until the end.
     """
     started = time.perf_counter()
     check_texts(texts)
     model, on_cpu = encoder.model, encoder.device.type == "cpu"
     budget = micro_batch_tokens or (2048 if on_cpu else 16384)
-    columns = encoder.dimensions * (1 + len(model.inner_layers))
+    columns = encoder.dimensions * (1 + len(layers))
     rows_NC = np.empty((len(texts), columns), dtype=np.float32)
     plans: list[Plan] = []
     bar = progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True)
     memory = keep_freed_memory() if on_cpu else nullcontext()
-    with evaluating(model), attention_kernels(encoder.device), memory, bar as progress:
+    lock = forward_lock(model.backbone)
+    with lock, evaluating(model), attention_kernels(encoder.device), memory, bar as progress:
+        head = depths_head(model, layers)
         for first in range(0, len(texts), TEXTS_PLANNED):
             make_plan = partial(encoder.plan_ids, encoder.tokenize(texts[first : first + TEXTS_PLANNED], first))
-            plan, rows_UC = encode_planned(model, make_plan, budget, columns, progress.update)
+            plan, rows_UC = encode_planned(model, head, make_plan, budget, columns, progress.update)
             budget = plan.token_budget
             rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
             plans.append(plan)

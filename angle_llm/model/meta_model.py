@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import copy
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layers.lora import add_lora
 from angle_llm.model.layers.quantization import check_bits, empty_layer, replace_linear
-from angle_llm.model.pooling import EmbeddingModel
+from angle_llm.model.layout.attention import Kernel
 from angle_llm.model.source.artifact import card_of
 from angle_llm.model.source.backbone import (
     check_decoder_or_encoder,
@@ -155,19 +157,16 @@ def meta_backbone(
     return backbone.train()
 
 
-def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
-    """Return a copy of an embedding model in training mode with another backbone, which is on the meta device.
+def put_in(model: EmbeddingModel, backbone: Any, kernel: Kernel = None) -> EmbeddingModel:
+    """Return an embedding model in training mode with another backbone, which is on the meta device.
 
-    The copy does not use autocast, and returns embeddings after the last layer only.
+    The model does not use autocast, and its head has no weights. `kernel` is the attention kernel for texts in one
+    sequence, unless the options of `model` have one.
     """
-    meta = copy.copy(model)
-    meta._modules = {}  # copy.copy shares the dictionary
-    meta.backbone = backbone
-    meta.dense = nn.Sequential()  # Dense modules need little memory
-    meta.prediction = None  # `StepForecast` adds the logits
-    meta.autocasts = False  # autocast does not support the meta device
-    meta.read_layers(())
-    return meta.train()
+    # Autocast does not support the meta device. Dense modules need little memory.
+    kernel = model.options.attention_kernel or kernel
+    options = replace(model.options, autocasts=False, attention_kernel=kernel)
+    return EmbeddingModel(backbone, options, head=model.head.without_weights()).train()
 
 
 def _nf4(layer: nn.Linear) -> Any:

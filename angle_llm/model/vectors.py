@@ -237,8 +237,9 @@ def fingerprint(encoder: SentenceEncoder) -> str:
         state = json.loads(fast.to_str()) | {"truncation": None, "padding": None}  # these depend on the last call
     digest.update(json.dumps(state, sort_keys=True).encode())
     digest.update(dense_fingerprint(encoder.model.dense))
-    if encoder.model.cut_to is not None:  # `weights_fingerprint` covers all layers of the base
-        digest.update(f"layers {encoder.model.cut_to}".encode())
+    cut_to = encoder.model.options.cut_to
+    if cut_to is not None:  # `weights_fingerprint` covers all layers of the base
+        digest.update(f"layers {cut_to}".encode())
     return digest.hexdigest()[:16]
 
 

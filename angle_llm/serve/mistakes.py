@@ -20,9 +20,9 @@ import torch
 
 from angle_llm.device import evaluating
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layers import lora
 from angle_llm.model.layout.attention import attention_kernels
-from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source.tokenizer import SentenceTokenizer, count_positions
 from angle_llm.model.vectors import cosine_differences, unit_rows
 from angle_llm.prompts import PLACEHOLDER, PromptTemplate, Side
@@ -134,9 +134,8 @@ def _row(
     model, backbone = encoder.model, encoder.model.backbone
     if pooling is not None or not dense:
         layers = model.dense if dense else None
-        model = EmbeddingModel(
-            backbone, pooling or model.pooling, model.causal, model.dimensions, model.normalize, layers
-        )
+        options = replace(model.options, pooling=pooling or model.options.pooling)
+        model = EmbeddingModel(backbone, options, layers)
     weights: Any = backbone.disable_adapter() if base else nullcontext()  # type: ignore[operator]
     with evaluating(model), attention_kernels(encoder.device), torch.no_grad(), weights:
         row_1D: Rows = model(ids_BT, torch.ones_like(ids_BT)).double().cpu().numpy()

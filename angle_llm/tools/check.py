@@ -188,7 +188,7 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
     except (OSError, ValueError):  # such as a saved adapter whose base is missing: only its tokens can be counted
         recommended: dict[str, Any] = {}
     else:
-        is_decoder = encoder.model.causal or encoder.attention == "bidirectional"
+        is_decoder = encoder.model.options.causal or encoder.attention == "bidirectional"
         weights = sum(each.numel() for each in meta_backbone(config, torch.float32).parameters()) if is_decoder else 0
         recommended = (LARGE_DECODER if weights > _LARGE else SMALL_DECODER) if is_decoder else SMALL_ENCODER
         # MNTP needs the output layer, which a saved whole model lacks, and an adapter keeps its attention.

@@ -124,7 +124,7 @@ class PlannedBatch(NamedTuple):
     encoder that the model learns from.
     """
     epoch: int = 0
-    """Epoch of the batch, from 0; it changes the masks of MNTP."""
+    """Epoch of the batch, from 0."""
 
 
 class PlannedGroup(NamedTuple):
@@ -228,8 +228,8 @@ class BatchPlanner:
         """
         budget = self.budget  # another thread may lower it
         ids = [self.tokenize(each.batch.texts, each.batch.prompts) for each in batches]
-        if (masker := self.encoder.masker) is not None:
-            ids = [masker.codes(texts, each.epoch) for texts, each in zip(ids, batches, strict=True)]
+        head = self.encoder.model.head
+        ids = [head.input_ids(texts, batch.epoch) for texts, batch in zip(ids, batches, strict=True)]
         tokens = [sum(map(len, texts)) for texts in ids]
         groups: list[PlannedGroup] = []
         share = 0.0  # tokens of the rank with the most tokens / tokens of all texts, in the last plan

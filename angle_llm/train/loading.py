@@ -7,20 +7,24 @@ machine with 8 GPUs would hold the base model 8 times in its memory.
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from angle_llm.model import meta_model
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
 from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
-from angle_llm.model.layers.lora import without_adapter
-from angle_llm.model.masked_tokens import TokenMasker, token_prediction
+from angle_llm.model.layers.lora import count_parameters, is_adapted
+from angle_llm.model.layers.replacements import replaced_layers
+from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.source.backbone import empty_backbone, load_config
 from angle_llm.model.source.resolve import ModelSource
+from angle_llm.model.source.saved_lora import make_trainable
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.distributed import Processes
+from angle_llm.train.objectives import task_of
 
 LARGE_ON_CPU = 3 * 10**9
 """Number of weights above which training on a CPU needs `allow_cpu`."""
@@ -41,10 +45,11 @@ def check_cpu(source: ModelSource, settings: TrainSettings, processes: Processes
 
 
 def check_zero_3(source: ModelSource, settings: TrainSettings, zero_stage: int) -> None:
-    """Raise `SettingsError` for a model, or a pretraining task, that cannot be trained with ZeRO-3."""
+    """Raise `SettingsError` for a model or a task that cannot be trained with ZeRO-3."""
     if zero_stage != 3:
         return
-    path, bits, task, card = settings.model.path, settings.model.bits, settings.pretraining.task, source.card
+    path, bits, card = settings.model.path, settings.model.bits, source.card
+    task_problem = task_of(settings).zero_3_problem
     for refused, problem in (
         (
             source.adapter is not None,
@@ -57,57 +62,115 @@ def check_zero_3(source: ModelSource, settings: TrainSettings, zero_stage: int) 
             f"train {path}, which uses only some layers or dimensions of its base model. Use ZeRO-2",
         ),
         (bool(source.dense), f"train {path}, which has Dense modules. Use ZeRO-2"),
-        (task is not None, f"train with --pretraining.task {task}. Use ZeRO-2"),
+        (task_problem is not None, task_problem),
     ):
         if refused:
             raise SettingsError(f"ZeRO-3 cannot {problem}.")
 
 
-def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes) -> SentenceEncoder:
-    """Load the encoder of a training run; all ranks get the same layouts of texts.
+class LoadedEncoder(NamedTuple):
+    """An encoder that is ready to be trained, and what was done to it, as lines for the log."""
 
-    With ZeRO-3, the weights are on the CPU of rank 0, and on the meta device of the other ranks; `ZeroStrategy` fills
-    them.
+    encoder: SentenceEncoder
+    report: list[str]
+
+
+def load_encoder(source: ModelSource, settings: TrainSettings, processes: Processes) -> LoadedEncoder:
+    """Load the encoder of a training run, with its adapter, the layouts of texts and its head.
+
+    All ranks get the same layouts. With ZeRO-3, the weights are on the CPU of rank 0, and on the meta device of the other
+    ranks; `ZeroStrategy` fills them.
 
     Raises:
         RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and the other
             ranks report a lost process (`ProcessWatch`).
+        SettingsError: if the model cannot be trained with the task of the settings.
         ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see
             `SentenceEncoder.from_pretrained`.
     """
-    settings = train.loaded_model
-    partitioned = processes.zero_stage == 3
-    without_weights = partitioned and not processes.is_main
-    if without_weights:
-        encoder, config = meta_model.tiny_encoder_copy(source, settings)
-        backbone = meta_model.meta_backbone(config, meta_model.stored_dtype(config, settings.dtype))
-        encoder.model = meta_model.put_in(encoder.model, backbone)
-    else:
-        encoder = SentenceEncoder.from_pretrained(
-            source,
-            prompt=settings.prompt,
-            pooling=settings.pooling,
-            max_length=settings.max_length,
-            dtype=settings.dtype,
-            bits=settings.bits,
-            device=processes.load_device,
-            layout=train.layout,
+    encoder = _with_equal_layouts(_with_weights(source, settings, processes), processes)
+    path, lora, on_gpu, report = settings.model.path, settings.lora, processes.device.type == "cuda", []
+    # Dtypes.
+    if settings.autocasts:
+        report.append("all weights are trained: weights are float32, and matrix products are computed in bfloat16")
+    elif encoder.dtype == torch.float32 and on_gpu:
+        report.append("float32 matrix products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents this")
+    dtype = str(encoder.dtype).removeprefix("torch.")
+    if lora.rank and source.card is not None and source.card.dtype != dtype:
+        report.append(
+            f"{path} was trained in {source.card.dtype} and is loaded in {dtype}: its vectors change; "
+            "--model.dtype auto keeps its dtype"
         )
-    encoder.model.autocasts = train.autocasts
+    # Adapter.
+    if is_adapted(encoder.model.backbone):
+        make_trainable(encoder.model.backbone)
+        encoder.model.dense.requires_grad_(lora.train_dense)
+        report.append(f"training continues from the adapter in {path} (rank {lora.rank})")
+    elif lora.rank:
+        encoder.add_lora(lora)
+    # Head, after the adapter, which may replace the output projection of an OPT model.
+    head = task_of(settings).head(encoder, source)
+    encoder = encoder.changed(model=encoder.model.changed(head, autocasts=settings.autocasts))
+    # Layout of texts, and the attention that computes it.
+    layouts = encoder.layouts
+    if layouts.layout == "padded":
+        kernel = "attention of the library"
+    else:
+        kernel = "FlexAttention" if on_gpu else "gathered keys"
+        use_compiled_rotary(encoder.model)
+    reason = f" ({layouts.reason})" if layouts.reason else ""
+    report.append(f"texts: {layouts.layout}{reason}; {kernel}; replaced layers: {replaced_layers(encoder.model)}")
+    trainable, total = count_parameters(encoder.model)
+    report.append(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
+    return LoadedEncoder(encoder, report)
+
+
+def _with_weights(source: ModelSource, settings: TrainSettings, processes: Processes) -> SentenceEncoder:
+    """Load an encoder; with ZeRO-3, ranks other than 0 get one whose weights are on the meta device."""
+    model, partitioned = settings.loaded_model, processes.zero_stage == 3
+    if partitioned and not processes.is_main:
+        encoder, config = meta_model.tiny_encoder_copy(source, model)
+        backbone = meta_model.meta_backbone(config, meta_model.stored_dtype(config, model.dtype))
+        return encoder.changed(model=meta_model.put_in(encoder.model, backbone))
     # Partitioned weights are on the CPU until DeepSpeed partitions them.
-    probes_again = partitioned or (train.autocasts and processes.device.type == "cuda")
-    if train.layout == "auto" and probes_again and not without_weights:
-        encoder.probe_layouts(processes.device)
-    if partitioned and processes.world_size > 1:
-        encoder.base, encoder.base_revision, encoder.layouts, fingerprint = processes.from_main(
+    other_device = partitioned or (settings.autocasts and processes.device.type == "cuda")
+    probes_here = settings.layout == "auto" and other_device
+    encoder = SentenceEncoder.from_pretrained(
+        source,
+        prompt=model.prompt,
+        pooling=model.pooling,
+        max_length=model.max_length,
+        dtype=model.dtype,
+        bits=model.bits,
+        device=processes.load_device,
+        layout="padded" if probes_here else settings.layout,
+    )
+    if not probes_here:
+        return encoder
+    causal = encoder.model.options.causal
+    layouts = probe_layouts(
+        encoder.model.backbone, encoder.pooling, causal=causal, device=processes.device, autocasts=settings.autocasts
+    )
+    return encoder.changed(layouts=layouts)
+
+
+def _with_equal_layouts(encoder: SentenceEncoder, processes: Processes) -> SentenceEncoder:
+    """Return an encoder with the same layouts on all ranks; with ZeRO-3, also with the base of rank 0.
+
+    Raises:
+        RemoteRankError: with ZeRO-3, if the layers of the ranks differ.
+    """
+    if processes.zero_stage == 3 and processes.world_size > 1:
+        base, base_revision, layouts, fingerprint = processes.from_main(
             lambda: (encoder.base, encoder.base_revision, encoder.layouts, weights_fingerprint(encoder.model.backbone))
         )
         setattr(encoder.model.backbone, ORIGINAL, fingerprint)
+        encoder = encoder.changed(base=base, base_revision=base_revision, layouts=layouts)
         processes.check_equal("layers of the model", _layers(encoder))
-    else:  # if a rank needs padded texts, all ranks pad, with equal reasons, because ranks compare their layouts later
-        found = processes.gather(encoder.layouts)
-        encoder.layouts = next((each for each in found if each.layout == "padded"), encoder.layouts)
-    return encoder
+        return encoder
+    # If a rank needs padded texts, all ranks pad, with equal reasons, because ranks compare their layouts later.
+    padded = [layouts for layouts in processes.gather(encoder.layouts) if layouts.layout == "padded"]
+    return encoder.changed(layouts=padded[0]) if padded else encoder
 
 
 def _layers(encoder: SentenceEncoder) -> str:
@@ -117,44 +180,6 @@ def _layers(encoder: SentenceEncoder) -> str:
     """
     model = encoder.model
     tensors = [*model.named_parameters(), *model.named_buffers(remove_duplicate=False)]
-    found = (encoder.pooling, model.causal, encoder.layouts, encoder.max_length)
+    options = (encoder.pooling, model.options.causal, encoder.layouts, encoder.max_length)
     described = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
-    return hashlib.sha256(repr((found, described)).encode()).hexdigest()[:16]
-
-
-def check_bidirectional(encoder: SentenceEncoder) -> None:
-    """Check that the encoder can be trained with MNTP.
-
-    Raises:
-        SettingsError: for causal attention.
-    """
-    if encoder.model.causal:
-        raise SettingsError(
-            "--pretraining.task mntp: expected bidirectional attention, got causal attention. Set --model.attention "
-            "bidirectional."
-        )
-
-
-def prepare_pretraining(encoder: SentenceEncoder, source: ModelSource, train: TrainSettings) -> None:
-    """Set up the model and the token masker for `train.pretraining.task`; do nothing if it is None.
-
-    `source` is the model that the encoder was loaded from.
-
-    Raises:
-        SettingsError: for MNTP with causal attention, or a model whose output layer is not supported; for SimCSE without
-            dropout.
-    """
-    model, settings = encoder.model, train.pretraining
-    if settings.task == "mntp":
-        check_bidirectional(encoder)
-        model.dense.requires_grad_(False)  # not used
-        model.prediction = token_prediction(source, without_adapter(model.backbone))
-        vocabulary = model.prediction.vocabulary
-        encoder.masker = TokenMasker.of(encoder.tokenizer, vocabulary, settings.mask_fraction, train.seed)
-    elif settings.task == "simcse":
-        if not any(module.p for module in model.modules() if isinstance(module, nn.Dropout)):
-            raise SettingsError(
-                "--pretraining.task simcse: expected dropout above 0, got 0: both embeddings of a text would be equal. Set "
-                "--lora.dropout 0.1 with --lora.rank above 0."
-            )
-        model.two_views = True
+    return hashlib.sha256(repr((options, described)).encode()).hexdigest()[:16]

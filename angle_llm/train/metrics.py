@@ -214,7 +214,7 @@ class StepMeter:
 
     def __init__(self, encoder: SentenceEncoder, peak: float, devices: int = 1) -> None:
         """Set the encoder, the peak floating-point operations per second of a device, and the number of devices."""
-        self._flops = FlopsPerToken.of(encoder.model.backbone, 1 + encoder.model.two_views)
+        self._flops = FlopsPerToken.of(encoder.model.backbone, encoder.model.head.passes)
         self._peak, self._devices = peak, devices
 
     def counts(self, results: Sequence[StepResult], seconds: float, *, checkpointing: bool = False) -> dict[str, float]:

@@ -1,29 +1,77 @@
-"""The loss of each dataset, built from the settings of a run."""
+"""What a run learns, from its settings: its task, and the loss of each dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from angle_llm.data.formats import Group
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, FalseNegatives, NestedObjective, Objective
-from angle_llm.losses.pretraining import MaskedTokenLoss, TwoViews
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.heads import Head, depths_head
+from angle_llm.model.source.resolve import ModelSource
 from angle_llm.settings.parsing import SettingsError, merged_settings, settings_from_dict, settings_to_dict
 from angle_llm.settings.train import ObjectiveSettings, TrainSettings
+from angle_llm.train.pretraining import TASKS, MaskedTokenTask, TwoViewsTask
+
+
+@dataclass(frozen=True)
+class PairTask:
+    """Training on scored pairs; with `settings.nested`, also of truncated vectors and fewer layers."""
+
+    settings: TrainSettings
+    zero_3_problem: ClassVar[str | None] = None
+    """Why ZeRO-3 cannot be used, with advice, for an error message; None if it can."""
+
+    def loss(self, plain: AngleObjective) -> Objective:
+        """Return the loss of a dataset; `plain` is the loss on full vectors.
+
+        Raises:
+            SettingsError: for odd nested dimensions with an angle term.
+        """
+        nested = self.settings.nested
+        if not nested.dimensions and not nested.layers:
+            return plain
+        odd = [width for width in nested.dimensions if width % 2]
+        if odd and plain.angle_weight:
+            raise SettingsError(
+                f"nested.dimensions: expected even numbers, as an angle reads two halves of the columns; got {odd[0]}. "
+                "Use even numbers, or set objective.angle_weight to 0."
+            )
+        return NestedObjective(plain, nested.dimensions, nested.layers)
+
+    def head(self, encoder: SentenceEncoder, _: ModelSource) -> Head:
+        """Return the head for an encoder that has its adapter.
+
+        Raises:
+            ValueError: if `nested.layers` does not fit the backbone (see `DepthsHead`).
+        """
+        return depths_head(encoder.model, self.settings.nested.layers)
+
+    def planned_head(self, _: SentenceEncoder, __: Any) -> Head:
+        """Return the head for a forecast."""
+        return Head()
+
+
+def task_of(settings: TrainSettings) -> PairTask | MaskedTokenTask | TwoViewsTask:
+    """Return what a run learns: scored pairs, or a pretraining task."""
+    name = settings.pretraining.task
+    return PairTask(settings) if name is None else TASKS[name](settings)
 
 
 def make_losses(settings: TrainSettings) -> list[Objective]:
     """Return one loss per training dataset: `settings.objective` with the fields that the dataset overrides.
 
-    With `settings.nested`, a loss also covers truncated vectors and fewer layers (`NestedObjective`). With
-    `settings.pretraining.task`, the loss is `MaskedTokenLoss` or `TwoViews`.
+    The task of the settings adds nested depths and widths, or replaces the loss (`task_of`).
 
     Raises:
         SettingsError: if a dataset sets its own teacher or another guide, no dataset uses the teacher of the run, or a
             setting has no effect in any dataset.
         ValueError: if a field of an objective is out of range.
     """
-    common = settings_to_dict(settings.objective)
+    common, task = settings_to_dict(settings.objective), task_of(settings)
     objectives: list[ObjectiveSettings] = []
     losses: list[Objective] = []
     for dataset in sets_of(settings.data):
@@ -42,7 +90,7 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
         if settings.pretraining.task is not None and dataset.objective:
             raise SettingsError(f"{name}: expected none with --pretraining.task. Omit it.")
         objectives.append(objective)
-        losses.append(_loss(settings, objective))
+        losses.append(task.loss(_plain_loss(objective)))
     if settings.objective.teacher is not None and not any("teacher_vectors" in loss.needs for loss in losses):
         raise SettingsError(
             "--objective.teacher: expected --objective.teacher-vector-weight or --objective.teacher-similarity-weight above 0, "
@@ -52,32 +100,14 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
     return losses
 
 
-def _loss(settings: TrainSettings, objective: ObjectiveSettings) -> Objective:
-    """Return the loss of a dataset with the objective `objective`.
-
-    Raises:
-        SettingsError: for odd nested dimensions with an angle term.
-    """
-    values = settings_to_dict(objective)
+def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:
+    """Convert settings of an objective to a loss on full vectors, without nested widths or depths."""
+    values = settings_to_dict(settings)
     del values["teacher"]
     rule = values["false_negatives"]
     guided = rule.pop("guide") is not None
-    values["false_negatives"] = FalseNegatives(**rule, guided=guided) if objective.false_negatives.is_on else None
-    plain = AngleObjective(**values)
-    if settings.pretraining.task == "mntp":
-        return MaskedTokenLoss()
-    if settings.pretraining.task == "simcse":
-        return TwoViews(plain)
-    nested = settings.nested
-    if not nested.dimensions and not nested.layers:
-        return plain
-    odd = [width for width in nested.dimensions if width % 2]
-    if odd and plain.angle_weight:
-        raise SettingsError(
-            f"nested.dimensions: expected even numbers, as an angle reads two halves of the columns; got {odd[0]}. "
-            "Use even numbers, or set objective.angle_weight to 0."
-        )
-    return NestedObjective(plain, nested.dimensions, nested.layers)
+    values["false_negatives"] = FalseNegatives(**rule, guided=guided) if settings.false_negatives.is_on else None
+    return AngleObjective(**values)
 
 
 def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:

@@ -159,7 +159,9 @@ class Trainer:
             self._processes.check_equal(what, value)
         self._precision = "high" if encoder.dtype == torch.float32 else "highest"
         with matmul_precision(self._processes.device, self._precision):
-            peak = peak_flops(self._processes.device, torch.bfloat16 if encoder.model.autocasts else encoder.dtype)
+            peak = peak_flops(
+                self._processes.device, torch.bfloat16 if encoder.model.options.autocasts else encoder.dtype
+            )
         self._meter = StepMeter(encoder, peak, self._processes.world_size)
         self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
         self._strategy.check_replicas()
@@ -254,7 +256,7 @@ class Trainer:
             checkpointing = self._planner.budget.activation_checkpointing
             counts = self._meter.counts(results, seconds, checkpointing=checkpointing) | examples
             self._metrics.log_step(self._step, epoch, results, rate, norm, counts)
-            unit = "pairs" if self._settings.pretraining.task is None else "texts"
+            unit = self._planner.encoder.model.head.unit
             speed = f"{counts[unit] / seconds:.1f} {unit}/s, {counts['logical_tokens'] / seconds:,.0f} tokens/s"
             bar.set_postfix_str(f"loss {mean_loss(results):.4f}, {speed}", refresh=False)
             bar.update()

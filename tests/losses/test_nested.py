@@ -60,7 +60,7 @@ def test_widths_and_rows_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match=rf"nested\.dimensions.*{width}"):
             nested(dimensions=[2, width])(rows(1), RELATION)
     for embeddings in (torch.zeros(6, 7), torch.zeros(6)):
-        with pytest.raises(ValueError, match="read_layers"):
+        with pytest.raises(ValueError, match="DepthsHead"):
             nested(layers=[1])(embeddings, RELATION)
 
 

@@ -180,7 +180,7 @@ def test_all_weights_in_bfloat16_are_in_the_forecast(
     half = replace(exact, model=ModelSettings(dtype="bfloat16"))
     encoder = tiny_encoder("llama", max_length=100)
     before = counted(encoder, exact).kept(CPU_BUDGET)
-    encoder.model.autocasts = True
+    encoder.model = encoder.model.changed(autocasts=True)
     matrices = sum(one.weight.numel() for one in encoder.model.modules() if isinstance(one, torch.nn.Linear))
     copies = 2 * matrices * 8  # 8 micro-batches of 2,048 tokens
     assert counted(encoder, half).kept(CPU_BUDGET).activations == before.activations + copies

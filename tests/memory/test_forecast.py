@@ -23,7 +23,6 @@ from angle_llm.memory.step_memory import META, FusedKernels, MemoryLedger, StepM
 from angle_llm.model import meta_model
 from angle_llm.model.layers import quantization
 from angle_llm.model.layout.micro_batches import Plan
-from angle_llm.model.masked_tokens import TokenPrediction
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.model.source.saved_lora import lora_of_run
 from angle_llm.model.source.weights import FlopsPerToken
@@ -32,6 +31,7 @@ from angle_llm.settings.plan import PlanSettings
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
 from angle_llm.train.batches import StepSchedule
 from angle_llm.train.loading import load_encoder
+from angle_llm.train.pretraining import TokenMasker, TokenPrediction
 from angle_llm.train.step import boundary_step
 from angle_llm.train.token_budget import TokenBudget
 
@@ -159,9 +159,9 @@ def test_the_loss_of_a_large_batch_is_extrapolated(examples: list[Any], monkeypa
 def test_the_tiny_copy_has_the_properties_of_the_model(kind: str) -> None:
     real = tiny_encoder(kind)
     tiny_copy = SentenceEncoder(meta_model.tiny_copy(KINDS[kind].config()), TOKENIZERS[KINDS[kind].tokenizer]())
-    assert (tiny_copy.pooling, tiny_copy.model.causal, tiny_copy.max_length) == (
+    assert (tiny_copy.pooling, tiny_copy.model.options.causal, tiny_copy.max_length) == (
         real.pooling,
-        real.model.causal,
+        real.model.options.causal,
         real.max_length,
     )
     assert tiny_copy.layouts == real.layouts
@@ -314,7 +314,8 @@ def test_mntp_adds_the_memory_of_its_logits(folder: Path) -> None:
     plain = forecast(settings(folder, device="cpu", model=model)).step
     found = forecast(settings(folder, device="cpu", model=model, pretraining=half)).step
     vocabulary, tokens = KINDS["llama"].config().vocab_size, found.tokens
-    prediction = TokenPrediction(torch.nn.Linear(1, vocabulary, bias=False).requires_grad_(False), vocabulary)
+    output = torch.nn.Linear(1, vocabulary, bias=False).requires_grad_(False)
+    prediction = TokenPrediction(output, TokenMasker(vocabulary, vocabulary, 0, frozenset(), 0.5, seed=0))
     state_BTD = torch.zeros(1, tokens, 1, requires_grad=True)
     label_BT = torch.arange(tokens)[None] % 2 - 1
     with MemoryLedger([*prediction.parameters(), state_BTD]) as ledger:
@@ -350,7 +351,7 @@ def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:
     assert (
         load_encoder(
             resolve_model(str(bert)), TrainSettings(model=ModelSettings(path=str(bert))), zero_3
-        ).layouts.layout
+        ).encoder.layouts.layout
         == "padded"
     )  # type: ignore[arg-type]
 
@@ -365,7 +366,7 @@ def test_all_ranks_of_zero_3_compute_products_in_bfloat16(is_main: bool, tmp_pat
     )  # fmt: skip
     train = TrainSettings(model=ModelSettings(path=str(folder)), lora=LoraSettings(rank=0))
     assert train.autocasts
-    assert load_encoder(resolve_model(str(folder)), train, zero_3).model.autocasts
+    assert load_encoder(resolve_model(str(folder)), train, zero_3).encoder.model.options.autocasts
 
 
 def test_the_largest_budgets_that_fit_are_chosen(folder: Path) -> None:

@@ -22,13 +22,14 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layout import flex as our_flex
 from angle_llm.model.layout.attention import sequence_output
 from angle_llm.model.layout.flex import BLOCK, AttentionShape, block_mask, compiled_flex, flex_call, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, shared_prefixes
-from angle_llm.model.pooling import POOLINGS, EmbeddingModel
+from angle_llm.model.pooling import POOLINGS
 from angle_llm.model.source.backbone import is_causal
 
 CPU = torch.device("cpu")
@@ -361,13 +362,12 @@ def test_the_layout_of_a_gpu_is_planned_without_one() -> None:
         )
     )
     assert (llama.layouts.max_tokens, bert.layouts.layout) == (1024, "packed")
-    for encoder in (llama, bert):
-        encoder.probe_layouts(torch.device("cuda"))
-    assert (llama.layouts.max_tokens, llama.layouts.layout) == (1024, "trie")
-    assert bert.layouts.layout == "padded"
-    assert "attention dropout" in bert.layouts.reason
-    bert.probe_layouts(CPU)
-    assert bert.layouts.layout == "packed"
+    cuda = torch.device("cuda")
+    layouts = probe_layouts(llama.model.backbone, "last", causal=True, device=cuda)
+    assert (layouts.max_tokens, layouts.layout) == (1024, "trie")
+    layouts = probe_layouts(bert.model.backbone, "mean", causal=False, device=cuda)
+    assert layouts.layout == "padded"
+    assert "attention dropout" in layouts.reason
 
 
 def test_layers_with_different_heads_are_padded_on_a_gpu() -> None:
@@ -413,7 +413,7 @@ def test_packed_texts_equal_single_ones_in_value_and_gradient(kind: str, pooling
     layouts = probe_layouts(backbone, pooling, causal=causal)
     assert layouts.layout == "packed"
     assert layouts.max_tokens == (8 if kind == "modernbert" else 1024)
-    model = EmbeddingModel(backbone, pooling, causal)
+    model = EmbeddingModel(backbone, EmbeddingOptions(pooling, causal))
     ids = [list(text) for text in some_texts(30, longest=8, vocabulary=300)]
     plan = plan_micro_batches(ids, 60, 0, layouts)
     assert plan.layout == "packed"
@@ -474,11 +474,10 @@ def test_texts_too_long_to_be_packed_are_padded_beside_the_others() -> None:
 def test_flex_attention_under_autocast_gets_one_dtype(kind: str) -> None:
     """Rotary embeddings give float32 queries and keys beside bfloat16 values, which FlexAttention refuses."""
     encoder = SentenceEncoder(tiny_backbone(kind), TOKENIZERS["llama2"]())
-    encoder.model.autocasts = True
     (micro,) = encoder.plan(["a b c", "a b d", "x y"], 512).micro_batches
     rows = []
     for kernel in ("gathered", "flex"):
-        encoder.model.attention_kernel = kernel
+        model = encoder.model.changed(autocasts=True, attention_kernel=kernel).train()
         with torch.no_grad():
-            rows.append(encoder.model(**micro.inputs(CPU)))
+            rows.append(model(**micro.inputs(CPU)))
     torch.testing.assert_close(*rows, rtol=2e-2, atol=2e-2)  # products in bfloat16

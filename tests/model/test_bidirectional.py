@@ -31,9 +31,9 @@ from angle_llm.export.card import CardFacts, model_card
 from angle_llm.export.merge import merge
 from angle_llm.export.verify import _base_rows
 from angle_llm.io import FolderError
+from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
-from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source.backbone import is_causal
 from angle_llm.model.source.bidirectional import check_bidirectional
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
@@ -98,7 +98,7 @@ def test_single_padded_and_packed_texts_are_equal_in_value_and_gradient(kind: st
     backbone.config.is_causal = False
     check_bidirectional(backbone)
     assert not is_causal(backbone)
-    model = EmbeddingModel(backbone, "mean", False)
+    model = EmbeddingModel(backbone, EmbeddingOptions("mean", False))
     ids = [[5, 7], [9, 11, 13, 15, 17, 3, 4, 6, 8], [21], [5, 7, 2, 1]]  # longer and shorter than a window of 6
     packed = probe_layouts(backbone, "mean", causal=False)
     assert (packed.layout, packed.max_tokens) == ("packed", 6 if kind in ("mistral", "gemma2", "gemma3") else 1024)
@@ -207,7 +207,7 @@ def test_adapter_and_merged_model_keep_the_attention(tmp_path: Path, bits: int |
     causal = save_tiny_adapter(base, tmp_path / "causal", prompt="plain", pooling="mean", bits=bits)
     adapter = save_tiny_adapter(base, tmp_path / "adapter", attention="bidirectional", bits=bits)
     encoder = SentenceEncoder.from_pretrained(adapter, device="cpu")
-    assert (encoder.pooling, encoder.prompt.name, encoder.model.causal) == ("mean", "plain", False)
+    assert (encoder.pooling, encoder.prompt.name, encoder.model.options.causal) == ("mean", "plain", False)
     assert json.loads((adapter / CARD_NAME).read_text())["attention"] == "bidirectional"
     rows_ND = encoder.encode(TEXTS)
     assert np.abs(rows_ND - encode(causal)).max() > 0.1
@@ -250,7 +250,7 @@ def test_stored_vectors_are_searched_with_the_attention_that_made_them(tmp_path:
         embed_main(causal)
     embed_main(replace(causal, output=tmp_path / "causal"))
     search = VectorSearch(tmp_path / "causal")
-    assert search.encoder.model.causal
+    assert search.encoder.model.options.causal
     assert min(hit.cosine for (hit,) in search(TEXTS, top=1)) > 0.999
 
 
@@ -268,7 +268,7 @@ def test_the_base_of_a_merged_model_has_its_attention(tmp_path: Path) -> None:
 def test_a_source_has_its_own_attention(tmp_path: Path) -> None:
     base = save_tiny_base("llama", tmp_path / "base")
     source = resolve_model(str(base), attention="bidirectional")
-    assert not SentenceEncoder.from_pretrained(source, device="cpu", attention="bidirectional").model.causal
+    assert not SentenceEncoder.from_pretrained(source, device="cpu", attention="bidirectional").model.options.causal
     with pytest.raises(ValueError, match="attention"):
         SentenceEncoder.from_pretrained(resolve_model(str(base)), device="cpu", attention="bidirectional")
 

@@ -14,6 +14,7 @@ from angle_llm import SentenceEncoder
 from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import VerifyOptions, verify
+from angle_llm.model.heads import DepthsHead
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.settings.train import LoraSettings
@@ -72,13 +73,14 @@ def test_inner_layers_do_not_change_encode() -> None:
     """Training reads them while evaluation encodes."""
     encoder = tiny_encoder("llama")
     before = encoder.encode(TEXTS)
-    encoder.model.read_layers([1])
+    encoder.model = encoder.model.changed(DepthsHead(encoder.model, [1]))
     assert np.array_equal(encoder.encode(TEXTS), before)
     with pytest.raises(ValueError, match="layers"):
         encoder.encode_layers(TEXTS, [99])
     assert encoder.encode_layers(TEXTS, [1]).shape == (len(TEXTS), 1, 32)
-    assert encoder.model.inner_layers == (1,)
-    assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(encoder.device)).shape[1] == 64
+    inputs = encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(encoder.device)
+    assert encoder.model.eval()(**inputs).shape[1] == 32
+    assert encoder.model.train()(**inputs).shape[1] == 64
 
 
 @pytest.mark.parametrize("with_adapter", [False, True])

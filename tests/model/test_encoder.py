@@ -15,6 +15,7 @@ from tiny import CAUSAL, KINDS, POSITIONS, save_tiny_base, tiny_backbone, tiny_e
 from tiny_tokenizers import TOKENIZERS
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
+from angle_llm.model.layers.activation_checkpointing import forward_lock
 from angle_llm.model.pooling import POOLINGS
 
 Rows = NDArray[np.float32]
@@ -228,7 +229,7 @@ def test_threads_can_share_an_encoder_and_other_encoders_do_not_wait() -> None:
         rows = list(pool.map(lambda count: encoder.encode(TEXTS[:count]), [2, 5, 8] * 10))
         assert all(np.abs(found - expected[: len(found)]).max() < 1e-5 for found in rows)
         assert encoder.model.backbone.config._attn_implementation == "sdpa"
-        with encoder.model.reading(()):
+        with forward_lock(encoder.model.backbone):
             waits = pool.submit(encoder.with_prompt("plain").encode, TEXTS)
             assert len(pool.submit(other.encode, TEXTS).result(timeout=60)) == len(TEXTS)
             assert not waits.done()

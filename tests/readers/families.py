@@ -218,7 +218,7 @@ def _save_and_export(base: str | Path, causal: bool, variant: str, folder: Path)
         attention=used.attention,
         max_length=LENGTH,
     )
-    encoder.model.normalize = used.normalize
+    encoder.model = encoder.model.changed(normalize=used.normalize)
     if used.dense:
         torch.manual_seed(1)
         layers = (

@@ -67,8 +67,7 @@ def test_the_right_server_passes_over_both_protocols(run: str, path: str, forms:
 
 def normalised(folder: Path) -> SentenceEncoder:
     encoder = opened(folder)
-    encoder.model.normalize = True
-    return encoder
+    return encoder.changed(model=encoder.model.changed(normalize=True))
 
 
 def swapped(folder: Path) -> SentenceEncoder:

@@ -131,7 +131,7 @@ def step(kind: str, layout: str, graph_tokens: int, objective: str = "all terms"
 
     loss, expected = run()
     move(encoder.model)
-    encoder.model.attention_kernel = kernel
+    encoder.model = encoder.model.changed(attention_kernel=kernel)
     with separate_device() as work:
         loss_there, found = run()
     assert found.keys() == expected.keys()

@@ -46,8 +46,8 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example, Group, ScoredPair
 from angle_llm.losses import AngleObjective, FalseNegatives
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layout import support
-from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source import artifact
 from angle_llm.model.source.checks import CARD_NAME
 from angle_llm.model.source.dense import Dense
@@ -164,7 +164,7 @@ def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
             artifact.load_backbone = refuse
         source = resolve_model(mine.model.path, attention=mine.model.attention)
         encoder = load_encoder(source, mine, run.processes)
-        assert encoder.model.causal == (mine.model.attention is None)
+        assert encoder.model.options.causal == (mine.model.attention is None)
         encoder.add_lora(mine.lora)
         assert {parameter.is_meta for parameter in encoder.model.parameters()} == {not run.processes.is_main}
         trainer.Trainer(run, encoder, examples, [LOSS], None, mine, default_budget(mine)).fit()
@@ -452,11 +452,11 @@ def kernels(folder: Path, *names: str) -> None:
     def failing(rank: int) -> None:
         real, calls = EmbeddingModel.forward, [0]
 
-        def forward(model: Any, ids_BT: Any, mask_BT: Any = None, sequence: Any = None) -> Any:
+        def forward(model: Any, ids_BT: Any, mask_BT: Any = None, sequence: Any = None, head: Any = None) -> Any:
             calls[0] += model.training
             if rank == 1 and sequence is not None and calls[0] > 3:  # a step has at most 3 micro-batches
                 raise CheckpointError("recomputed tensors have other shapes")
-            return real(model, ids_BT, mask_BT, sequence)
+            return real(model, ids_BT, mask_BT, sequence, head)
 
         EmbeddingModel.forward = forward  # type: ignore[method-assign]
         fine_tune(step)

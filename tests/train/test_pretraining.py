@@ -27,15 +27,14 @@ from angle_llm import SentenceEncoder
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import PositivePair
 from angle_llm.losses import AngleObjective, Relation
-from angle_llm.losses.pretraining import MaskedTokenLoss, TwoViews
 from angle_llm.model.layout.micro_batches import LayoutSupport
-from angle_llm.model.masked_tokens import TokenMasker
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError, load_settings
 from angle_llm.settings.train import LoraSettings, PretrainingSettings, TrainSettings
 from angle_llm.train.batches import PlannedBatch
-from angle_llm.train.loading import prepare_pretraining
+from angle_llm.train.objectives import task_of
+from angle_llm.train.pretraining import MaskedTokenLoss, TokenMasker, TwoViews
 from angle_llm.train.step import group_step
 
 TEXTS = [f"A man number {n} eats {'very ' * (n % 4)}slowly, and a dog runs." for n in range(24)]
@@ -59,10 +58,12 @@ def encoder_of(folder: Path, **options: Any) -> SentenceEncoder:
     encoder = SentenceEncoder.from_pretrained(
         folder, device="cpu", dtype="float32", attention="bidirectional", **options
     )
-    prepare_pretraining(
-        encoder, resolve_model(str(folder)), TrainSettings(pretraining=PretrainingSettings(task="mntp"))
-    )
-    return encoder
+    return with_task("mntp", encoder, folder)
+
+
+def with_task(name: Any, encoder: SentenceEncoder, folder: Path) -> SentenceEncoder:
+    task = task_of(TrainSettings(pretraining=PretrainingSettings(task=name)))
+    return encoder.changed(model=encoder.model.changed(task.head(encoder, resolve_model(str(folder)))))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -80,7 +81,7 @@ def test_loss_and_gradient_are_those_of_the_language_model(
     if layout == "padded":
         encoder.layouts = LayoutSupport("padded", "test")
     batch = TextBatch.from_examples([PositivePair(text, text) for text in TEXTS])
-    codes = encoder.masker.codes(encoder.tokenize(batch.texts), 0)  # type: ignore[union-attr]
+    codes = encoder.model.head.input_ids(encoder.tokenize(batch.texts), 0)
     plan = encoder.plan_ids(codes, 200)
     assert len(plan.micro_batches) > 2
     inputs = plan.micro_batches[0].inputs(torch.device("cpu"))
@@ -206,8 +207,7 @@ def test_views_differ_by_dropout_in_training_only(tmp_path: Path) -> None:
         for name, weight in encoder.model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(weight)
-        run_settings = TrainSettings(pretraining=PretrainingSettings(task="simcse"))
-        prepare_pretraining(encoder, resolve_model(str(folder)), run_settings)
+        encoder = with_task("simcse", encoder, folder)
         assert encoder.encode(TEXTS).shape == (24, 32)
         assert encoder.layouts.layout == ("trie" if layout == "auto" else "padded")
         batch = TextBatch.from_examples([PositivePair(text, text) for text in TEXTS])

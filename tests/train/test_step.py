@@ -19,6 +19,7 @@ from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, ObjectiveValue, Part, Relation
 from angle_llm.losses.cosines import mean_cosines
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.heads import depths_head
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.settings.train import LoraSettings
@@ -65,7 +66,7 @@ def step(encoder: SentenceEncoder, micro_batch_tokens: int, graph_tokens: int, *
 
 def force(layout: str, encoder: SentenceEncoder) -> SentenceEncoder:
     """The trie, or packing, wherever it computes fewer tokens; or padding always."""
-    encoder.layouts = LayoutSupport(layout, "the test needs it", causal=encoder.model.causal)  # type: ignore[arg-type]
+    encoder.layouts = LayoutSupport(layout, "the test needs it", causal=encoder.model.options.causal)  # type: ignore[arg-type]
     return encoder
 
 
@@ -81,7 +82,7 @@ def plain_gradients(encoder: SentenceEncoder) -> tuple[float, dict[str, Tensor]]
     rows = []
     for ids in encoder.tokenize(batch.texts):
         ids_1T = torch.tensor([ids])
-        if encoder.model.causal:
+        if encoder.model.options.causal:
             rows.append(encoder.model.backbone(input_ids=ids_1T, use_cache=False).last_hidden_state[:, -1])
         else:
             rows.append(encoder.model(ids_1T, torch.ones_like(ids_1T)))
@@ -184,7 +185,7 @@ def test_every_kind_of_backbone_agrees_in_float32(kind: str) -> None:
     loss, expected = plain_gradients(encoder)
     for graph_tokens in (KEEP, CACHE):
         result = step(encoder, 60, graph_tokens)
-        assert result.plan.layout == ("trie" if encoder.model.causal else "packed")
+        assert result.plan.layout == ("trie" if encoder.model.options.causal else "packed")
         assert result.loss == pytest.approx(loss, rel=1e-5)
         # float32 sums in another order: 1e-7 a term, some hundred terms, divided by temperatures of 0.05
         assert largest_difference(expected, take_gradients(encoder.model)) < 2e-3
@@ -197,7 +198,7 @@ def test_products_in_bfloat16_give_about_the_gradient_of_float32(kind: str, layo
     before = encoder.encode(["Two dogs run."])
     exact = step(encoder, 64, graph_tokens)
     expected = take_gradients(encoder.model)
-    encoder.model.autocasts = True
+    encoder.model = encoder.model.changed(autocasts=True)
     result = step(encoder, 64, graph_tokens)
     found = take_gradients(encoder.model)
     step(encoder, 64, KEEP)
@@ -239,7 +240,7 @@ def test_a_nested_step_equals_the_sum_over_truncated_encoders(
             expected += step(short, 64, graph_tokens, weight=1 / 6).loss / 6
     separately = take_gradients(encoder.model)
 
-    encoder.model.read_layers(nested.layers)
+    encoder.model = encoder.model.changed(depths_head(encoder.model, nested.layers))
     result = step(encoder, 64, graph_tokens, objective=nested)
     assert (result.plan.layout, result.cached) == (layout, graph_tokens == CACHE)
     assert result.loss == pytest.approx(expected, rel=1e-12)
@@ -285,7 +286,7 @@ def test_layers_computed_again_give_the_same_gradient_with_dropout(
     kind, pooling, layout = model
     encoder = force(layout, trainable_encoder(kind, torch.float64, dropout=0.3, pooling=pooling))
     objective = NestedObjective(OBJECTIVE, dimensions=[8], layers=[1]) if nested else OBJECTIVE
-    encoder.model.read_layers([1] if nested else [])
+    encoder.model = encoder.model.changed(depths_head(encoder.model, [1] if nested else []))
     encoder.model.train()
     calls: list[object] = []
     layer: Any = LayerStack.of(encoder.model.backbone).layers[0]

@@ -325,7 +325,7 @@ def test_utilisation_counts_repeated_forward_passes_and_the_peak_of_the_card(
         result = StepResult([], 1, 1, plan, cached)
         counts = StepMeter(encoder, peak=1e9).counts([result], 2.0, checkpointing=checkpointing)
         assert counts["utilisation"] == pytest.approx(work * (once + passes * flops.forward) / 2e9)
-    monkeypatch.setattr(encoder.model, "two_views", True)
+    monkeypatch.setattr(encoder.model.head, "passes", 2)
     twice = StepMeter(encoder, peak=1e9).counts([StepResult([], 1, 1, plan, False)], 2.0)
     assert twice["utilisation"] == pytest.approx(2 * work * once / 2e9)
     gpu = torch.device("cuda", 0)

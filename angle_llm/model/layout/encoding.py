@@ -17,6 +17,7 @@ from angle_llm.model.layout.micro_batches import Plan
 
 def encode_planned(
     model: nn.Module,
+    head: nn.Module,
     make_plan: Callable[[int], Plan],
     token_budget: int,
     columns: int,
@@ -27,6 +28,7 @@ def encode_planned(
     With weights partitioned by ZeRO-3 the error is raised, because the other ranks wait in the failed forward pass.
 
     Args:
+        head: decides what a row of `model` is (see `heads`).
         make_plan: splits the texts into micro-batches for a token budget (maximum number of tokens in a micro-batch).
         columns: number of columns of the model's output, C.
         progress: called with the number of texts of each micro-batch; with a negative number before texts are encoded
@@ -47,7 +49,7 @@ def encode_planned(
         try:
             rows_UC = torch.empty(plan.unique, columns, device=device)
             for micro in plan.micro_batches:
-                rows_UC[on_device(torch.tensor(micro.rows), device)] = model(**micro.inputs(device)).float()
+                rows_UC[on_device(torch.tensor(micro.rows), device)] = model(**micro.inputs(device), head=head).float()
                 texts = round(len(micro.rows) * repeats)
                 progress(texts)
                 done += texts

@@ -30,7 +30,7 @@ from angle_llm.cli import run_cli
 from angle_llm.data import DataError
 from angle_llm.data.corpus import Corpus, bad_row
 from angle_llm.data.keys import normalized
-from angle_llm.data.readers import BadRow
+from angle_llm.data.sources import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.settings.parsing import Positive, SettingsError, parse_settings, settings_class, unknown_name
 from angle_llm.tools.journal import Journal

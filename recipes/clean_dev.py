@@ -20,7 +20,7 @@ import tyro
 
 from angle_llm.cli import run_cli
 from angle_llm.data.keys import normalized
-from angle_llm.data.readers import open_rows
+from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.sts_tasks import COLUMNS, read_pairs
 from angle_llm.io import write_text
 from angle_llm.settings.parsing import SettingsError, settings_class
@@ -45,7 +45,7 @@ def main(settings: CleanDevSettings) -> None:
     used = {
         normalized(text)
         for path in settings.against
-        for row in open_rows(path, tables=True).good_rows()
+        for row in resolve_source(path, tables=True).good_rows()
         for text in texts_in(row.values.values())
     }
     lines, seen = ["\t".join(["subtask", *COLUMNS])], set[tuple[str, ...]]()

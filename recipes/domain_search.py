@@ -46,7 +46,7 @@ from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import POSITIVE_ABOVE, Group, RowError, Triple, pairs_of, read_text
 from angle_llm.data.keys import is_distinctive, normalized
-from angle_llm.data.readers import open_rows
+from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.retrieval import RetrievalSettings, query_metrics, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
 from angle_llm.io import read_object, write_folder, write_json, write_json_lines, write_text
@@ -284,7 +284,9 @@ def write_real(path: str, folder: Path) -> None:
     A passage is in an answer if one contains the other, up to white space; an answer of up to three words must be the
     whole passage. An answer without a passage is added as a text to search in.
     """
-    texts = {row.values["text"]: row.values["_id"] for row in open_rows(folder / CORPUS).good_rows(("_id", "text"))}
+    texts = {
+        row.values["text"]: row.values["_id"] for row in resolve_source(folder / CORPUS).good_rows(("_id", "text"))
+    }
     flat = {text: " ".join(text.split()) for text in texts}
     pairs, added = list[tuple[str, str]](), dict[str, str]()
     for query, answer in read_examples(DataSource(path=path)).pairs:
@@ -296,7 +298,7 @@ def write_real(path: str, folder: Path) -> None:
         pairs += [(query, text) for text in found or [answer]]
     if added:
         print(f"{path}: {len(added):,} answers are in no document; they are added to the texts to search in")
-    trained = {normalized(row.values["query"]) for row in open_rows(folder / TRAIN).good_rows(("query",))}
+    trained = {normalized(row.values["query"]) for row in resolve_source(folder / TRAIN).good_rows(("query",))}
     if shared := {query for query, _ in pairs if normalized(query) in trained}:
         print(f"warning: {path}: {len(shared):,} questions are training questions too, so their scores can be too high")
     write_folder(folder / REAL, partial(fill_beir, pairs, texts | added))
@@ -304,8 +306,10 @@ def write_real(path: str, folder: Path) -> None:
 
 def read_questions(path: Path) -> Material:
     """Read the output of `angle-llm data questions`: pairs of a question and a passage, and all passages."""
-    rows = [row.values for row in open_rows(path).good_rows(("query", "positive"))]
-    passages = [row.values for row in open_rows(path.with_suffix(".passages.jsonl")).good_rows(("text", "document"))]
+    rows = [row.values for row in resolve_source(path).good_rows(("query", "positive"))]
+    passages = [
+        row.values for row in resolve_source(path.with_suffix(".passages.jsonl")).good_rows(("text", "document"))
+    ]
     corpus = dict[str, str]()
     for passage in passages:
         corpus.setdefault(passage["text"], f"{passage['document']}#{passage['start']}")
@@ -321,7 +325,7 @@ def read_documents(path: str) -> Material:
         DataError: for a file without the columns title and text.
     """
     pairs, texts, rows = dict[tuple[str, str], None](), dict[str, None](), 0
-    for row in open_rows(path, tables=True).good_rows(("title", "text")):
+    for row in resolve_source(path, tables=True).good_rows(("title", "text")):
         rows += 1
         with suppress(RowError):
             text = read_text(row.values, "text").strip()  # as texts of a BEIR folder are read
@@ -490,7 +494,7 @@ def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None
     written = written_questions(settings, folder)
     dropped: list[dict[str, Any]] = []
     if written is not None:
-        dropped = [row.values for row in open_rows(written.with_suffix(".dropped.jsonl")).good_rows()]
+        dropped = [row.values for row in resolve_source(written.with_suffix(".dropped.jsonl")).good_rows()]
     page = (
         Environment(autoescape=True)
         .from_string(PAGE.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Training and evaluation data: from files to batches.
 
-readers     open a file, folder, standard input or hub dataset as rows
+sources     what the path of a data or evaluation source means, resolved once to rows
 file_types  rows of one file: a reader class per file type
 columns     find the column of each field
 formats     convert a row to an `Example`

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from angle_llm.data.file_types import JsonLinesFile, TextFile
 from angle_llm.data.formats import DataError, RowError, nearest, read_text
-from angle_llm.data.readers import BadRow, Row, RowSource, documents_of, find_path, is_judged, open_rows
+from angle_llm.data.sources import BadRow, Row, Source, documents_of, find_path, is_judged, resolve_source
 
 SKIP = "skip bad rows with --on-bad-row skip"
 """Advice for a bad row, in commands with this flag."""
@@ -52,16 +52,16 @@ class Survey:
     bad: int
     """Number of bad rows of the corpus: rows without a usable text."""
     files: list[dict[str, Any]]
-    """Name, size and SHA-256 of every file (`RowSource.fingerprint`); equal values mean equal rows."""
+    """Name, size and SHA-256 of every file (`Source.fingerprint`); equal values mean equal rows."""
     stamps: list[tuple[int, int]]
-    """Size and modification time of every file (`RowSource.stamps`), to detect quickly that a file was changed."""
+    """Size and modification time of every file (`Source.stamps`), to detect quickly that a file was changed."""
 
 
 @dataclass(frozen=True)
 class Corpus:
     """The texts in one column of a file, folder or standard input; every iteration reads the rows from the start."""
 
-    source: RowSource
+    source: Source
     column: str
     """Name of the column with the texts. A .txt file in a folder with tables always has the column `text`."""
     id_column: str | None = None
@@ -77,7 +77,7 @@ class Corpus:
         """Open a file, a folder or standard input (`-`) as a corpus (a collection of texts to embed).
 
         Args:
-            source: Any source of `open_rows`.
+            source: Any source of `resolve_source`.
             column: Name of the column with the texts. None: `text`, `sentence`, or the only column.
             id_column: Name of the column with the ids; None: texts have no ids.
 
@@ -85,7 +85,7 @@ class Corpus:
             DataError: if the source or a column does not exist, or if `column` is None and several columns are
                 possible.
         """
-        rows = open_rows(source)
+        rows = resolve_source(source)
         flat = [file.name for file in rows.files if isinstance(file, TextFile)]
         if flat and id_column is not None:
             raise DataError(f"--id-column {id_column}: {flat[0]} has one text per line and no ids; unset --id-column")

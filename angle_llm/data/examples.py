@@ -1,6 +1,6 @@
 """The examples of a data source, and a report of what was done with every row.
 
-    open_rows ──► Row ──► resolve_format ──► `Format.read` ──► examples (in memory or in a `store`) and a `DataReport`
+    resolve_source ──► Row ──► resolve_format ──► `Format.read` ──► examples (in memory or in a `store`) and a `DataReport`
 
 Each row is used, dropped for a documented reason, or rejected as bad. `rows_in = rows_used + dropped + rejected` is
 checked. The first bad row raises an error with its file and line, except in `data check`.
@@ -29,7 +29,7 @@ from angle_llm.data.file_types import FileReader
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
-from angle_llm.data.readers import STANDARD_INPUT, BadRow, Row, RowSource, open_rows
+from angle_llm.data.sources import STANDARD_INPUT, BadRow, Row, Source, resolve_source
 from angle_llm.io import log, remove_folder
 from angle_llm.settings.train import DataSource
 
@@ -119,8 +119,8 @@ class DataReport:
 class ExampleReader:
     """Reads the training examples of a dataset whose format and columns are known; can read the dataset repeatedly."""
 
-    source: DataSource
-    rows: RowSource
+    settings: DataSource
+    source: Source
     format: str
     """Name of the data format, a key of `FORMATS`."""
     columns: dict[str, str]
@@ -131,28 +131,27 @@ class ExampleReader:
 
         Columns that this reader uses as numbers are unchanged: the score and filters.
         """
-        numbers = {self.columns.get("score"), self.columns.get("scores"), *self.source.where}
+        numbers = {self.columns.get("score"), self.columns.get("scores"), *self.settings.where}
         labels = {name: names for name, names in self._files[row.file].label_names.items() if name not in numbers}
         return {name: label_word(value, labels.get(name, [])) for name, value in row.values.items()}
 
     @cached_property
     def _files(self) -> dict[str, FileReader]:
         """Name of a file in messages → reader of the file."""
-        return {file.name: file for file in self.rows.files}
+        return {file.name: file for file in self.source.files}
 
     def report(self) -> DataReport:
         """Return a new report with all counts 0. Reads the column names of all files."""
-        used = {*self.columns.values(), *self.source.where}
-        return DataReport(
-            self.source, self.format, self.columns, [name for name in self.rows.columns if name not in used]
-        )
+        used = {*self.columns.values(), *self.settings.where}
+        unused = [name for name in self.source.columns if name not in used]
+        return DataReport(self.settings, self.format, self.columns, unused)
 
     def outcomes(self) -> Iterator[tuple[Row | BadRow, Example | Dropped | BadRow]]:
         """Yield (row, result) for every row in file order; the result is an example, `Dropped`, or `BadRow`.
 
         Rows are not combined to triples, shuffled or limited.
         """
-        for row in self.rows:
+        for row in self.source.rows():
             if isinstance(row, BadRow):
                 yield row, row
                 continue
@@ -184,11 +183,11 @@ class ExampleReader:
             fields["label"] = label_word(fields.get("label"), labels)
             if (number := str(fields["label"]).strip()).isdecimal() and number not in labels:
                 raise RowError(f"label is {number}, expected a number from 0 to {len(labels) - 1}: {', '.join(labels)}")
-        return FORMATS[self.format].read(fields, self.source.score_range)
+        return FORMATS[self.format].read(fields, self.settings.score_range)
 
     def is_wanted(self, row: Values) -> bool:
-        """Return whether a row (column → value) passes the row filter `source.where`."""
-        return all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items())
+        """Return whether a row (column → value) passes the row filter `settings.where`."""
+        return all(_equal(row.get(column), wanted) for column, wanted in self.settings.where.items())
 
     def examples(self, report: DataReport) -> Iterator[Example]:
         """Yield all examples in file order, and count every row in `report`.
@@ -196,7 +195,7 @@ class ExampleReader:
         Formats whose examples need several rows, such as `nli_triples`, combine the rows first.
 
         Raises:
-            DataError: for the first bad row, unless `source.skips_bad_rows`.
+            DataError: for the first bad row, unless `settings.skips_bad_rows`.
         """
         format = FORMATS[self.format]
         each = (example for _, example in self.used_rows(report))
@@ -214,12 +213,12 @@ class ExampleReader:
         Rows are not combined to triples, shuffled or limited.
 
         Raises:
-            DataError: for the first bad row, unless `source.skips_bad_rows`.
+            DataError: for the first bad row, unless `settings.skips_bad_rows`.
         """
         for row, result in self.outcomes():
             report.count(result)
             if isinstance(result, BadRow):
-                if not self.source.skips_bad_rows:
+                if not self.settings.skips_bad_rows:
                     raise DataError(
                         f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: angle-llm data "
                         "check FILE --fix FOLDER"
@@ -228,34 +227,32 @@ class ExampleReader:
                 yield row, result
 
 
-def open_examples(source: DataSource) -> ExampleReader:
+def open_examples(settings: DataSource, source: Source | None = None) -> ExampleReader:
     """Open a dataset, and detect its format and the column of each format field. Only hub ids use the network.
+
+    `source` has the rows; None: the source that `settings.path` names.
 
     Raises:
         DataError: if the dataset cannot be opened, if columns are missing or fit several formats, or if a setting does
             not fit the format.
     """
-    rows = _open_rows(source)
-    columns = rows.columns
+    source = source or training_source(settings)
+    columns = source.columns
     try:
-        name, fields = resolve_format(source.format, source.columns, columns, source.FLAGS)
-        _check_settings(source, FORMATS[name], fields, rows)
+        name, fields = resolve_format(settings.format, settings.columns, columns, settings.FLAGS)
+        _check_settings(settings, FORMATS[name], fields, source)
     except DataError as error:
-        raise DataError(f"{rows.name}: {error}") from None
-    return ExampleReader(source, rows, name, fields)
+        raise DataError(f"{source.name}: {error}") from None
+    return ExampleReader(settings, source, name, fields)
 
 
-def _open_rows(source: DataSource) -> RowSource:
-    """Open a dataset as rows (`open_rows`); in format `text`, a .txt file has one text per line, else it is a table."""
-    return open_rows(
-        source.path,
-        tables=source.format != "text" or source.path == STANDARD_INPUT,
-        encoding=source.encoding,
-        split="train",
-    )
+def training_source(settings: DataSource) -> Source:
+    """Return the source of a training dataset; in format `text`, a .txt file has one text per line, else it is a table."""
+    tables = settings.format != "text" or settings.path == STANDARD_INPUT
+    return resolve_source(settings.path, tables=tables, encoding=settings.encoding, datasets=True)
 
 
-def _check_settings(source: DataSource, format: Format, columns: dict[str, str], rows: RowSource) -> None:
+def _check_settings(settings: DataSource, format: Format, columns: dict[str, str], source: Source) -> None:
     """Check that the score range, the score column and the row filter fit the format and the columns.
 
     `columns` is format field → column.
@@ -263,26 +260,28 @@ def _check_settings(source: DataSource, format: Format, columns: dict[str, str],
     Raises:
         DataError: for the first setting that does not fit.
     """
-    low, high = source.score_range or (0.0, 1.0)
+    low, high = settings.score_range or (0.0, 1.0)
     if low == high or not math.isfinite(high - low):
-        raise DataError(f"{source.FLAGS}score-range: expected two different numbers, such as 0 5, got {low:g} {high:g}")
-    if source.score_range is not None and "score" not in format.fields:
         raise DataError(
-            f"{source.FLAGS}score-range is set, but format {source.format} has no score. "
+            f"{settings.FLAGS}score-range: expected two different numbers, such as 0 5, got {low:g} {high:g}"
+        )
+    if settings.score_range is not None and "score" not in format.fields:
+        raise DataError(
+            f"{settings.FLAGS}score-range is set, but format {settings.format} has no score. "
             "Omit the flag, or set another format"
         )
-    for name in {"score", "scores"} & columns.keys() - source.columns.keys():
-        if labels := next(filter(None, (file.label_names.get(columns[name]) for file in rows.files)), None):
+    for name in {"score", "scores"} & columns.keys() - settings.columns.keys():
+        if labels := next(filter(None, (file.label_names.get(columns[name]) for file in source.files)), None):
             raise DataError(
                 f"column {columns[name]!r} would be read as a score, but its numbers are the labels {labels}. Name a "
-                f"score, as in `{source.FLAGS}columns {name} COLUMN`, or set an NLI format. If the numbers are the score, "
-                f"1 must mean similar; for 0, add `{source.FLAGS}score-range 1 0`"
+                f"score, as in `{settings.FLAGS}columns {name} COLUMN`, or set an NLI format. If the numbers are the score, "
+                f"1 must mean similar; for 0, add `{settings.FLAGS}score-range 1 0`"
             )
-    for column in source.where:
-        if column not in rows.columns:
+    for column in settings.where:
+        if column not in source.columns:
             raise DataError(
-                f"{source.FLAGS}where {column}: the file has no column {column!r}{nearest(column, rows.columns)}. "
-                f"Columns: {listed(rows.columns)}"
+                f"{settings.FLAGS}where {column}: the file has no column {column!r}{nearest(column, source.columns)}. "
+                f"Columns: {listed(source.columns)}"
             )
 
 
@@ -326,11 +325,13 @@ class LoadedData:
     report: DataReport
 
 
-def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
-    """Read all training examples of a dataset, then apply `shuffle_seed` and `limit` of `source`.
+def load_examples(settings: DataSource, cache: Path | None = None, source: Source | None = None) -> LoadedData:
+    """Read all training examples of a dataset, then apply `settings.shuffle_seed` and `settings.limit`.
+
+    `source` has the rows; None: the source that `settings.path` names.
 
     A bad row has no text, a score that is not a number, broken JSON, a wrong number of fields, or invalid bytes. A bad
-    row raises `DataError` with file and line, or is listed in the report if `source.skips_bad_rows`. The whole dataset
+    row raises `DataError` with file and line, or is listed in the report if `settings.skips_bad_rows`. The whole dataset
     is read and checked, also beyond `limit`.
 
     With a `cache` folder, examples that need more than `store.MEMORY_LIMIT` bytes are written to disk. The next call
@@ -341,9 +342,10 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
             number of rows (a truncated gzip file, an unclosed quote over several lines); for missing columns; for a
             dataset without examples; and as in `open_examples`.
     """
-    folder = None if cache is None else cache / "examples" / _store_name(source)
-    everything, report = _stored(source, folder) or _read(source, folder)
-    examples = _selected(everything, source)
+    source = source or training_source(settings)
+    folder = None if cache is None else cache / "examples" / _store_name(settings, source)
+    everything, report = _stored(settings, folder) or _read(settings, source, folder)
+    examples = _selected(everything, settings)
     report.drop("beyond limit", (len(everything) - len(examples)) * FORMATS[report.format].rows_per_example)
     report.use(len(examples))
     if not examples:
@@ -351,7 +353,7 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
     return LoadedData(examples, report)
 
 
-def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport] | None:
+def _stored(settings: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport] | None:
     """Return the examples and the report that an earlier `load_examples` stored in `folder`.
 
     Returns None if `folder` is None, missing or damaged; a damaged folder is deleted.
@@ -364,7 +366,7 @@ def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example],
     try:
         examples = store.StoredExamples(folder)
         rejected = [BadRow(*each) for each in examples.account["rejected"]]
-        return examples, DataReport(source, **examples.account | {"rejected": rejected})
+        return examples, DataReport(settings, **examples.account | {"rejected": rejected})
     except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow and json raise these
         if getattr(error, "errno", None) not in (None, errno.ENOENT):
             raise DataError(f"{folder} cannot be opened: {error}. Remove it to write it again") from error
@@ -374,12 +376,12 @@ def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example],
         return None
 
 
-def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport]:
+def _read(settings: DataSource, source: Source, folder: Path | None) -> tuple[Sequence[Example], DataReport]:
     """Read all training examples of a dataset in file order; return the examples and the report of all rows.
 
     If the examples exceed `store.MEMORY_LIMIT` bytes and `folder` is not None, they are written to `folder`.
     """
-    reader = open_examples(source)
+    reader = open_examples(settings, source)
     report = reader.report()
     examples = reader.examples(report)
     held: list[Example] = []
@@ -388,7 +390,7 @@ def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], D
         held.append(example)
         size += store.bytes_of(example)
         if folder is not None and size > store.MEMORY_LIMIT:
-            log(f"{source.path} is large: its examples are stored in {folder}")
+            log(f"{settings.path} is large: its examples are stored in {folder}")
 
             def account() -> dict[str, Any]:
                 return {name: value for name, value in vars(report).items() if name != "source"}
@@ -397,25 +399,23 @@ def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], D
     return held, report
 
 
-def _store_name(source: DataSource) -> str:
+def _store_name(settings: DataSource, source: Source) -> str:
     """Return the name of the cache folder for the examples of a dataset.
 
     The name contains a hash of file paths, sizes, modification times, and all settings except `limit` and
     `shuffle_seed`.
     """
-    rows = _open_rows(source)
-    settings = asdict(replace(source, limit=None, shuffle_seed=None))
-    files = [(file.identity, file.label_names) for file in rows.files]
-    content = json.dumps([3, files, rows.stamps(), settings], sort_keys=True)
-    name = re.sub(r"[^\w.-]", "-", source.path)[-40:]
+    reading = asdict(replace(settings, limit=None, shuffle_seed=None))
+    content = json.dumps([3, *source.identity, reading], sort_keys=True)
+    name = re.sub(r"[^\w.-]", "-", settings.path)[-40:]
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
-def _selected(examples: Sequence[Example], source: DataSource) -> Sequence[Example]:
-    """Return the examples shuffled by `source.shuffle_seed` and cut to `source.limit`; None disables either."""
+def _selected(examples: Sequence[Example], settings: DataSource) -> Sequence[Example]:
+    """Return the examples shuffled by `settings.shuffle_seed` and cut to `settings.limit`; None disables either."""
     n = len(examples)
-    if source.shuffle_seed is None and (source.limit is None or source.limit >= n):
+    if settings.shuffle_seed is None and (settings.limit is None or settings.limit >= n):
         return examples
-    order = np.arange(n) if source.shuffle_seed is None else random_order(n, source.shuffle_seed)
-    order = order[: source.limit]
+    order = np.arange(n) if settings.shuffle_seed is None else random_order(n, settings.shuffle_seed)
+    order = order[: settings.limit]
     return examples.select(order) if isinstance(examples, store.StoredExamples) else [examples[int(i)] for i in order]

@@ -1,6 +1,6 @@
-"""Rows of a file: a reader class for each file type, and `RowSource`, the rows of several files.
+"""Rows of a file: a reader class for each file type.
 
-`readers.open_rows` opens a file with the right class. To add a file type, write a subclass of `FileReader` and add it
+`sources.resolve_source` chooses the class for a file. To add a file type, write a subclass of `FileReader` and add it
 to `FILE_TYPES` at the end of this module. A row that cannot be parsed becomes a `BadRow` with file, line and reason.
 Damage that hides an unknown number of rows, such as a truncated gzip file, raises `DataError`.
 """
@@ -14,15 +14,15 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import cached_property, partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 from angle_llm.data.formats import DataError, ListCell, RowError, is_list_text
-from angle_llm.io import sha256_of
 
 Unit = Literal["line", "row"]
 
@@ -70,6 +70,7 @@ class FileReader:
         path: Path of the file; a .gz file is decompressed while it is read.
         name: Name of the file in messages; None: the path.
         encoding: Encoding of text files, as Python names it.
+        content: Bytes of the file, which is then not opened; None: every iteration opens the file.
     """
 
     unit: ClassVar[Unit] = "line"
@@ -77,8 +78,11 @@ class FileReader:
     beside: tuple[Path, ...] = ()
     """Paths of other files that are read together with this file, such as a file with the scores."""
 
-    def __init__(self, path: Path, *, name: str | None = None, encoding: str = "utf-8") -> None:
+    def __init__(
+        self, path: Path, *, name: str | None = None, encoding: str = "utf-8", content: bytes | None = None
+    ) -> None:
         self.path = path
+        self.content = content
         self.name = name or str(path)
         self.encoding = encoding
         self._codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
@@ -126,6 +130,10 @@ class FileReader:
         row: dict[str, Any] = record
         return row
 
+    def _open(self) -> IO[bytes]:
+        """Open the content of the file, as it is stored, for reading."""
+        return self.path.open("rb") if self.content is None else io.BytesIO(self.content)
+
     def lines(self, newline: str | None = "\n") -> Iterator[tuple[int, str]]:
         """Yield (line number from 1, line with its line end) for every line of a text file.
 
@@ -136,7 +144,8 @@ class FileReader:
         """
         number = 0
         try:
-            with gzip.open(self.path) if self.path.suffix.lower() == ".gz" else self.path.open("rb") as stream:
+            with self._open() as file:
+                stream: Any = gzip.GzipFile(fileobj=file) if self.path.suffix.lower() == ".gz" else file
                 start = stream.read1(1 << 16)
                 stream.seek(0)
                 if self._codec == "utf-8-sig":
@@ -204,61 +213,31 @@ def _refuse_utf_16(name: str, start: bytes) -> None:
         )
 
 
-class RowSource:
-    """The rows of one or several data files; every iteration reads the files from the start.
+class RowList(FileReader):
+    """Reader of rows in memory, such as a list of dictionaries; also of a `datasets.Dataset`.
 
     Args:
-        name: Name of the source in messages.
-        files: Readers of the files, in the order of the rows.
-        ignored: Names of files in a folder whose type is unknown.
-        path: Path of the file or folder; None for standard input and datasets.
+        rows: The rows, column → value; their number is the row number from 1.
+        name: Name of the rows in messages.
     """
 
-    def __init__(
-        self, name: str, files: Sequence[FileReader], ignored: Sequence[str] = (), path: Path | None = None
-    ) -> None:
-        self.name = name
-        self.files = list(files)
-        self.ignored = list(ignored)
-        self.path = path
+    unit = "row"
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], *, name: str = "rows") -> None:
+        super().__init__(Path(name), name=name)
+        self.label_names = {}
+        self._list = rows
+
+    @cached_property
+    def identity(self) -> str:
+        return sha256(json.dumps([*self._list], default=str).encode()).hexdigest()
 
     @cached_property
     def columns(self) -> list[str]:
-        """Column names of all files, without repeated names. Reads JSON files completely."""
-        return list(dict.fromkeys(column for file in self.files for column in file.columns))
+        return list(dict.fromkeys(column for row in self._list for column in row))
 
-    def __iter__(self) -> Iterator[Row | BadRow]:
-        return (row for file in self.files for row in file.rows())
-
-    def good_rows(self, columns: Iterable[str] = ()) -> Iterator[Row]:
-        """Yield all rows of all files; stop with an error at the first bad row.
-
-        Raises:
-            DataError: for a bad row, with file and line, or for a file in which one of `columns` is missing.
-        """
-        names = list(columns)
-        for file in self.files if names else ():
-            if missing := [name for name in names if name not in file.columns]:
-                raise DataError(
-                    f"{file.name}: expected columns {', '.join(names)}; missing {', '.join(missing)}, found "
-                    f"{', '.join(file.columns)}"
-                )
-        for row in self:
-            if isinstance(row, BadRow):
-                raise DataError(f"{row.place}: {row.reason}")
-            yield row
-
-    def stamps(self) -> list[tuple[int, int]]:
-        """Return (size in bytes, modification time in ns) of every file, to detect quickly that a file was changed."""
-        paths = [path for file in self.files for path in (file.path, *file.beside)]
-        return [(status.st_size, status.st_mtime_ns) for status in (path.stat() for path in paths if path.exists())]
-
-    def fingerprint(self) -> list[dict[str, Any]]:
-        """Return the name, size in bytes and SHA-256 of every file; .gz files are not decompressed."""
-        return [
-            {"name": Path(file.name).name, "size": file.path.stat().st_size, "sha256": sha256_of(file.path)}
-            for file in self.files
-        ]
+    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+        return iter(enumerate(map(dict, self._list), 1))
 
 
 class TextFile(FileReader):
@@ -598,20 +577,25 @@ class ParquetFile(FileReader):
         row: dict[str, Any] = _with_floats(record)
         return row
 
+    @property
+    def _input(self) -> str | IO[bytes]:
+        """Argument of pyarrow to open the file."""
+        return self.name if self.content is None else io.BytesIO(self.content)
+
     @cached_property
     def _schema(self) -> Any:
         """Arrow schema of the file."""
         from pyarrow import parquet
 
         with self._as_data_error():
-            return parquet.read_schema(self.name)
+            return parquet.read_schema(self._input)
 
     def _batches(self, columns: list[str] | None) -> Iterator[Any]:
         """Yield the rows as Arrow record batches of at most `_PARQUET_ROWS` rows, with only `columns`; None: all."""
         from pyarrow import parquet
 
         # Without these options, a whole row group, often the whole file, is in memory; with them, a page at a time.
-        with parquet.ParquetFile(self.name, pre_buffer=False, buffer_size=1 << 20) as file:
+        with parquet.ParquetFile(self._input, pre_buffer=False, buffer_size=1 << 20) as file:
             yield from file.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False)
 
     @contextmanager
@@ -642,7 +626,7 @@ class ArrowFile(ParquetFile):
         """Open the file as a reader of record batches."""
         import pyarrow
 
-        file = pyarrow.memory_map(self.name)
+        file = pyarrow.memory_map(self.name) if self.content is None else pyarrow.BufferReader(self.content)
         if file.read(6) == b"ARROW1":
             raise DataError(f"{self.name}: expected the streaming format of Arrow, got the file format; write Parquet")
         file.seek(0)

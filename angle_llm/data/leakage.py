@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -20,20 +19,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.data.columns import USUAL_NAMES, fields_of, resolve_format
-from angle_llm.data.formats import DataError, Example, Group, ScoredPair, Triple, pairs_of, texts_of
-from angle_llm.data.keys import is_distinctive, key, normalized, pair_key, printable
-from angle_llm.data.readers import (
-    STARTER,
-    BadRow,
-    JudgedQueries,
-    RowSource,
-    find_path,
-    is_data_name,
-    is_judged,
-    open_rows,
-    splits_of,
+from angle_llm.data.columns import USUAL_NAMES
+from angle_llm.data.formats import (
+    NUMBERED_NEGATIVE,
+    DataError,
+    Example,
+    Group,
+    ScoredPair,
+    Triple,
+    pairs_of,
+    texts_of,
 )
+from angle_llm.data.keys import is_distinctive, key, normalized, pair_key, printable
+from angle_llm.data.sources import QRELS, BadRow, Source, find_path, is_data_name, resolve_source, splits_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,8 +143,8 @@ class EvaluationSet:
     """
 
     name: str
-    path: Path
-    """Absolute path of the evaluation file; a data file is not compared with itself."""
+    identity: str
+    """Identity of the evaluation file (`FileReader.identity`); a data file is not compared with itself."""
     pairs: NDArray[np.uint64]
     """Hashes of the text pairs without case, spacing and punctuation; the order of the two texts has no effect."""
     sentences: NDArray[np.uint64]
@@ -172,13 +170,13 @@ class EvaluationSet:
         def bare(some: Iterable[str]) -> set[str]:
             return {normalized(printable(text)) for text in some}
 
-        found = (
+        hashes = (
             {pair_key(normalized(printable(left)), normalized(printable(right))) for left, right in pairs},
             {key(text) for text in bare(texts) if is_distinctive(text)},
             {key(text) for text in bare(queries)},
             {key(text) for text in bare(documents)},
         )
-        return cls(name, Path(name), *map(_array, found))
+        return cls(name, name, *map(_array, hashes))
 
 
 def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> list[dict[str, tuple[int, int]]]:
@@ -207,6 +205,41 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
     ]
 
 
+class _Report:
+    """Collects the findings of each file, and the rows that `data check --fix` removes.
+
+    Args:
+        names: Names of the files, for the locations of rows.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self.findings: list[list[Finding]] = [[] for _ in names]
+        self.removed: list[dict[int, str]] = [{} for _ in names]
+        """Line → reason of each row to remove, for each file."""
+
+    def add(
+        self, kind: str, frame: pd.DataFrame, text: str, matching: Callable[[int], Any] | None = None, reason: str = ""
+    ) -> None:
+        """Add a finding (a problem) to each file that has rows in the table `frame`.
+
+        `matching` maps an index of `frame` to the row that matches this row. If `reason` is empty, `kind` is the reason.
+        """
+        for file, part in frame.drop_duplicates(["file", "line"]).sort_values("line").groupby("file"):
+            places = [
+                f"{line} and {self._place(matching(index), file)}" if matching else f"{line}"
+                for index, line in part.line.head(SHOWN_PLACES).items()
+            ]
+            sentence = f"rows that {text}: {len(part):,}"
+            self.findings[file].append(Finding(kind, kind in _TROUBLE, len(part), sentence, places))
+            for line in part.line if kind in _REMOVED else ():
+                self.removed[file].setdefault(int(line), reason or kind)
+
+    def _place(self, row: Any, file: int) -> str:
+        """Return the line number of a row; with file name, if the row is not in file number `file`."""
+        return f"{int(row.line)}" if row.file == file else f"{self._names[int(row.file)]}:{int(row.line)}"
+
+
 def compare_rows(
     names: Sequence[str], files: Sequence[FileKeys], sets: Sequence[Sequence[EvaluationSet]]
 ) -> list[tuple[list[Finding], dict[int, str]]]:
@@ -220,75 +253,85 @@ def compare_rows(
     Returns:
         For each file, the problems, and line → reason of the rows that `data check --fix` removes.
     """
-    rows = _table([each.rows for each in files], ["line", "exact", "near", "query"])
-    ids = _table([each.ids for each in files], ["line", "key"])
-    pairs = _table([each.pairs for each in files], ["line", "key", "used", "same"])
-    pairs["score"] = np.concatenate([np.zeros(0), *(np.asarray(each.scores) for each in files)])
-    by_key = pairs.groupby("key").score
+    rows = _table([keys.rows for keys in files], ["line", "exact", "near", "query"])
+    ids = _table([keys.ids for keys in files], ["line", "key"])
+    pairs = _table([keys.pairs for keys in files], ["line", "key", "used", "same"])
+    pairs["score"] = np.concatenate([np.zeros(0), *(np.asarray(keys.scores) for keys in files)])
+
+    report = _Report(names)
+    _add_labels(report, pairs)
+    for file, (keys, sets_of_file) in enumerate(zip(files, sets, strict=True)):
+        for tested in sets_of_file:
+            _add_tested_rows(report, tested, *(table[table.file == file] for table in (rows, pairs, ids)))
+        _add_tested_texts(report.findings[file], keys, sets_of_file)
+    _add_repeats(report, rows)
+    return list(zip(report.findings, report.removed, strict=True))
+
+
+def _add_labels(report: _Report, pairs: pd.DataFrame) -> None:
+    """Report pairs of texts with different labels, and pairs of a text with itself."""
+    scores = pairs.groupby("key").score
     # Of 1, 0.5 and 0.2, only 1 and 0.2 contradict each other.
-    pairs["distance"] = np.maximum(by_key.transform("max") - pairs.score, pairs.score - by_key.transform("min"))
-    for name in ("exact", "near"):
-        rows[f"first_{name}"] = rows.index.to_series().groupby(rows[name]).transform("min")
+    distance = np.maximum(scores.transform("max") - pairs.score, pairs.score - scores.transform("min"))
 
-    found = [list[Finding]() for _ in files]
-    removed = [dict[int, str]() for _ in files]
+    def opposite(index: int) -> Any:
+        """Return the row of `pairs` with the same pair of texts and the most different score."""
+        group = pairs[pairs.key == pairs.key[index]]
+        return pairs.loc[(group.score - pairs.score[index]).abs().idxmax()]
 
-    def place(row: Any, file: int) -> str:
-        """Return the line number of a row; with file name, if the row is not in file number `file`."""
-        return f"{int(row.line)}" if row.file == file else f"{names[int(row.file)]}:{int(row.line)}"
-
-    def add(kind: str, frame: pd.DataFrame, text: str, other: Any = None, reason: str = "") -> None:
-        """Add a finding (a problem) to each file that has rows in the table `frame`.
-
-        `other` maps an index of `frame` to the row that matches this row. If `reason` is empty, `kind` is the reason.
-        """
-        for file, part in frame.drop_duplicates(["file", "line"]).sort_values("line").groupby("file"):
-            places = [
-                f"{line} and {place(other(at), file)}" if other else f"{line}"
-                for at, line in part.line.head(SHOWN_PLACES).items()
-            ]
-            found[file].append(Finding(kind, kind in _TROUBLE, len(part), f"rows that {text}: {len(part):,}", places))
-            for line in part.line if kind in _REMOVED else ():
-                removed[file].setdefault(int(line), reason or kind)
-
-    def opposite(at: int) -> Any:
-        """Return the row of `pairs` with the same pair of texts as row `at` and the most different score."""
-        group = pairs[pairs.key == pairs.key[at]]
-        return pairs.loc[(group.score - pairs.score[at]).abs().idxmax()]
-
-    used = pairs[pairs.used == 1]
-    opposed = used.distance > CONTRADICTION + 1e-9
-    add("contradiction", used[opposed], "contain pairs that have the opposite label elsewhere", opposite)
-    add("other label", used[(used.distance > 0) & ~opposed], "contain a pair that has a different label in another row")
-    same, unlike = used.same == 1, used.score < CONTRADICTION
+    used = pairs.used == 1
+    opposed = distance > CONTRADICTION + 1e-9
+    text = "contain pairs that have the opposite label elsewhere"
+    report.add("contradiction", pairs[used & opposed], text, opposite)
+    text = "contain a pair that has a different label in another row"
+    report.add("other label", pairs[used & (distance > 0) & ~opposed], text)
+    same, unlike = pairs.same == 1, pairs.score < CONTRADICTION
     text = "label two equal texts as dissimilar (case, spacing and punctuation ignored)"
-    add("unlike itself", used[same & unlike], text)
-    add("same texts", used[same & ~unlike], "pair a text with itself")
-    for file, own_sets in enumerate(sets):
-        for each in own_sets:
-            shared = used[(used.file == file) & used.key.isin(each.pairs)]
-            add("contamination", shared, f"contain a pair of {each.name}", reason=f"its pair is in {each.name}")
-            asked = rows[(rows.file == file) & rows["query"].isin(each.queries) & ~rows.line.isin(shared.line)]
-            add("contamination", asked, f"contain a query of {each.name}", reason=f"its query is in {each.name}")
-            named = ids[(ids.file == file) & ids.key.isin(each.ids)]
-            add("ids", named, f"have the id of a query or judged document of {each.name}; the texts may differ")
-        sentences = _array(files[file].sentences)
-        for kind, text in (
-            ("sentences", "texts of 4 words or more that are also in evaluation sets"),
-            ("documents", "texts of 4 words or more that are judged documents"),
-        ):
-            counts = {each.name: int(np.isin(sentences, getattr(each, kind)).sum()) for each in own_sets}
-            if listed := ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count):
-                found[file].append(Finding(kind, False, sum(counts.values()), f"{text}: {listed}"))
-    exact, nearly = rows.first_exact != rows.index, rows.first_near != rows.index
-    within = rows.file[rows.first_near].to_numpy() == rows.file
+    report.add("unlike itself", pairs[used & same & unlike], text)
+    report.add("same texts", pairs[used & same & ~unlike], "pair a text with itself")
+
+
+def _add_tested_rows(
+    report: _Report, tested: EvaluationSet, rows: pd.DataFrame, pairs: pd.DataFrame, ids: pd.DataFrame
+) -> None:
+    """Report the rows of a file that contain a pair, a query or an id of an evaluation set (`tested`)."""
+    name = tested.name
+    shared = pairs[(pairs.used == 1) & pairs.key.isin(tested.pairs)]
+    report.add("contamination", shared, f"contain a pair of {name}", reason=f"its pair is in {name}")
+    asked = rows[rows["query"].isin(tested.queries) & ~rows.line.isin(shared.line)]
+    report.add("contamination", asked, f"contain a query of {name}", reason=f"its query is in {name}")
+    named = ids[ids.key.isin(tested.ids)]
+    report.add("ids", named, f"have the id of a query or judged document of {name}; the texts may differ")
+
+
+def _add_tested_texts(findings: list[Finding], keys: FileKeys, sets: Sequence[EvaluationSet]) -> None:
+    """Add findings with the numbers of texts of a file that are also in evaluation sets, or are judged documents."""
+    sentences = _array(keys.sentences)
+    for kind, text in (
+        ("sentences", "texts of 4 words or more that are also in evaluation sets"),
+        ("documents", "texts of 4 words or more that are judged documents"),
+    ):
+        counts = {tested.name: int(np.isin(sentences, getattr(tested, kind)).sum()) for tested in sets}
+        if listed := ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count):
+            findings.append(Finding(kind, False, sum(counts.values()), f"{text}: {listed}"))
+
+
+def _add_repeats(report: _Report, rows: pd.DataFrame) -> None:
+    """Report rows that repeat an earlier row of the same file or of an earlier file."""
+    numbers = rows.index.to_series()
+    first_exact, first_near = (numbers.groupby(rows[name]).transform("min") for name in ("exact", "near"))
+    is_exact, is_near = first_exact != rows.index, first_near != rows.index
+    within = rows.file[first_near].to_numpy() == rows.file
+
+    def first(index: int) -> Any:
+        return rows.loc[first_near[index]]
+
     text = "repeat an earlier row exactly (pairs in any order)"
-    add("duplicate", rows[exact & within], text, lambda at: rows.loc[rows.first_exact[at]])
+    report.add("duplicate", rows[is_exact & within], text, lambda index: rows.loc[first_exact[index]])
     text = "repeat an earlier row (case, spacing and punctuation ignored)"
-    add("near duplicate", rows[nearly & ~exact & within], text, lambda at: rows.loc[rows.first_near[at]])
+    report.add("near duplicate", rows[is_near & ~is_exact & within], text, first)
     text = "repeat a row of an earlier file (case, spacing and punctuation ignored)"
-    add("across files", rows[~within], text, lambda at: rows.loc[rows.first_near[at]])
-    return list(zip(found, removed, strict=True))
+    report.add("across files", rows[~within], text, first)
 
 
 def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:
@@ -300,7 +343,7 @@ def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:
 
     values = [np.asarray(part, dtype=np.uint64).reshape(-1, len(columns)) for part in parts]
     frame = pd.DataFrame(np.concatenate([np.zeros((0, len(columns)), np.uint64), *values]), columns=columns)
-    return frame.assign(file=np.repeat(np.arange(len(values)), [len(each) for each in values]))
+    return frame.assign(file=np.repeat(np.arange(len(values)), [len(part) for part in values]))
 
 
 # ------------------------------------------------------------------------------------------------ evaluation sets
@@ -324,25 +367,23 @@ def read_evaluation_sets(
         DataError: for a path that does not exist, a named file that has no texts or cannot be read, or if there is no
             evaluation set.
     """
-    found: list[EvaluationSet] = []
+    sets: list[EvaluationSet] = []
     skipped: list[str] = []
-    for given in paths:
-        path = find_path(str(given))
-        name, _, split = str(given).rpartition("@")
-        folder = find_path(name) if name and not path.exists() else None
-        if folder is not None and is_judged(folder):
-            found.append(_read_judged(folder, split))
-        elif path.is_file() or str(given).startswith(STARTER) or (folder is not None and folder.is_dir()):
-            found.append(_read_set(given, path.name, skipped, columns))
-        elif path.is_dir():
-            found += _read_folder(path, skipped, columns)
-        else:
-            raise DataError(f"--against: no file or folder {path}.")
-    if not found:
+    for text in map(str, paths):
+        path = find_path(text)
+        if path.is_dir():
+            sets += _read_folder(path, skipped, columns)
+            continue
+        try:
+            source = resolve_source(text, tables=True)
+        except DataError as error:
+            raise DataError(f"--against: {error}") from error
+        sets.append(_read_set(source, path.name, skipped, columns))
+    if not sets:
         raise DataError(
             f"--against: no evaluation set found; skipped: {', '.join(skipped) or 'nothing'}. Name the files."
         )
-    return found, skipped
+    return sets, skipped
 
 
 def _read_folder(folder: Path, skipped: list[str], mapping: Mapping[str, str]) -> Iterator[EvaluationSet]:
@@ -352,28 +393,26 @@ def _read_folder(folder: Path, skipped: list[str], mapping: Mapping[str, str]) -
     """
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and is_data_name(file.name)]
     files = [file for file in files if not file.name.startswith("STS.gs.")]  # scores, read with STS.input.*
-    for judged in sorted(each.parent for each in folder.rglob("qrels") if each.is_dir()):
+
+    # Names in reports, and texts that name the sources. Splits of BEIR folders come first.
+    sources: list[tuple[str, str]] = []
+    for judged in sorted(qrels.parent for qrels in folder.rglob(QRELS) if qrels.is_dir()):
         files = [file for file in files if judged not in file.parents]
         splits = splits_of(judged)
-        if not splits:
-            skipped.append(f"{judged.name} (no qrels/*.tsv)")
-        for split in splits:
-            if _words(split) & _TRAINING_WORDS:
-                skipped.append(f"{judged.name}@{split}")
-                continue
-            try:
-                yield _read_judged(judged, split)
-            except DataError as error:
-                skipped.append(f"{judged.name}@{split} ({error})")
-    names = {file: str(file.relative_to(folder)) for file in files}
-    not_training = [file for file in files if not _words(names[file]) & _TRAINING_WORDS]
-    chosen = [file for file in not_training if _words(names[file]) & _EVALUATION_WORDS] or not_training
-    skipped += [f"{name} (because of its name)" for file, name in names.items() if file not in chosen]
-    for file in chosen:
+        skipped += [] if splits else [f"{judged.name} (no qrels/*.tsv)"]
+        skipped += [f"{judged.name}@{split}" for split in splits if _words(split) & _TRAINING_WORDS]
+        tested = (split for split in splits if not _words(split) & _TRAINING_WORDS)
+        sources += [(f"{judged.name}@{split}", f"{judged}@{split}") for split in tested]
+
+    names = {str(file.relative_to(folder)): str(file) for file in files}
+    not_training = {name: file for name, file in names.items() if not _words(name) & _TRAINING_WORDS}
+    chosen = {name: file for name, file in not_training.items() if _words(name) & _EVALUATION_WORDS} or not_training
+    skipped += [f"{name} (because of its name)" for name in names if name not in chosen]
+    for name, text in (*sources, *chosen.items()):
         try:
-            yield _read_set(file, names[file], skipped, mapping)
+            yield _read_set(resolve_source(text, tables=True), name, skipped, mapping)
         except DataError as error:
-            skipped.append(f"{names[file]} ({error})")
+            skipped.append(f"{name} ({error})")
 
 
 def _words(name: str) -> set[str]:
@@ -381,36 +420,49 @@ def _words(name: str) -> set[str]:
     return set(re.split(r"[^a-z0-9]+", name.lower()))
 
 
-def _read_set(source: str | Path, name: str, skipped: list[str], mapping: Mapping[str, str]) -> EvaluationSet:
-    """Read an evaluation file, and return the hashes of its pairs and texts.
+def _read_set(source: Source, name: str, skipped: list[str], mapping: Mapping[str, str]) -> EvaluationSet:
+    """Read an evaluation file or a split of a BEIR folder, and return the hashes of its pairs and texts.
 
-    A message with the number of unreadable rows is appended to `skipped`. `mapping` is field of a data format → column.
+    Two texts in different columns of a row are a pair; of two lists in a row, the texts are not paired. A message with
+    the number of unreadable rows is appended to `skipped`. `mapping` is field of a data format → column.
 
     Raises:
-        DataError: if the file cannot be read or has no text column.
+        DataError: if the source cannot be read or has no text column.
     """
-    rows = open_rows(source, tables=True)
-    columns = _text_columns(rows.columns, mapping)
+    if source.kind == "beir":
+        return _judged_set(source, name)
+    columns = _text_columns(source.columns, mapping)
     if not columns:
         raise DataError(
-            f"{source}: no known text column among {', '.join(rows.columns)}. Name the text columns, such as --columns text1 "
-            "question text2 answer."
+            f"{source.name}: no known text column among {', '.join(source.columns)}. Name the text columns, such as --columns "
+            "text1 question text2 answer."
         )
     pairs: set[int] = set()
     sentences: set[int] = set()
     bad = 0
-    for row in rows:
+    for row in source.rows():
         if isinstance(row, BadRow):
             bad += 1
             continue
-        for names in columns:
-            sides = [[normalized(printable(text)) for text in _texts_in(row.values.get(each))] for each in names]
-            sentences.update(key(text) for texts in sides for text in texts if is_distinctive(text))
-            if len(sides) == 2:
-                pairs.update(pair_key(left, right) for left in sides[0] for right in sides[1])
+        cells = [[normalized(printable(text)) for text in _texts_in(row.values.get(column))] for column in columns]
+        sentences.update(key(text) for texts in cells for text in texts if is_distinctive(text))
+        for left, right in combinations(cells, 2):
+            if len(left) == 1 or len(right) == 1:
+                pairs.update(pair_key(one, two) for one in left for two in right)
     if bad:
         skipped.append(f"{bad:,} unreadable rows of {name}")
-    return EvaluationSet(name, (rows.path or Path(source)).resolve(), _array(pairs), _array(sentences))
+    return EvaluationSet(name, source.files[0].identity, _array(pairs), _array(sentences))
+
+
+def _judged_set(source: Source, name: str) -> EvaluationSet:
+    """Return a split of a BEIR folder as an evaluation set: queries, judged documents, and query-positive pairs."""
+    rows = [row.values for row in source.good_rows()]
+    queries = [str(row["query"]) for row in rows]
+    pairs = [(row["query"], passage["text"]) for row in rows for passage in row["positive_passages"]]
+    passages = [passage for row in rows for passage in (*row["positive_passages"], *row["negative_passages"])]
+    tested = EvaluationSet.of(name, pairs, queries, queries, [passage["text"] for passage in passages])
+    ids = {key(row["query_id"]) for row in rows} | {key(passage["docid"]) for passage in passages}
+    return replace(tested, identity=source.files[0].identity, ids=_array(ids))
 
 
 def _texts_in(value: Any) -> list[str]:
@@ -426,54 +478,16 @@ def _texts_in(value: Any) -> list[str]:
     return [value] if isinstance(value, str) and value.strip() else []
 
 
-def _read_judged(folder: Path, split: str) -> EvaluationSet:
-    """Read a split of a BEIR folder as an evaluation set: queries, judged documents, and query-positive pairs."""
-    judged = JudgedQueries(folder, split)
-    rows = [row.values for row in RowSource(str(folder), [judged]).good_rows()]
-    queries = [str(row["query"]) for row in rows]
-    passages = [each for row in rows for name in ("positive_passages", "negative_passages") for each in row[name]]
-    pairs = [
-        (query, each["text"]) for query, row in zip(queries, rows, strict=True) for each in row["positive_passages"]
-    ]
-    found = EvaluationSet.of(
-        f"{folder.name}@{split}", pairs, queries, queries, documents=[each["text"] for each in passages]
-    )
-    ids = {key(row["query_id"]) for row in rows} | {key(each["docid"]) for each in passages}
-    return replace(found, path=judged.path.resolve(), ids=_array(ids))
-
-
 def _array(keys: Collection[int]) -> NDArray[np.uint64]:
     """Return hashes as an array."""
     return np.fromiter(keys, dtype=np.uint64)
 
 
-def _text_columns(columns: Sequence[str], mapping: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Return the text columns of an evaluation file, as tuples of two columns (text pairs) or one column (texts).
+def _text_columns(columns: Sequence[str], mapping: Mapping[str, str]) -> list[str]:
+    """Return the columns of an evaluation file that contain texts: the mapped columns, and columns with a usual name.
 
-    If the columns fit no format, or a field has several columns, all recognised columns are returned, in all pairs. An
-    empty list means that no column is recognised. `mapping` is field of a data format → column.
+    `mapping` is field of a data format → column.
     """
-    mapping = {name: column for name, column in mapping.items() if column in columns}
-    formats = {
-        format: {name: column for name, column in mapping.items() if name in fields_of(format, mapping, columns)}
-        for format in ("triple", "group", "positive_pair")
-    }
-    found = []
-    for format, given in formats.items():
-        with suppress(DataError):
-            _, fields = resolve_format(format, given, columns)
-            found.append((len(given), [column for field, column in fields.items() if "scores" not in field]))
-    if found:  # the format with most mapped fields, then with most columns
-        _, (first, *others) = max(found, key=lambda one: (one[0], len(one[1])))
-        return [(first, other) for other in others]
-    premise, hypothesis = (mapping.get(name, name) for name in ("premise", "hypothesis"))
-    if {premise, hypothesis} <= set(columns):
-        return [(premise, hypothesis)]
-    named: list[tuple[str, ...]] = [
-        (column,) for name, column in mapping.items() if name in USUAL_NAMES and "score" not in name
-    ]
-    usual = [
-        name for field, names in USUAL_NAMES.items() if field != "label" and "score" not in field for name in names
-    ]
-    known = [name for name in dict.fromkeys([*usual, "captions"]) if name in columns]
-    return named or (list(combinations(known, 2)) if len(known) > 1 else [(name,) for name in known])
+    names_of_field = [*USUAL_NAMES.items(), *((field, (column,)) for field, column in mapping.items())]
+    texts = {name for field, names in names_of_field if "score" not in field and field != "label" for name in names}
+    return [name for name in columns if name in texts | {"captions"} or NUMBERED_NEGATIVE.fullmatch(name)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from angle_llm.data.examples import DataReport, load_examples
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.order import Draws
-from angle_llm.data.readers import EXTENSIONS, find_path
+from angle_llm.data.sources import EXTENSIONS, find_path
 from angle_llm.data.store import ByIndex, digest_of
 from angle_llm.settings.train import DataSettings, DataSource, MixedSet
 

@@ -50,7 +50,7 @@ from angle_llm.data.examples import DataReport, ExampleReader, load_examples, op
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Group, is_list_text, texts_of
 from angle_llm.data.keys import key, normalized, printable
 from angle_llm.data.leakage import NEUTRAL_SCORE, SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
-from angle_llm.data.readers import BadRow, Row
+from angle_llm.data.sources import BadRow, Row
 from angle_llm.io import plain
 from angle_llm.settings.train import DataSource
 
@@ -209,7 +209,7 @@ def check_files(
     read from the same file. If `tokens` is None, numbers of tokens are not checked.
     """
     checked: list[CheckedFile] = []
-    understood: list[tuple[FileReport, FileKeys, set[Path]]] = []
+    understood: list[tuple[FileReport, FileKeys, set[str]]] = []
     for source in sources:
         report, keys = FileReport(source.path), FileKeys()
         try:
@@ -220,7 +220,7 @@ def check_files(
             report.rows_in = 0
             report.add("unreadable", 1, str(error), trouble=True)
         checked.append((source, report))
-    own_sets = [[each for each in sets if each.path not in paths] for *_, paths in understood]
+    own_sets = [[each for each in sets if each.identity not in read] for *_, read in understood]
     compared = compare_rows([report.path for report, *_ in understood], [keys for _, keys, _ in understood], own_sets)
     for (report, *_), (findings, removed) in zip(understood, compared, strict=True):
         report.findings += findings
@@ -228,7 +228,7 @@ def check_files(
     return checked
 
 
-def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, keys: FileKeys) -> set[Path]:
+def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, keys: FileKeys) -> set[str]:
     """Read a data file as training reads it, and fill `report` (counts, problems) and `keys` (hashes of the rows).
 
     Returns the absolute paths of the files that were read. Raises `DataError` if the file cannot be read.
@@ -236,7 +236,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     reading = open_examples(source)
     account = reading.report()
     report.format, report.guessed = reading.format, source.format == "auto"
-    report.unit = "row" if len(reading.rows.files) > 1 else reading.rows.files[0].unit
+    report.unit = "row" if len(reading.source.files) > 1 else reading.source.files[0].unit
     report.columns, report.unused_columns = reading.columns, account.unused_columns
 
     survey, lengths = _RowSurvey(keys), _TokenSurvey(tokens)
@@ -244,7 +244,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     while batch := list(itertools.islice(texts, 1024)):
         lengths.add(batch)
 
-    paths = {file.path.resolve() for file in reading.rows.files}
+    paths = {file.identity for file in reading.source.files}
     used, report.groups = len(keys.rows) // FileKeys.ROW_VALUES, dict(survey.groups)
     report.rows_in, report.rejected, report.distinct_texts = account.rows_in, len(account.rejected), len(keys.texts)
     if FORMATS[reading.format].combine is not None and used:
@@ -252,7 +252,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
         used = account.rows_used
     report.rows_used, report.dropped = used, account.dropped
     if account.rejected:
-        for problem in filter(None, (file.wrong_encoding() for file in reading.rows.files)):
+        for problem in filter(None, (file.wrong_encoding() for file in reading.source.files)):
             report.add("encoding", 1, problem, trouble=True)
         report.add("rejected", report.rejected, _causes(account.rejected), trouble=True)
     if not used:
@@ -269,7 +269,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
 
 def _numbered(reading: ExampleReader) -> Iterator[tuple[int, Row | BadRow, Example | Dropped | BadRow]]:
     """Yield (number, row, result) for every row: the line or row of a file, or the number in several files together."""
-    several = len(reading.rows.files) > 1
+    several = len(reading.source.files) > 1
     for number, (row, result) in enumerate(reading.outcomes(), 1):
         yield number if several else row.line, row, result
 
@@ -383,7 +383,7 @@ def _with_scale(source: DataSource, report: FileReport) -> DataSource:
     report.score_range = source.score_range
     if reading.format != "scored_pair" or source.score_range is not None:
         return source
-    rows = (row.values for row in reading.rows if isinstance(row, Row) and reading.is_wanted(row.values))
+    rows = (row.values for row in reading.source.rows() if isinstance(row, Row) and reading.is_wanted(row.values))
     numbers = (_number(row.get(reading.columns["score"])) for row in rows)
     values = np.array([number for number in numbers if number is not None])
     scales = [scale for scale in _SCALES if ((values >= scale[0]) & (values <= scale[1])).sum() >= 0.9 * len(values)]
@@ -431,7 +431,7 @@ def _describe_scores(scores: Any, report: FileReport) -> None:
 def _find_labels(source: DataSource, report: FileReport) -> None:
     """Report unused columns that contain numbers and may be labels with an unknown column name."""
     reading = open_examples(source)
-    wanted = (row.values for row in reading.rows if isinstance(row, Row) and reading.is_wanted(row.values))
+    wanted = (row.values for row in reading.source.rows() if isinstance(row, Row) and reading.is_wanted(row.values))
     rows = list(itertools.islice(wanted, _SAMPLE_ROWS))
     for column in report.unused_columns:
         numbers = [_number(row[column]) for row in rows if row.get(column) not in (None, "")]

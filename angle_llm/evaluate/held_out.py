@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from angle_llm.data.examples import open_examples
-from angle_llm.data.formats import Example
+from angle_llm.data.formats import DataError, Example
 from angle_llm.data.keys import printable
 from angle_llm.data.leakage import EvaluationSet, count_shared
-from angle_llm.data.readers import STARTER, find_path, open_rows
+from angle_llm.data.sources import MTEB, Source, evaluation_source
 from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
 from angle_llm.evaluate.bootstrap import compare as compare_pairs
 from angle_llm.evaluate.encoding import Encode, Rows, encode_functions
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
 from angle_llm.evaluate.retrieval import evaluate_retrieval, query_metrics
-from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answers, read_beir, task_folder
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_answers, read_beir
 from angle_llm.evaluate.sts import evaluate_defined
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
 from angle_llm.evaluate.task_files import unique_names
 from angle_llm.model.vectors import unit_rows
-from angle_llm.settings.parsing import SettingsError, need_library, settings_class, similar_paths, unknown_name
+from angle_llm.settings.parsing import SettingsError, need_library, settings_class, unknown_name
 from angle_llm.settings.train import DataSource, EvaluationSettings
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
-MTEB = "mteb:"
-"""Prefix of the entries in `evaluation.tasks` that name a task of MTEB, such as mteb:STSBenchmark."""
+_FILE_KINDS = ("file", "starter")
+"""Kinds of sources that are a file of scored pairs, or of questions and answers."""
 MetricValues = dict[str, float]
 Items = np.ndarray[Any, np.dtype[np.float64]]
 """Cosines of the pairs of a task, or the main metric × 100 of its queries."""
@@ -144,8 +144,8 @@ def held_out_evaluation(
 ) -> HeldOutEvaluation | None:
     """Read the held-out tasks of a training run, and return the object that evaluates an encoder; None without tasks.
 
-    All files are read at once. Tasks with equal names get their folders as prefixes: stsb/test and sick/test.
-    `micro_batch_tokens` is the maximum number of tokens in a micro-batch; None: the default of
+    Every file is read once, and its rows stay in memory. Tasks with equal names get their folders as prefixes:
+    stsb/test and sick/test. `micro_batch_tokens` is the maximum number of tokens in a micro-batch; None: the default of
     `SentenceEncoder.encode`.
 
     Raises:
@@ -155,20 +155,34 @@ def held_out_evaluation(
     """
     if not settings.tasks:
         return None
-    settings = replace(settings, tasks=[_file_of(source) for source in settings.tasks])
-    _check_columns(settings)
-    tasks = _with_unique_names(
-        settings.tasks, [_task(source, settings, micro_batch_tokens) for source in settings.tasks]
-    )
-    if settings.corpus is not None and not any(
-        _is_answers(source, settings) for source in settings.tasks if _is_file(source)
-    ):
+    sources = [_task_source(text) for text in settings.tasks]
+    files = [source for source in sources if source.kind in _FILE_KINDS]
+
+    # Settings that no file uses.
+    columns = list(dict.fromkeys(column for source in files for column in source.columns))
+    for name, column in settings.columns.items() if files else ():
+        if column not in columns:
+            raise SettingsError(f"--evaluation.columns {name} {column}: {unknown_name('column', column, columns)}")
+    if settings.corpus is not None and not any(_has_answers(source, settings) for source in files):
         raise SettingsError(
             "--evaluation.corpus adds candidates to questions and answers: expected a file of questions and answers in "
             "--evaluation.tasks, got none."
         )
-    named = dict(zip(settings.tasks, tasks, strict=True))
-    return HeldOutEvaluation(named, f"{tasks[0].name}/{tasks[0].metrics[0]}", micro_batch_tokens)
+
+    # The tasks, with unique names. Lone surrogates, of file names that are not UTF-8, cannot be stored in results.
+    tasks = [_read_task(source, settings, micro_batch_tokens) for source in sources]
+    names = unique_names([task.name for task in tasks], [source.folder for source in sources])
+    text_of: dict[str, str] = {}
+    for name, text in zip(map(printable, names), settings.tasks, strict=True):
+        if name in text_of:
+            raise SettingsError(
+                f"--evaluation.tasks: expected tasks with unique names, got {name} for {text_of[name]} and {text}. Rename a "
+                "file or folder."
+            )
+        text_of[name] = text
+    named = {text: replace(task, name=name) for (name, text), task in zip(text_of.items(), tasks, strict=True)}
+    first = next(iter(named.values()))
+    return HeldOutEvaluation(named, f"{first.name}/{first.metrics[0]}", micro_batch_tokens)
 
 
 def cached(encode: Encode) -> Encode:
@@ -192,122 +206,76 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
     The file or task name in the command is a placeholder for new data, because the first held-out task selected the
     model. If the file of this task no longer exists or is damaged, the result is `angle-llm eval --help`.
     """
+    words = ["sts", "--tasks", "HELD_OUT.tsv"]
+    if settings.tasks:
+        try:
+            words = _command_words(_task_source(settings.tasks[0]), settings)
+        except (OSError, ValueError):  # the file was moved or changed during the training, which takes hours
+            return "angle-llm eval --help"
+    return shlex.join(["angle-llm", "eval", words[0], "--model", str(model), *words[1:]])
+
+
+def _command_words(source: Source, settings: EvaluationSettings) -> list[str]:
+    """Return the command of `angle-llm eval` for a held-out task, and its flags except `--model`."""
+    if source.kind == "mteb":
+        return ["mteb", "--tasks", "TASK"]
+    if source.kind == "beir":
+        return ["retrieval", "FOLDER"]
+    columns = [word for pair in _reading(source, settings).columns.items() for word in pair]
+    flags = ["HELD_OUT" + "".join(Path(source.name).suffixes), *(["--columns", *columns] if columns else [])]
+    if not _has_answers(source, settings):
+        return ["sts", "--tasks", *flags]
+    return ["retrieval", "--pairs", *flags, *([] if settings.corpus is None else ["--corpus", settings.corpus])]
+
+
+def _task_source(text: str) -> Source:
+    """Return the source of an entry of `evaluation.tasks`.
+
+    Raises:
+        SettingsError: if the entry does not exist, or is not a file, a BEIR folder or `mteb:NAME`.
+    """
     try:
-        return _eval_command(settings, model)
-    except (OSError, ValueError):  # the file was moved or changed during the training, which takes hours
-        return "angle-llm eval --help"
-
-
-def _eval_command(settings: EvaluationSettings, model: Path) -> str:
-    """Return the command for `eval_command`. Raises the errors of `open_examples`."""
-    if not settings.tasks:
-        return shlex.join(["angle-llm", "eval", "sts", "--model", str(model), "--tasks", "HELD_OUT.tsv"])
-    source = settings.tasks[0]
-    if source.startswith(MTEB):
-        kind, flags = "mteb", ["--tasks", "TASK"]
-    elif is_beir(source):
-        kind, flags = "retrieval", ["FOLDER"]
-    else:
-        answers = _is_answers(source, settings)
-        columns = [word for pair in _source(source, settings).columns.items() for word in pair]
-        kind, flag = ("retrieval", "--pairs") if answers else ("sts", "--tasks")
-        flags = [flag, "HELD_OUT" + "".join(Path(source).suffixes), *(["--columns", *columns] if columns else [])]
-        flags += ["--corpus", settings.corpus] if answers and settings.corpus is not None else []
-    return shlex.join(["angle-llm", "eval", kind, "--model", str(model), *flags])
-
-
-def _with_unique_names(sources: Sequence[str], tasks: Sequence[HeldOutTask]) -> list[HeldOutTask]:
-    """Return held-out tasks with unique names: folders of `sources` become prefixes of equal names.
-
-    `sources` are the entries of `evaluation.tasks`, in the order of `tasks`.
-
-    Raises:
-        SettingsError: if a task is listed twice.
-    """
-    mteb = Path(MTEB.removesuffix(":"))
-    folders = [mteb if source.startswith(MTEB) else task_folder(source) for source in sources]
-    # Results are stored by name; lone surrogates, of file names that are not UTF-8, cannot be stored.
-    names = [printable(name) for name in unique_names([task.name for task in tasks], folders)]
-    for name in names:
-        if len(equal := [source for source, other in zip(sources, names, strict=True) if other == name]) > 1:
-            raise SettingsError(
-                f"--evaluation.tasks: expected tasks with unique names, got {name} for {' and '.join(equal)}. "
-                "Rename a file or folder."
-            )
-    return [replace(task, name=name) for task, name in zip(tasks, names, strict=True)]
-
-
-def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | None) -> HeldOutTask:
-    """Read the held-out task for `source`, an entry of `evaluation.tasks`.
-
-    `micro_batch_tokens` is the maximum number of tokens in a micro-batch, for a task of MTEB.
-
-    Raises:
-        SettingsError: if the entry does not exist, or is not a file of pairs, a BEIR folder or `mteb:NAME`.
-    """
-    if source.startswith(MTEB):
-        return _mteb_task(source.removeprefix(MTEB), micro_batch_tokens)
-    if is_beir(source):
-        return _retrieval_task(read_beir(source), judged=True)
-    if not _is_file(source):
-        path = find_path(source)
-        missing = "is none of them." if path.exists() else f"does not exist. {similar_paths(path)}"
+        source = evaluation_source(text)
+    except DataError as error:
+        raise SettingsError(f"--evaluation.tasks: {error}") from error
+    if source.kind not in (*_FILE_KINDS, "beir", "mteb"):
         raise SettingsError(
-            f"--evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) "
-            f"or mteb:NAME, got {source}, which {missing}"
+            f"--evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) or "
+            f"mteb:NAME, got {text}. Name a file in a folder as FOLDER@NAME."
         )
-    if _is_answers(source, settings):
-        task = read_answers(_source(source, settings), settings.corpus)
-        return _retrieval_task(task, judged=False)
-    return _sts_task(read_pairs(source, _source(source, settings).columns))
+    return source
 
 
-def _file_of(source: str) -> str:
-    """Return the path of the data file for FOLDER@NAME; return another entry of `evaluation.tasks` unchanged."""
-    folder, at, _ = source.rpartition("@")
-    if not at or find_path(source).exists() or not find_path(folder).is_dir() or is_beir(source):
-        return source
-    return str(open_rows(source, tables=True).path)
+def _read_task(source: Source, settings: EvaluationSettings, micro_batch_tokens: int | None) -> HeldOutTask:
+    """Read a held-out task. `micro_batch_tokens` is the maximum number of tokens in a micro-batch, for a task of MTEB."""
+    if source.kind == "mteb":
+        return _mteb_task(source.text.removeprefix(MTEB), micro_batch_tokens)
+    if source.kind == "beir":
+        return _retrieval_task(read_beir(source), judged=True)
+    reading = _reading(source, settings)
+    if _has_answers(source, settings):
+        return _retrieval_task(read_answers(reading, settings.corpus, source=source), judged=False)
+    return _sts_task(read_pairs(source, reading.columns))
 
 
-def _source(path: str, settings: EvaluationSettings) -> DataSource:
-    """Return the data source for a file in `evaluation.tasks`, with those `evaluation.columns` that the file has."""
-    found = open_rows(path, tables=True).columns
-    return _TaskSource(
-        path=path, columns={name: column for name, column in settings.columns.items() if column in found}
-    )
+def _reading(source: Source, settings: EvaluationSettings) -> DataSource:
+    """Return the settings to read a file in `evaluation.tasks`, with those `evaluation.columns` that the file has."""
+    columns = {name: column for name, column in settings.columns.items() if column in source.columns}
+    return _TaskSource(path=source.name, columns=columns)
 
 
-def _is_file(source: str) -> bool:
-    """Return whether an entry of `evaluation.tasks` names a data file, and not a BEIR folder or a task of MTEB."""
-    return source.startswith(STARTER) or (find_path(source).is_file() and not is_beir(source))
-
-
-def _check_columns(settings: EvaluationSettings) -> None:
-    """Check that every column in `evaluation.columns` exists in at least one file of `evaluation.tasks`.
-
-    Raises:
-        SettingsError: for a column that no file has.
-    """
-    files = [source for source in settings.tasks if _is_file(source)]
-    found = list(dict.fromkeys(column for path in files for column in open_rows(path, tables=True).columns))
-    for name, column in settings.columns.items() if files else ():
-        if column not in found:
-            raise SettingsError(f"--evaluation.columns {name} {column}: {unknown_name('column', column, found)}")
-
-
-def _is_answers(source: str, settings: EvaluationSettings) -> bool:
+def _has_answers(source: Source, settings: EvaluationSettings) -> bool:
     """Return whether a file in `evaluation.tasks` has questions with answers (True) or scored pairs (False).
 
     Raises:
         SettingsError: for a file with NLI rows.
     """
-    found = open_examples(_source(source, settings)).format
-    if found.startswith("nli"):
+    format = open_examples(_reading(source, settings), source).format
+    if format.startswith("nli"):
         raise SettingsError(
-            f"--evaluation.tasks: {source} has NLI rows; expected scored pairs, or questions and answers."
+            f"--evaluation.tasks: {source.text} has NLI rows; expected scored pairs, or questions and answers."
         )
-    return found != "scored_pair"
+    return format != "scored_pair"
 
 
 def _sts_task(task: StsTask) -> HeldOutTask:

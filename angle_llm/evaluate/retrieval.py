@@ -35,6 +35,8 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import tyro
 
+from angle_llm.data.examples import training_source
+from angle_llm.data.sources import evaluation_source
 from angle_llm.evaluate.bootstrap import Difference, Interval, mean_difference, mean_interval
 from angle_llm.evaluate.encoding import (
     RESAMPLES,
@@ -64,7 +66,6 @@ from angle_llm.evaluate.retrieval_tasks import (
     read_answers,
     read_beir,
     read_groups,
-    task_folder,
 )
 from angle_llm.evaluate.task_files import unique_names
 from angle_llm.model.vectors import unit_rows
@@ -130,13 +131,15 @@ class RetrievalSettings(RowSettings, EvalSettings):
         Raises:
             ValueError: if no task is selected, or a task is selected twice.
         """
-        tasks = [read_beir(folder, binary=self.binary) for folder in self.folders]
-        tasks += [read_answers(self.source_of(path), self.corpus, self.column) for path in self.pairs]
-        tasks += [read_groups(path, self.column) for path in self.groups]
-        if not tasks:
+        judged = [evaluation_source(folder) for folder in self.folders]
+        answers = [training_source(self.source_of(path)) for path in self.pairs]
+        groups = [evaluation_source(path) for path in self.groups]
+        if not (sources := [*judged, *answers, *groups]):
             raise ValueError("no task: name a BEIR folder, or set --pairs or --groups.")
-        folders = [task_folder(str(source)) for source in (*self.folders, *self.pairs, *self.groups)]
-        names = unique_names([task.name for task in tasks], folders)
+        tasks = [read_beir(source, binary=self.binary) for source in judged]
+        tasks += [read_answers(self.source_of(source.text), self.corpus, self.column, source) for source in answers]
+        tasks += [read_groups(source, self.column) for source in groups]
+        names = unique_names([task.name for task in tasks], [source.folder for source in sources])
         check_names(names)
         apart = zip(tasks, names, strict=True)
         return [task if name == task.name else replace(task, name=name, label=name) for task, name in apart]

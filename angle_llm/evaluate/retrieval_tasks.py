@@ -20,17 +20,7 @@ from pathlib import Path
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import POSITIVE_ABOVE, DataError, pairs_of
-from angle_llm.data.readers import (
-    ONLY_SHARD,
-    find_path,
-    is_judged,
-    open_rows,
-    part_of,
-    read_judgements,
-    read_texts,
-    splits_of,
-)
-from angle_llm.evaluate.task_files import file_folder
+from angle_llm.data.sources import JudgedQueries, Source, evaluation_source
 from angle_llm.settings.train import DataSource
 
 GROUP_COLUMNS = ("captions", "texts", "set")
@@ -69,7 +59,7 @@ def is_flickr30k(source: str | Path) -> bool:
     return Path(source).match("flickr30k/test_2016.jsonl.gz")
 
 
-def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
+def read_groups(path: str | Path | Source, column: str | None = None) -> RetrievalTask:
     """Read a retrieval task from a file with a list of texts in each row, such as the captions of an image.
 
     The first text of a list is a query, and the other texts are its answers. The candidates of a query are all texts in
@@ -81,9 +71,9 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
         DataError: for a malformed row, with file and line.
         ValueError: if no list has two texts.
     """
-    path = Path(path).expanduser()
+    source = evaluation_source(path)
     groups: list[list[str]] = []
-    for row in open_rows(path, tables=True).good_rows(() if column is None else (column,)):
+    for row in source.good_rows(() if column is None else (column,)):
         column = column or next((name for name in GROUP_COLUMNS if name in row.values), None)
         if column is None:
             raise DataError(
@@ -97,9 +87,9 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
     starts = [0, *accumulate(map(len, groups))]
     asked = [(group, first) for group, first in zip(groups, starts, strict=False) if len(group) > 1]
     if not asked:
-        raise ValueError(f"{path}: expected a row with at least two texts, got none.")
-    name = label = path.name.split(".")[0]
-    if is_flickr30k(path):
+        raise ValueError(f"{source.text}: expected a row with at least two texts, got none.")
+    name = label = Path(source.name).name.split(".")[0]
+    if is_flickr30k(source.name):
         name, label = "flickr30k", "Flickr30k test captions"
     return RetrievalTask(
         name,
@@ -108,7 +98,7 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
         candidates=tuple(text for group in groups for text in group),
         relevant=tuple(dict.fromkeys(range(first + 1, first + len(group)), 1.0) for group, first in asked),
         itself=tuple(first for _, first in asked),
-        source=str(path),
+        source=source.name,
         query_ids=tuple(str(first) for _, first in asked),
         strict=True,
     )
@@ -117,13 +107,7 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
 # ---------------------------------------------------------------------------------------------------- BEIR folders
 
 
-def is_beir(source: str | Path) -> bool:
-    """Return whether a path names a BEIR folder: FOLDER, FOLDER@NAME, or a file FOLDER/qrels/NAME.tsv."""
-    root, _ = root_and_split(str(source))
-    return is_judged(root)
-
-
-def read_beir(source: str | Path, *, binary: bool = False) -> RetrievalTask:
+def read_beir(source: str | Path | Source, *, binary: bool = False) -> RetrievalTask:
     """Read a retrieval task from a BEIR folder (corpus.jsonl, queries.jsonl, qrels/).
 
     `source` is FOLDER (judgements in qrels/test.tsv), FOLDER@NAME (qrels/NAME.tsv), or a file FOLDER/qrels/NAME.tsv.
@@ -134,46 +118,42 @@ def read_beir(source: str | Path, *, binary: bool = False) -> RetrievalTask:
     and documents that are numbered separately share ids by chance.
 
     Raises:
-        FileNotFoundError: for missing judgements; the message lists the files in qrels/.
-        DataError: for malformed rows and unknown ids in judgements.
-        ValueError: for a file instead of a folder, or judgements without a grade above 0.
+        DataError: for missing judgements, malformed rows and unknown ids in judgements.
+        ValueError: for another source, or judgements without a grade above 0.
     """
-    root, split = root_and_split(str(source))
-    if root.is_file():
+    source = evaluation_source(source)
+    if source.kind != "beir" or source.path is None:
         raise ValueError(
-            f"{root} is a file; expected a BEIR folder with corpus.jsonl, queries.jsonl and qrels/. For a file of questions "
-            f"and answers, use --pairs {root}."
+            f"expected a BEIR folder with corpus.jsonl, queries.jsonl and qrels/, got {source.text}. For a file of questions "
+            f"and answers, use --pairs {source.text}."
         )
-    judged = part_of(root, "qrels", split)
-    if not judged.is_file():
-        found = splits_of(root) if is_judged(root) else []
-        wanted = (
-            f"Example: {root}@{found[0]}." if found else "A BEIR folder has corpus.jsonl, queries.jsonl and qrels/."
-        )
-        raise FileNotFoundError(f"no judgements at {judged}; available: {', '.join(found) or 'none'}. {wanted}")
-    corpus, queries = (read_texts(part_of(root, part, split)) for part in ("corpus", "queries"))
-    place_of = {key: place for place, key in enumerate(corpus)}
+    (judged,) = source.files
+    assert isinstance(judged, JudgedQueries)
+    corpus, queries = judged.documents(), judged.queries()
+    row_of = {document: row for row, document in enumerate(corpus)}
+
+    # Grades of the answers of each query.
     answers: dict[str, dict[int, float]] = {}
-    for query, judgements in read_judgements(judged).items():
-        for line, candidate, score in judgements:
-            if not queries.get(query) or candidate not in place_of:
+    for query, judgements in judged.judgements.items():
+        for line, document, score in judgements:
+            if not queries.get(query) or document not in row_of:
                 raise DataError(
-                    f"{judged}:{line}: no text of query {query} among the queries, or no {candidate} in the corpus."
+                    f"{judged.name}:{line}: no text of query {query} among the queries, or no {document} in the corpus."
                 )
             if score > 0:
-                answers.setdefault(query, {})[place_of[candidate]] = 1.0 if binary else score
+                answers.setdefault(query, {})[row_of[document]] = 1.0 if binary else score
     if not answers:
-        raise ValueError(f"{judged}: expected a judgement above 0, got none.")
+        raise ValueError(f"{judged.name}: expected a judgement above 0, got none.")
 
     def skipped(query: str) -> int | None:
-        place = place_of.get(query)
-        if place is None or place in answers[query]:
+        row = row_of.get(query)
+        if row is None or row in answers[query]:
             return None
         by_chance = query.isdecimal() and corpus[query] != queries[query]
-        return None if by_chance else place
+        return None if by_chance else row
 
-    folder = root.resolve().name  # resolved, because `.` has no name
-    name = folder if split == "test" else f"{folder}@{split}"
+    folder = source.path.resolve().name  # resolved, because `.` has no name
+    name = folder if judged.split == "test" else f"{folder}@{judged.split}"
     return RetrievalTask(
         name,
         name,
@@ -181,63 +161,48 @@ def read_beir(source: str | Path, *, binary: bool = False) -> RetrievalTask:
         candidates=tuple(corpus.values()),
         relevant=tuple(answers.values()),
         itself=tuple(map(skipped, answers)),
-        source=str(judged),
+        source=judged.name,
         query_ids=tuple(answers),
     )
-
-
-def task_folder(source: str) -> Path:
-    """Return the folder that contains a BEIR folder or a data file, from which unique task names are made."""
-    return root_and_split(source)[0].resolve().parent if is_beir(source) else file_folder(source)
-
-
-def root_and_split(source: str) -> tuple[Path, str]:
-    """Split FOLDER, FOLDER@NAME or FOLDER/qrels/NAME.tsv into the BEIR folder and NAME, by default `test`.
-
-    NAME is the name of a file with judgements, FOLDER/qrels/NAME.tsv.
-    """
-    path = find_path(source)
-    if path.is_file() and path.parent.name == "qrels":
-        return path.parent.parent, path.name.removesuffix(".gz").removesuffix(".tsv").removesuffix(ONLY_SHARD)
-    folder, at, split = source.rpartition("@")
-    root = path if path.exists() or not at else find_path(folder)
-    return root, split if at and root != path else "test"
 
 
 # ------------------------------------------------------------------------------------------- questions and answers
 
 
-def read_answers(source: DataSource, corpus: str | Path | None = None, column: str | None = None) -> RetrievalTask:
+def read_answers(
+    settings: DataSource, corpus: str | Path | None = None, column: str | None = None, source: Source | None = None
+) -> RetrievalTask:
     """Read a retrieval task from a file of questions and answers: positive pairs, or other formats of training data.
 
     The first text of a positive pair is a query, and the second text is its answer. Candidates are all second texts
     (negatives too) and the texts of `corpus`, a text file or table with texts in `column`. White space at both
     ends is removed. Equal texts are one candidate, and equal questions are one query. A candidate that equals the query
-    is skipped for this query, unless it is an answer of the query.
+    is skipped for this query, unless it is an answer of the query. `source` has the rows; None: the source that
+    `settings.path` names.
 
     Raises:
         DataError: for a malformed row, with file and line, or a file without a positive pair.
     """
-    place_of: dict[str, int] = {}
+    row_of: dict[str, int] = {}
     answers: defaultdict[str, dict[int, float]] = defaultdict(dict)
-    for example in load_examples(source).examples:
+    for example in load_examples(settings, source=source).examples:
         for query, text, score in pairs_of(example):
-            place = place_of.setdefault(text.strip(), len(place_of))
+            row = row_of.setdefault(text.strip(), len(row_of))
             if score > POSITIVE_ABOVE:
-                answers[query.strip()][place] = 1.0
+                answers[query.strip()][row] = 1.0
     for text in () if corpus is None else corpus_texts(corpus, column):
-        place_of.setdefault(text.strip(), len(place_of))
+        row_of.setdefault(text.strip(), len(row_of))
     if not answers:
-        raise DataError(f"{source.path}: expected a question with its answer, got none.")
-    name = Path(source.path).name.split(".")[0]
-    itself = ((place_of.get(query), relevant) for query, relevant in answers.items())
+        raise DataError(f"{settings.path}: expected a question with its answer, got none.")
+    name = Path(settings.path).name.split(".")[0]
+    itself = ((row_of.get(query), relevant) for query, relevant in answers.items())
     return RetrievalTask(
         name,
         name,
         queries=tuple(answers),
-        candidates=tuple(place_of),
+        candidates=tuple(row_of),
         relevant=tuple(answers.values()),
-        itself=tuple(None if place in relevant else place for place, relevant in itself),
-        source=source.path,
+        itself=tuple(None if row in relevant else row for row, relevant in itself),
+        source=settings.path,
         query_ids=tuple(map(str, range(len(answers)))),
     )

@@ -26,13 +26,12 @@ from typing import Literal, NamedTuple
 
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError
-from angle_llm.data.readers import STARTER, RowSource, is_data_name, open_rows
+from angle_llm.data.sources import Source, evaluation_source, is_data_name, resolve_source
 from angle_llm.evaluate.encoding import EvalSettings, check_names
 from angle_llm.evaluate.task_files import (
     Layout,
     data_file,
     data_folder,
-    file_folder,
     first_complete,
     is_complete,
     score_of,
@@ -205,8 +204,9 @@ def select_tasks(
             )
     if columns and not any(map(_is_path, names)):
         raise SettingsError("--columns names columns of files: expected a file in --tasks, got none.")
-    tasks = [read_pairs(name, columns) if _is_path(name) else read_task(data_dir, name, text) for name in names]
-    folders = [file_folder(name) if _is_path(name) else Path() for name in names]
+    files = {name: evaluation_source(name) for name in names if _is_path(name)}
+    tasks = [read_pairs(files[name], columns) if name in files else read_task(data_dir, name, text) for name in names]
+    folders = [files[name].folder if name in files else Path() for name in names]
     unique = unique_names([task.name for task in tasks], folders)
     check_names(unique)
     apart = zip(tasks, unique, strict=True)
@@ -215,7 +215,7 @@ def select_tasks(
 
 def _is_path(name: str) -> bool:
     """Return whether an entry of `--tasks` is the path of a file of scored pairs, and not the name of an STS task."""
-    return name.startswith(STARTER) or "/" in name or "@" in name or is_data_name(name)
+    return any(sign in name for sign in ":/@") or is_data_name(name)
 
 
 def available_tasks(data_dir: str | Path | None, variant: TextVariant | None = None) -> list[str]:
@@ -261,7 +261,7 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant | Non
         paths = first_complete(f"{task} with {variant} text", layouts, available_tasks(data_dir, variant))
         if paths is layouts[0]:
             source = ", ".join(map(str, paths))
-            pairs = tuple(pair for path in paths for pair in _pairs(open_rows(path, tables=True)))
+            pairs = tuple(pair for path in paths for pair in _pairs(evaluation_source(path)))
         else:
             source = ", ".join(map(str, dict.fromkeys(path.parent for path in paths)))
             tables = [path for path in paths if not path.name.startswith("STS.gs.")]
@@ -269,7 +269,7 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant | Non
     return StsTask(task, label, variant, source, pairs, official_pairs)
 
 
-def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({})) -> StsTask:
+def read_pairs(path: str | Path | Source, columns: Mapping[str, str] = MappingProxyType({})) -> StsTask:
     """Read a file of scored sentence pairs as an STS task with the name of the file.
 
     `path` is a TSV, CSV, JSONL or Parquet file, FOLDER@NAME, or `starter:NAME` (a file of the package). Its columns are
@@ -279,16 +279,16 @@ def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({
     Raises:
         DataError: if the file does not exist or lacks columns; for a malformed row with file and line.
     """
-    source = str(path)
-    rows = open_rows(source, tables=True)
-    if rows.path is None or not rows.path.is_file():
+    source = evaluation_source(path)
+    if source.path is None or source.kind not in ("file", "starter"):
         raise DataError(
-            f"{source}: expected one file of scored pairs, got a folder. Name a file as FOLDER@NAME (FOLDER/NAME.*)."
+            f"{source.text}: expected one file of scored pairs. Name a file in a folder as FOLDER@NAME (FOLDER/NAME.*)."
         )
     names: Sequence[str] = COLUMNS
-    if columns or not set(COLUMNS) <= set(rows.columns):
+    if columns or not set(COLUMNS) <= set(source.columns):
+        settings = CommandSource(path=source.text, format="scored_pair", columns=dict(columns))
         try:
-            found = open_examples(CommandSource(path=source, format="scored_pair", columns=dict(columns))).columns
+            column_of = open_examples(settings, source).columns
         except DataError as error:
             if columns:
                 raise
@@ -296,9 +296,9 @@ def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({
                 f"{str(error).partition(' Add `')[0]} Set --columns FIELD COLUMN (eval sts, eval/nested.py), "
                 f"or rename the columns to {', '.join(COLUMNS)}; questions with answers are for eval retrieval --pairs"
             ) from None
-        names = [found[name] for name in ("text1", "text2", "score")]
-    name = Path(str(rows.path).removesuffix(".gz")).stem
-    return StsTask(name, name, "file", source, tuple(_pairs(rows, names)))
+        names = [column_of[name] for name in ("text1", "text2", "score")]
+    name = Path(str(source.path).removesuffix(".gz")).stem
+    return StsTask(name, name, "file", source.text, tuple(_pairs(source, names)))
 
 
 def with_published_edits(task: StsTask) -> StsTask:
@@ -308,21 +308,21 @@ def with_published_edits(task: StsTask) -> StsTask:
     return replace(task, pairs=pairs, edits="published")
 
 
-def _pairs(rows: RowSource, columns: Sequence[str] = COLUMNS) -> Iterator[StsPair]:
+def _pairs(source: Source, columns: Sequence[str] = COLUMNS) -> Iterator[StsPair]:
     """Yield the scored sentence pairs of a table. `columns` are the columns of the two sentences and the score.
 
     Raises:
         DataError: for a table without rows, or a malformed row.
     """
     first, second, gold = columns
-    group = next((column for column in _SUBTASK_COLUMNS if column in rows.columns), "")
+    group = next((column for column in _SUBTASK_COLUMNS if column in source.columns), "")
     empty = True
-    for row in rows.good_rows(columns):
+    for row in source.good_rows(columns):
         subtask = str(row.values.get(group) or "")
         yield StsPair(text_of(row, first), text_of(row, second), score_of(row, gold), subtask)
         empty = False
     if empty:
-        raise DataError(f"{rows.name}: expected scored pairs, got no row.")
+        raise DataError(f"{source.name}: expected scored pairs, got no row.")
 
 
 def _senteval_pairs(path: Path) -> Iterator[StsPair]:
@@ -334,7 +334,7 @@ def _senteval_pairs(path: Path) -> Iterator[StsPair]:
         DataError: for capital letters in an STS file, because SentEval's script did not prepare its text.
     """
     is_year, is_sick = path.name.startswith("STS.input."), path.parent.name == "SICK"
-    for pair in _pairs(open_rows(path, tables=True), _SICK_COLUMNS if is_sick else COLUMNS):
+    for pair in _pairs(evaluation_source(path), _SICK_COLUMNS if is_sick else COLUMNS):
         first, second = (" ".join(sentence.split()) for sentence in pair[:2])
         if not is_sick and (first + second) != (first + second).lower():
             raise DataError(
@@ -377,7 +377,7 @@ def _read_hub(task: str, hub: tuple[str, str] | None) -> tuple[str, tuple[StsPai
         )
     dataset, split = hub
     try:
-        rows = open_rows(dataset, tables=True, split=split)
+        rows = resolve_source(dataset, tables=True, split=split, datasets=True)
     except DataError as error:
         raise ConnectionError(f"task {task!r}: {error} Without a connection, set --data-dir.") from error
     return f"hub: {dataset} [{split}]", tuple(_pairs(rows))

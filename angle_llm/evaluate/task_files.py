@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from angle_llm.data.formats import DataError, ListCell, list_problem
-from angle_llm.data.readers import EXTENSIONS, STARTER, Row, open_rows
+from angle_llm.data.sources import EXTENSIONS, Row
 
 Layout = Sequence[Path]
 """Paths of all files of an evaluation task, in one folder structure that a data directory can have."""
@@ -79,12 +79,6 @@ def unique_names(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
                     found[at] = Path(*folder, name).as_posix()
                 break
     return found
-
-
-def file_folder(source: str) -> Path:
-    """Return the absolute path of the folder that contains a data file; `starter` for a starter file of the package."""
-    path = None if source.startswith(STARTER) else open_rows(source, tables=True).path
-    return Path(STARTER.removesuffix(":")) if path is None else path.resolve().parent
 
 
 def text_of(row: Row, column: str) -> str:

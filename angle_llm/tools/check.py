@@ -155,8 +155,8 @@ def check_main(settings: CheckSettings) -> None:
         if sets:
             print(f"compared with evaluation sets: {', '.join(each.name for each in sets)}")
             print(f"  skipped: {', '.join(skipped) or 'nothing'}")
-            files = {Path(path).resolve() for path in settings.files}
-            if itself := [each.name for each in sets if each.path in files]:
+            files = {str(Path(path).resolve()) for path in settings.files}
+            if itself := [each.name for each in sets if each.identity in files]:
                 print(f"  not compared with itself: {', '.join(itself)}")
         for report in reports:
             lines = [report.path, *(f"  {name:12}{value}" for name, value in report.lines())]

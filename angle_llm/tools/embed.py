@@ -20,7 +20,7 @@ import tyro
 
 from angle_llm.data.corpus import SKIP, Corpus, CorpusText, Survey, TextBlock, bad_row
 from angle_llm.data.formats import DataError
-from angle_llm.data.readers import STANDARD_INPUT, BadRow
+from angle_llm.data.sources import STANDARD_INPUT, BadRow
 from angle_llm.io import ResumableFolder, check_resumable, has_terminal, progress_bar, remove_folder, write_file
 from angle_llm.model.vectors import (
     FORMAT_VERSION,

@@ -34,7 +34,7 @@ import yaml
 from angle_llm.data.corpus import Corpus, bad_row, corpus_texts
 from angle_llm.data.formats import DataError
 from angle_llm.data.keys import normalized
-from angle_llm.data.readers import BadRow, Row
+from angle_llm.data.sources import BadRow, Row
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.model.vectors import Array, unit_rows
 from angle_llm.settings.encoder import EncoderName

@@ -31,6 +31,7 @@ from ablation_parts.saturation import saturation
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
+from angle_llm.data.sources import evaluation_source
 from angle_llm.evaluate import (
     PairScores,
     StsPair,
@@ -40,7 +41,7 @@ from angle_llm.evaluate import (
     read_groups,
     select_tasks,
 )
-from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_beir
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings.train import DataSource, ModelSettings
 
@@ -174,7 +175,8 @@ def _retrieval_task(source: str, data_dir: Path) -> RetrievalTask:
     """Read flickr30k, a BEIR folder or a file of groups as a retrieval task."""
     if source == "flickr30k":
         return read_groups(data_dir / "flickr30k/test_2016.jsonl.gz")
-    return read_beir(source) if is_beir(source) else read_groups(source)
+    opened = evaluation_source(source)
+    return read_beir(opened) if opened.kind == "beir" else read_groups(opened)
 
 
 def _nested(encoder: SentenceEncoder, measures: Measures, data_dir: Path) -> Iterator[Measurement]:

@@ -9,7 +9,7 @@ from json_lines import write_rows
 from angle_llm.data import DataError, Group
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples, open_examples
-from angle_llm.data.readers import open_rows
+from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.retrieval_tasks import read_beir
 from angle_llm.settings.train import DataSource
 
@@ -48,7 +48,7 @@ def test_judged_documents_are_positives_and_negatives(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress((folder / "corpus.jsonl").read_bytes()))
     (folder / "corpus.jsonl").unlink()
     assert load_examples(DataSource(path=str(folder))).examples == due
-    assert [file.name.rpartition("/")[2] for file in open_rows(folder / "qrels").files] == [
+    assert [file.name.rpartition("/")[2] for file in resolve_source(folder / "qrels").files] == [
         "dev.small.tsv",
         "train.tsv",
     ]
@@ -71,7 +71,7 @@ def test_parquet_files_as_in_nanobeir_are_read(tmp_path: Path) -> None:
     assert (task.queries, task.candidates) == (("second?", "first?"), ("Title one", "two", "three", "other"))
     assert task.relevant == ({2: 1.0}, {0: 1.0})
     assert [*corpus_texts(tmp_path)].count("two") == 2
-    with pytest.raises(FileNotFoundError, match="available: NanoA, NanoB"):
+    with pytest.raises(DataError, match="splits there: NanoA, NanoB"):
         read_beir(tmp_path)
 
 

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from angle_llm.data.corpus import Corpus, CorpusText
 from angle_llm.data.formats import DataError
-from angle_llm.data.readers import BadRow
+from angle_llm.data.sources import BadRow
 
 ROWS = [("a", 'She said "no", twice.'), ("b", "Zwei Hunde – 犬"), ("3", "line \u2028 separator")]
 
@@ -48,7 +48,7 @@ def test_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
         lines(tmp_path / "in" / name, [name])
     corpus = Corpus.open(tmp_path / "in")
     assert texts(corpus) == ["a1.txt", "a2.txt", "b/x.txt"]
-    assert corpus.source.ignored == ["config.json", "notes.md"]
+    assert corpus.source.ignored == ("config.json", "notes.md")
     lines(tmp_path / "in" / "c.csv", ["id,body", "x,two"])
     assert texts(Corpus.open(tmp_path / "in", "body")) == ["a1.txt", "a2.txt", "b/x.txt", "two"]
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from angle_llm.data.formats import DataError
-from angle_llm.data.readers import BadRow, Row, open_rows
+from angle_llm.data.sources import BadRow, Row, resolve_source
 
 UNWRITABLE = "\t\r\n" if sys.version_info >= (3, 11) else "\t\r\n\0"  # the csv module of Python 3.10 writes no NUL
 cell = st.text(st.characters(codec="utf-8", exclude_characters=UNWRITABLE), max_size=12)
@@ -57,7 +57,7 @@ def test_any_damaged_file_is_read_or_explained(
     path.write_bytes(content)
     error, rows = "", list[Row | BadRow]()
     try:
-        rows += open_rows(path)
+        rows += resolve_source(path).rows()
     except DataError as caught:
         error = str(caught).encode().decode()  # can be printed
     if error:

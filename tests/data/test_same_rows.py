@@ -18,7 +18,7 @@ from angle_llm.data.corpus import Corpus
 from angle_llm.data.examples import load_examples, open_examples
 from angle_llm.data.file_types import BadRow
 from angle_llm.data.quality import check_files, write_fixed
-from angle_llm.data.readers import open_rows
+from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.sts_tasks import read_pairs
 from angle_llm.settings.rows import CommandSource
 from angle_llm.settings.train import DataSource
@@ -208,7 +208,7 @@ def test_repeated_header_is_refused(tmp_path: Path, file_type: str, columns: lis
         with pytest.raises(DataError, match=rf"train{file_type}:3: the line repeats the header"):
             load_examples(CommandSource(path=source))
     (tmp_path / f"one{file_type}").write_text("text\na\ntext\n")  # a list of words
-    assert len(list(open_rows(tmp_path / f"one{file_type}").good_rows())) == 2
+    assert len(list(resolve_source(tmp_path / f"one{file_type}").good_rows())) == 2
 
 
 @pytest.mark.parametrize("extra", ["", ".gz"])
@@ -325,12 +325,12 @@ def test_folder_of_save_to_disk_is_opened_by_every_command(tmp_path: Path) -> No
         assert [row.text for row in corpus if not isinstance(row, BadRow)] == texts
         assert corpus.survey(skip_bad=False).rows == len(texts)
     with pytest.raises(DataError, match=r"no split 'dev'; splits there: test, train"):
-        open_rows(f"{tmp_path}/saved@dev")
+        resolve_source(f"{tmp_path}/saved@dev")
     with pytest.raises(DataError, match=r"no split 'test'; splits there: train"):
-        open_rows(f"{tmp_path}/saved/train@test")
+        resolve_source(f"{tmp_path}/saved/train@test")
     (tmp_path / "x.arrow").write_bytes(b"ARROW1")
     with pytest.raises(DataError, match=r"x\.arrow: expected the streaming format of Arrow"):
-        open_rows(tmp_path / "x.arrow").columns  # noqa: B018
+        resolve_source(tmp_path / "x.arrow").columns  # noqa: B018
 
 
 @pytest.mark.parametrize("file_type", [".csv", ".jsonl"])
@@ -375,4 +375,4 @@ def test_a_damaged_folder_of_save_to_disk_is_refused_by_name(tmp_path: Path) -> 
     datasets.Dataset.from_dict({"text": ["a"]}).save_to_disk(tmp_path / "saved")
     (tmp_path / "saved/state.json").write_text("{")
     with pytest.raises(DataError, match=r"state\.json: expected a file of save_to_disk.*save the dataset again"):
-        open_rows(str(tmp_path / "saved"))
+        resolve_source(str(tmp_path / "saved"))

@@ -1,13 +1,16 @@
 """Held-out tasks of a training run: kinds of tasks, the deciding metric, errors before the run."""
 
+import gzip
 import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from evaluate_samples import Words, hashed_words, write
+from pyarrow import parquet
 
 from angle_llm.data.formats import DataError, PositivePair, Triple
 from angle_llm.evaluate.held_out import eval_command, held_out_evaluation
@@ -105,7 +108,9 @@ def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns
     write(Path("beir/own/pairs.jsonl"), '{"question": "a b", "answer": "a"}\n')
     assert metrics(tasks=["beir/own/pairs.jsonl"])["pairs/R@1"] == 100
     assert metrics(tasks=["beir/own@pairs"]) == metrics(tasks=["beir/own/pairs.jsonl"])
-    with pytest.raises(DataError, match=r"beir/own@pears: no file pears\.\* in beir/own; files there: pairs\.jsonl"):
+    with pytest.raises(
+        SettingsError, match=r"beir/own@pears: no file pears\.\* in beir/own; files there: pairs\.jsonl"
+    ):
         metrics(tasks=["beir/own@pears"])
     write(
         Path("scored.jsonl"), '{"text1": "a b", "text2": "a", "score": 3}\n{"text1": "a", "text2": "b", "score": 1}\n'
@@ -116,7 +121,7 @@ def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns
 def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
     for source, kind, message in (
         ("nothing.tsv", SettingsError, r"evaluation\.tasks.*nothing\.tsv"),
-        ("beir", FileNotFoundError, r"qrels/test\.tsv; available: valid.*beir@valid"),
+        ("beir", SettingsError, r"evaluation\.tasks: beir: no file qrels/test\.tsv; splits there: valid.*beir@valid"),
         ("tickets.csv", DataError, r"tickets\.csv.*Titel"),
     ):
         with pytest.raises(kind, match=message):
@@ -131,6 +136,36 @@ def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
     if importlib.util.find_spec("mteb") is None:
         with pytest.raises(MissingLibraryError, match=r"mteb:NFCorpus.*angle_llm\[mteb\]"):
             metrics(tasks=["mteb:NFCorpus"])
+
+
+@pytest.mark.parametrize("task", ["sts.tsv", "folder@sts", "tickets.csv", "qa.jsonl", "qa.jsonl.gz", "qa.parquet"])
+def test_a_file_is_opened_once_in_a_run(folder: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its format and columns, its rows, all evaluations, and the search for its texts in the training data."""
+    rows = [{"question": "what is it", "answer": "a"}, {"question": "a b", "answer": "a"}]
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    write(Path("folder/sts.tsv"), Path("sts.tsv").read_text())
+    write(Path("qa.jsonl"), content)
+    Path("qa.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), "qa.parquet")
+    opened: list[Path] = []
+    plain_open = Path.open
+
+    def counted_open(path: Path, *arguments: Any, **options: Any) -> Any:
+        opened.append(path.resolve())
+        return plain_open(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", counted_open)
+    path = Path(task.replace("@", "/")).resolve()
+    path = path if path.suffix else path.with_suffix(".tsv")
+    settings = EvaluationSettings(tasks=[task], columns=COLUMNS if task == "tickets.csv" else {})
+    evaluation = held_out_evaluation(settings)
+    assert evaluation is not None
+    for _ in range(2):
+        evaluation(Words())
+    list(evaluation.overlap_with([PositivePair("a", "b")]))
+    assert opened.count(path) == 1
+    eval_command(settings, Path("model"))
+    assert opened.count(path) == 2
 
 
 def test_the_folder_tells_equal_names_apart(folder: Path) -> None:

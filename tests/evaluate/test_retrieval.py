@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
+from angle_llm.data import DataError
 from angle_llm.evaluate import retrieval as ranks
 from angle_llm.evaluate.retrieval import (
     RetrievalSettings,
@@ -165,7 +166,7 @@ def test_one_corpus_has_several_files_of_judgements(tmp_path: Path) -> None:
     for source in (f"{folder}@titles.valid", folder / "qrels/titles.valid.tsv"):
         assert (read_beir(source).name, read_beir(source).queries) == ("mini@titles.valid", ("T a",))
     for source in (folder, f"{folder}@test", tmp_path / "nowhere"):
-        with pytest.raises(FileNotFoundError, match=r"test\.tsv|nowhere"):
+        with pytest.raises(DataError, match=r"test\.tsv|nowhere"):
             read_beir(source)
 
 

@@ -22,7 +22,7 @@ import yaml
 
 from angle_llm.data.formats import DataError
 from angle_llm.data.keys import is_distinctive, normalized
-from angle_llm.data.readers import open_rows
+from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.sts_tasks import read_pairs, read_task
 from angle_llm.evaluate.task_files import data_file, score_of
 from angle_llm.io import log, write_file, write_json_lines
@@ -184,7 +184,7 @@ def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, eva
         if ":" in file.part:
             rows = rows[slice(*(int(bound) if bound else None for bound in file.part.split(":")))]
     elif entry.reader == "triples":
-        triples = ([str(value) for value in row.values.values()] for row in open_rows(source).good_rows())
+        triples = ([str(value) for value in row.values.values()] for row in resolve_source(source).good_rows())
         rows = ([*triple, sts_overlap(triple, evaluated())] for triple in triples)
     else:
         folder = target.with_name("senteval")
@@ -209,7 +209,7 @@ def _named(name: str | Path, action: str) -> Iterator[None]:
 
 def check_file(path: Path, file: PublicFile, gold: str) -> None:
     """Raise `DataError` if the rows or the column `gold` of a file differ from what is expected."""
-    rows = open_rows(path).good_rows([gold] if gold else ())
+    rows = resolve_source(path).good_rows([gold] if gold else ())
     values = [f"{score_of(row, gold):.6f}" if gold == "score" else str(row.values.get(gold)) for row in rows]
     digest = file.gold and hashlib.sha256("\n".join(values).encode()).hexdigest()[:16]
     if (len(values), digest) != (file.rows, file.gold):

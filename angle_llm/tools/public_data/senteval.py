@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from angle_llm.data.formats import DataError
-from angle_llm.data.readers import open_rows
+from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.task_files import text_of
 
 Split = Literal["all", "train", "dev", "test"]
@@ -84,7 +84,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
         DataError: for a row without a text or class, with file and line.
     """
     text, label, *second = columns
-    for row in open_rows(path, tables=True).good_rows(columns):
+    for row in resolve_source(path, tables=True).good_rows(columns):
         if row.values[label] in (None, ""):
             raise DataError(f"{row.place}: column {label}: expected a class, got none.")
         yield _example(text_of(row, text), str(row.values[label]), text_of(row, second[0]) if second else "")
@@ -97,7 +97,7 @@ def _read_lines(path: Path, name: str) -> Iterator[LabelledText]:
     """
     task = SENTEVAL_TASKS[name]
     label_of_file = "1" if path.suffix in (".pos", ".objective") else "0"
-    for row in open_rows(path, encoding=task.encoding).good_rows():
+    for row in resolve_source(path, encoding=task.encoding).good_rows():
         line = row.values["text"].strip()
         if not line:
             continue

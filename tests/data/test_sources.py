@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from angle_llm.data.formats import DataError
-from angle_llm.data.readers import BadRow, Row, open_rows
+from angle_llm.data import DataError, ScoredPair
+from angle_llm.data.examples import load_examples
+from angle_llm.data.sources import BadRow, Row, evaluation_source, resolve_source
+from angle_llm.settings.train import DataSource
 
 ROWS = [
     {"text1": 'He said "no".', "text2": "é, tab-free; really", "score": 0.5},
@@ -57,12 +59,12 @@ def write(path: Path, content: bytes) -> Path:
 
 
 def values(path: Path | str, **options: Any) -> list[dict[str, Any]]:
-    return [row.values for row in open_rows(path, tables=True, **options).good_rows()]
+    return [row.values for row in resolve_source(path, tables=True, **options).good_rows()]
 
 
 def columns_and_rows(path: Path) -> tuple[list[str], list[Row | BadRow]]:
-    rows = open_rows(path, tables=True)
-    return rows.columns, list(rows)
+    rows = resolve_source(path, tables=True)
+    return rows.columns, list(rows.rows())
 
 
 @pytest.mark.parametrize(("packed", "bom"), [("", b""), (".gz", b"\xef\xbb\xbf")])
@@ -70,13 +72,13 @@ def columns_and_rows(path: Path) -> tuple[list[str], list[Row | BadRow]]:
 def test_all_types_of_files_give_the_same_rows(tmp_path: Path, name: str, packed: str, bom: bytes) -> None:
     packed, bom = ("", b"") if name == "x.parquet" else (packed, bom)
     path = write(tmp_path / (name + packed), bom + FILES[name])
-    rows = open_rows(path, tables=True)
+    rows = resolve_source(path, tables=True)
     assert rows.columns == ["text1", "text2", "score"]
     assert [row.values for row in rows.good_rows()] == (TEXT_ROWS if name[2:] in ("csv", "tsv") else ROWS)
-    assert list(rows) == list(rows)
+    assert list(rows.rows()) == list(rows.rows())
     numbers = (2, 3) if name[2:] in ("csv", "tsv") else (1, 2)
     unit = " row " if name[2:] in ("json", "parquet") else ":"
-    assert [row.place for row in rows] == [f"{path}{unit}{number}" for number in numbers]
+    assert [row.place for row in rows.rows()] == [f"{path}{unit}{number}" for number in numbers]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.tsv"])
@@ -88,7 +90,7 @@ def test_windows_line_ends_and_blank_lines_are_not_rows(tmp_path: Path, name: st
 
 def test_quoted_csv_field_may_span_lines_and_be_long(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", b'text1,text2\n"a\nb","say ""hi"""\n' + b"x" * 10_000_000 + b",y\n")
-    first, second = open_rows(path)
+    first, second = resolve_source(path).rows()
     assert isinstance(first, Row)
     assert (first.values, first.line) == ({"text1": "a\nb", "text2": 'say "hi"'}, 2)
     assert (len(second[0]["text1"]), second.line) == (10_000_000, 4)
@@ -106,7 +108,7 @@ def test_encoding_is_set(tmp_path: Path, name: str, encoding: str) -> None:
     text = {"x.jsonl": json.dumps(row, ensure_ascii=False), "x.json": json.dumps([row], ensure_ascii=False)}
     content = text.get(name, ("" if name == "x.txt" else "text\n") + row["text"] + "\n")
     path = write(tmp_path / name, content.encode(encoding))
-    (read,) = open_rows(path, encoding=encoding)
+    (read,) = resolve_source(path, encoding=encoding).rows()
     assert isinstance(read, Row)
     assert read.values == row
 
@@ -116,16 +118,16 @@ def test_utf16_file_is_refused_as_a_whole(tmp_path: Path, name: str, encoding: s
     text = '[{"text1": "a", "text2": "b"}]\n' if "json" in name else "text1\ttext2\na\tb\n"
     path = write(tmp_path / name, text.encode(encoding))
     with pytest.raises(DataError, match=rf"{name}:1"):
-        list(open_rows(path))
+        list(resolve_source(path).rows())
 
 
 @pytest.mark.parametrize("name", ["notes.md", "notes.parquet.gz", "lines.txt"])
 def test_types_without_columns_are_texts_or_refused(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, b"single texts\n")
     if name == "notes.md":
-        assert [row[0] for row in open_rows(path)] == [{"text": "single texts"}]
+        assert [row[0] for row in resolve_source(path).rows()] == [{"text": "single texts"}]
     with pytest.raises(DataError, match=name):
-        open_rows(path, tables=True)
+        resolve_source(path, tables=True)
 
 
 HEADER = b"text1\ttext2\tscore\n"
@@ -151,12 +153,12 @@ def test_bad_row_has_file_line_and_reason_and_no_other_row_is_lost(tmp_path: Pat
     name, content, line = BAD_ROWS[case]
     good = {".jsonl": b'{"text1": "last"}\n', ".tsv": b"last\tb\t1\n", ".csv": b"last,b\n"}.get(Path(name).suffix, b"")
     path = write(tmp_path / name, content + good)
-    bad, *rest = open_rows(path, tables=True)
+    bad, *rest = resolve_source(path, tables=True).rows()
     assert isinstance(bad, BadRow)
     assert bad[:2] == (str(path), line)
     assert [row[0]["text1"] for row in rest] == (["last"] if good else [])
     with pytest.raises(DataError) as caught:
-        list(open_rows(path, tables=True).good_rows())
+        list(resolve_source(path, tables=True).good_rows())
     assert str(caught.value) == f"{bad.place}: {bad.reason}"
 
 
@@ -186,7 +188,7 @@ def test_damage_that_hides_rows_is_an_error(tmp_path: Path, name: str, content: 
 
 
 def test_columns_of_json_files_are_those_of_all_rows(tmp_path: Path) -> None:
-    rows = open_rows(write(tmp_path / "x.jsonl", jsonl({"a": 1}, {"a": 1, "b": 2})))
+    rows = resolve_source(write(tmp_path / "x.jsonl", jsonl({"a": 1}, {"a": 1, "b": 2})))
     assert rows.columns == ["a", "b"]
     with pytest.raises(DataError, match=r"x\.jsonl.*c"):
         next(rows.good_rows(["a", "c"]))
@@ -196,10 +198,10 @@ def test_folder_at_name_names_a_file_in_the_folder(tmp_path: Path) -> None:
     write(tmp_path / "sts" / "dev.jsonl", jsonl(*ROWS))
     assert len(values(f"{tmp_path}/sts@dev")) == 2
     with pytest.raises(DataError, match=r"test.*dev\.jsonl"):
-        open_rows(f"{tmp_path}/sts@test", split="train")
+        resolve_source(f"{tmp_path}/sts@test", datasets=True)
     write(tmp_path / "sts" / "dev.tsv", HEADER)
     with pytest.raises(DataError, match=r"dev\.jsonl or dev\.tsv"):
-        open_rows(f"{tmp_path}/sts@dev")
+        resolve_source(f"{tmp_path}/sts@dev")
 
 
 @pytest.mark.parametrize(
@@ -213,15 +215,45 @@ def test_folder_at_name_names_a_file_in_the_folder(tmp_path: Path) -> None:
 def test_missing_file_is_reported(tmp_path: Path, name: str, options: dict[str, Any], reason: str) -> None:
     write(tmp_path / "train.jsonl", b"")
     with pytest.raises(DataError, match=reason):
-        open_rows(tmp_path / name if name else "", **options)
+        resolve_source(tmp_path / name if name else "", **options)
 
 
 def test_fingerprint_and_stamps_change_with_the_content(tmp_path: Path) -> None:
     path, scores = write(tmp_path / "STS.input.a.txt", b"x\ty\n"), write(tmp_path / "STS.gs.a.txt", b"1\n")
-    rows = open_rows(path, tables=True)
+    rows = resolve_source(path, tables=True)
     fingerprint, stamps = rows.fingerprint(), rows.stamps()
     assert (rows.fingerprint(), rows.stamps()) == (fingerprint, stamps)
     write(scores, b"12\n")
     assert rows.stamps() != stamps
     write(path, b"x\tz\n")
     assert rows.fingerprint() != fingerprint
+
+
+def test_rows_in_memory_are_a_source() -> None:
+    source = resolve_source(ROWS)
+    assert (source.kind, source.columns) == ("rows", ["text1", "text2", "score"])
+    assert [row.values for row in source.good_rows()] == ROWS
+    assert [row.place for row in source.rows()] == ["rows row 1", "rows row 2"]
+    assert load_examples(DataSource(), source=source).examples[1] == ScoredPair("a\u2028b", " padded ", 1.0)
+    assert resolve_source(ROWS).identity == source.identity != resolve_source(ROWS[:1]).identity
+
+
+def test_kind_and_folder_of_a_source(tmp_path: Path) -> None:
+    (tmp_path / "beir/qrels").mkdir(parents=True)
+    write(tmp_path / "beir/qrels/test.tsv", b"query-id\tcorpus-id\tscore\n")
+    write(tmp_path / "x.jsonl", jsonl(*ROWS))
+    for text, kind, folder in (
+        (f"{tmp_path}/x.jsonl", "file", tmp_path),
+        (f"{tmp_path}@x", "file", tmp_path),
+        (f"{tmp_path}", "folder", tmp_path.parent),
+        (f"{tmp_path}/beir", "beir", tmp_path),
+        (f"{tmp_path}/beir@test", "beir", tmp_path),
+        (f"{tmp_path}/beir/qrels/test.tsv", "beir", tmp_path),
+        ("starter:graded_pairs.tsv", "starter", Path("starter")),
+        ("mteb:STSBenchmark", "mteb", Path("mteb")),
+    ):
+        source = evaluation_source(text)
+        assert (source.kind, source.folder, source.text) == (kind, folder, text)
+        assert evaluation_source(source) is source
+    with pytest.raises(DataError, match="mteb:STSBenchmark"):
+        load_examples(DataSource(path="mteb:STSBenchmark"))

@@ -59,6 +59,7 @@ from angle_llm.evaluate.results import (
 )
 from angle_llm.evaluate.sts_tasks import (
     PUBLISHED_TASKS,
+    TABLE,
     StsTask,
     StsTaskSettings,
     read_pairs,
@@ -93,27 +94,11 @@ class StsEvalSettings(StsTaskSettings):
     They add a full stop, make double quotes single, and replace a final question mark by a full stop."""
 
 
-_PUBLISHED: dict[str, tuple[float, ...]] = {
-    "AnglE-LLaMA2-13B": (79.33, 90.65, 86.89, 90.45, 87.32, 89.69, 81.32, 86.52),
-    "AnglE-LLaMA2-7B v2": (79.00, 90.56, 85.79, 89.43, 87.00, 88.97, 80.94, 85.96),
-    "AnglE-LLaMA2-7B v1": (78.68, 90.58, 85.49, 89.56, 86.91, 88.92, 81.18, 85.90),
-    "PromptEOL LLaMA-7B": (85.70,),
-    "PromptEOL OPT-2.7B": (85.62,),
-    "SimCSE-LLaMA2-7B": (85.24,),
-    "PromptEOL OPT-1.3B": (84.79,),
-    "AnglE-BERT-base": (75.09, 85.56, 80.66, 86.44, 82.47, 85.16, 81.23, 82.37),
-    "sup-SimCSE-BERT-base": (75.30, 84.67, 80.19, 85.40, 80.82, 84.25, 80.39, 81.57),
-    "LLaMA2-7B untuned, prompted": (50.66, 73.32, 62.76, 67.00, 70.98, 63.28, 67.40, 65.06),
-}
 PUBLISHED = tuple(
     PublishedRow(model, dict(zip(PUBLISHED_TASKS, scores, strict=False)), average)
-    for model, (*scores, average) in _PUBLISHED.items()
+    for model, (*scores, average) in TABLE["published"].items()
 )
-"""Published scores of models on STS tasks: Spearman × 100 over all pairs, on SentEval's text. SICK-R is the test split.
-
-Sources: Li & Li, AnglE (arXiv 2309.12871) and the model cards of its LLaMA adapters; Jiang et al. (2023), PromptEOL;
-Gao et al. (2021), SimCSE. The evaluation code of AnglE and PromptEOL edits sentences only with a prompt (`--edits
-published`)."""
+"""Published scores of models on STS tasks: Spearman × 100 over all pairs, on SentEval's text."""
 
 
 # --------------------------------------------------------------------------------------------------------- results

@@ -3,9 +3,9 @@
 A year of SemEval is one task; each pair has its sub-task. The text has two variants. Before training, scores of the two
 variants differ by up to 2 points:
 
-* `raw`: sentences as released. STS-B and SICK on the hub (`mteb/…`) have this text.
+* `raw`: sentences as released. MTEB has this text of STS-B and SICK.
 * `senteval`: the same pairs after SentEval's preprocessing (Moses tokenizer; lower-cased except SICK). SimCSE, PromptEOL
-  and AnglE report scores on this text, and STS12 to STS16 on the hub, so also in MTEB, have it.
+  and AnglE report scores on this text, and MTEB has it of STS12 to STS16.
 
 Files in a data directory have this project's layout, or the layout of SentEval's download script:
 
@@ -22,11 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import yaml
 
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError
-from angle_llm.data.sources import Source, evaluation_source, is_data_name, resolve_source
+from angle_llm.data.sources import Source, evaluation_source, is_data_name
 from angle_llm.evaluate.encoding import EvalSettings, check_names
 from angle_llm.evaluate.task_files import (
     Layout,
@@ -50,7 +52,11 @@ COLUMNS = ("sentence1", "sentence2", "score")
 _SICK_COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
 _SUBTASK_COLUMNS = ("subtask", "genre")
 
-PUBLISHED_TASKS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
+TABLE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+"""Content of sts_tasks.yaml: names, sizes and files of the STS tasks, and published scores."""
+TASKS = tuple(TABLE["tasks"])
+"""Names of the STS tasks that `read_task` reads."""
+PUBLISHED_TASKS = tuple(TABLE["published_tasks"])
 """Names of the seven STS tasks of published tables, in the order of their columns."""
 
 PUBLISHED_EDITS = ("append_full_stop", "double_quotes_to_single", "final_question_mark_to_full_stop")
@@ -63,7 +69,7 @@ class StsTaskSettings(EvalSettings):
 
     data_dir: Path | None = None
     """Directory with sts/, stsb/ and sick/ (SentEval's text: sts_senteval_tok/, …), or with STS/ and SICK/ as
-    SentEval's download script writes them. None: the Hugging Face hub."""
+    SentEval's download script writes them. `angle-llm data get sts --to DATA` downloads them."""
 
     tasks: tuple[str, ...] = ()
     """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv, or files (TSV, CSV,
@@ -76,7 +82,7 @@ class StsTaskSettings(EvalSettings):
 
     variant: Literal["auto", "raw", "senteval"] = "auto"
     """raw: sentences as released. senteval: tokenised and lower-cased (published tables, STS12 to STS16 of MTEB). auto:
-    the text with which the directory has more of the tasks, raw if equal; from the hub, the text of each dataset."""
+    the text with which the directory has more of the tasks, raw if equal."""
 
 
 class StsPair(NamedTuple):
@@ -114,58 +120,6 @@ class StsTask:
         return f"{self.variant}, edited" if self.edits else self.variant
 
 
-class _StsFiles(NamedTuple):
-    """Files of an STS task in this project's folder layout (`own`) and in SentEval's, and its hub dataset with split.
-
-    `official_pairs` counts the published task, `label` is the name in reports, `hub_text` the text of the hub dataset.
-    """
-
-    label: str
-    official_pairs: int
-    own: tuple[str, ...]
-    senteval: tuple[str, ...]
-    hub: tuple[str, str] | None
-    hub_text: TextVariant = "raw"
-
-
-_SUBTASKS = {  # year → number of pairs and sub-tasks of the test; the sub-task SMT of 2013 is not freely available
-    12: (3108, ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews")),
-    13: (1500, ("FNWN", "headlines", "OnWN")),
-    14: (3750, ("deft-forum", "deft-news", "headlines", "OnWN", "images", "tweet-news")),
-    15: (3000, ("answers-forums", "answers-students", "belief", "headlines", "images")),
-    16: (1186, ("answer-answer", "headlines", "plagiarism", "postediting", "question-question")),
-}
-_SICK = ("SICK/SICK_train.txt", "SICK/SICK_trial.txt", "SICK/SICK_test_annotated.txt")
-_STSB = "mteb/stsbenchmark-sts"
-_FILES = {
-    f"sts{year}": _StsFiles(
-        f"STS{year}",
-        pairs,
-        (f"sts/sts{year}.test.tsv",),
-        tuple(f"STS/STS{year}-en-test/STS.input.{subtask}.txt" for subtask in subtasks),
-        (f"mteb/sts{year}-sts", "test"),
-        "senteval",
-    )
-    for year, (pairs, subtasks) in _SUBTASKS.items()
-} | {
-    "stsb": _StsFiles("STS-B", 1379, ("stsb/test.tsv",), ("STS/STSBenchmark/sts-test.csv",), (_STSB, "test")),
-    "stsb-dev": _StsFiles(
-        "STS-B dev", 1500, ("stsb/dev.tsv",), ("STS/STSBenchmark/sts-dev.csv",), (_STSB, "validation")
-    ),
-    "sickr": _StsFiles("SICK-R", 4927, ("sick/test.tsv",), _SICK[2:], None),
-    "sickr-all": _StsFiles(
-        "SICK-R all",
-        9927,
-        ("sick/train.tsv", "sick/trial.tsv", "sick/test.tsv"),
-        _SICK,
-        ("mteb/sickr-sts", "test"),  # this split of the hub dataset has all splits of SICK
-    ),
-}
-
-TASKS = tuple(_FILES)
-"""Names of the STS tasks that `read_task` reads."""
-
-
 def select_tasks(
     names: Sequence[str],
     data_dir: Path | None,
@@ -177,28 +131,28 @@ def select_tasks(
     Files with equal names get their folders as prefixes: stsb/test and sick/test.
 
     The text variant is `raw` (sentences as released) or `senteval` (SentEval's preprocessing). `auto` selects the
-    variant with which the directory has more of the tasks, or `raw`. Without a directory, tasks are read from the hub,
-    with `auto` in the text of each dataset. The hub dataset of SICK does not separate its splits, so that `sickr-all`
-    replaces `sickr`. `columns` maps text1, text2, score to columns of all files in `names`.
+    variant with which the directory has more of the tasks, or `raw`. `columns` maps text1, text2, score to columns of all
+    files in `names`.
 
     Raises:
         FileNotFoundError: for a missing directory or file, or if no published task is available.
-        ValueError: if a task is selected twice, or if `columns` is set without a file.
+        ValueError: if a task is selected twice, if `columns` is set without a file, or a task without a directory.
     """
-    if variant != "auto" and data_dir is None and names and all(map(_is_path, names)):
-        raise SettingsError(f"--variant {variant}: expected STS tasks, of --data-dir or the hub, got files in --tasks.")
-    text = None if variant == "auto" else variant
-    if text is None and data_dir:
+    if variant != "auto" and data_dir is None:
+        raise SettingsError(f"--variant {variant}: expected STS tasks of --data-dir, which is not set.")
+    text = variant
+    if text == "auto":
         wanted = {*(names or PUBLISHED_TASKS)}
-        raw, senteval = (len(wanted.intersection(available_tasks(data_dir, choice))) for choice in _VARIANTS)
+        raw, senteval = (
+            len(wanted.intersection(available_tasks(data_dir, choice) if data_dir else ())) for choice in _VARIANTS
+        )
         text = "senteval" if senteval > raw else "raw"
     if not names:
         present = available_tasks(data_dir, text)
-        published = (*PUBLISHED_TASKS, "sickr-all") if data_dir is None else PUBLISHED_TASKS
-        names = [name for name in published if name in present]
+        names = [name for name in PUBLISHED_TASKS if name in present]
         if not names:
             raise FileNotFoundError(
-                f"--data-dir: no STS task with {text or 'raw'} text below {data_dir}. Expected sts/stsNN.test.tsv, "
+                f"--data-dir: no STS task with {text} text below {data_dir}. Expected sts/stsNN.test.tsv, "
                 "stsb/test.tsv or sick/test.tsv (folders end in _senteval_tok for senteval text), or SentEval's STS/ and "
                 "SICK/ (senteval text). Or set --tasks to task names or files."
             )
@@ -218,55 +172,39 @@ def _is_path(name: str) -> bool:
     return any(sign in name for sign in ":/@") or is_data_name(name)
 
 
-def available_tasks(data_dir: str | Path | None, variant: TextVariant | None = None) -> list[str]:
-    """Return the names of the STS tasks whose files all exist in `data_dir`; without a directory, the tasks on the hub.
-
-    Only files with the text variant count: `raw` (sentences as released) or `senteval` (SentEval's preprocessing). None:
-    `raw` in a directory, both on the hub.
+def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -> list[str]:
+    """Return the names of the STS tasks whose files all exist in `data_dir`, with the text variant.
 
     Raises:
         FileNotFoundError: if the directory does not exist.
     """
-    if data_dir is None:
-        return [name for name, files in _FILES.items() if files.hub and variant in (None, files.hub_text)]
-    return [name for name in TASKS if any(map(is_complete, _layouts(data_dir, name, variant or "raw")))]
+    return [name for name in TASKS if any(map(is_complete, _layouts(data_dir, name, variant)))]
 
 
-def read_task(data_dir: str | Path | None, task: str, variant: TextVariant | None = None) -> StsTask:
-    """Read an STS task by name from a data directory, or from the Hugging Face hub if `data_dir` is None.
+def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "raw") -> StsTask:
+    """Read an STS task by name from a data directory.
 
-    If the directory has files in this project's layout and in SentEval's, this project's files are used. `variant` None:
-    `raw` from a directory, the text of the dataset from the hub.
+    If the directory has files in this project's layout and in SentEval's, this project's files are used.
 
     Raises:
-        ValueError: for an unknown name or a malformed file.
+        ValueError: for an unknown name, without a directory, or for a malformed file.
         FileNotFoundError: if files are missing; the message lists them.
-        ConnectionError: if the hub dataset cannot be loaded.
     """
-    if task not in _FILES:
+    if task not in TASKS:
         raise ValueError(
             f"{unknown_name('STS task', task, TASKS)} Or give the path of a file with {', '.join(COLUMNS)}."
         )
-    label, official_pairs, *_, hub, hub_text = _FILES[task]
-    variant = variant or (hub_text if data_dir is None else "raw")
-    if data_dir is None:
-        if hub is not None and variant != hub_text:
-            raise ValueError(
-                f"--variant {variant}: {task!r} has only {hub_text} text on the hub; set --data-dir. "
-                "`angle-llm data get sts --to DATA` makes it."
-            )
-        source, pairs = _read_hub(task, hub)
+    layouts = _layouts(data_dir, task, variant)
+    paths = first_complete(f"{task} with {variant} text", layouts, available_tasks(data_dir, variant))
+    if paths is layouts[0]:
+        source = ", ".join(map(str, paths))
+        pairs = tuple(pair for path in paths for pair in _pairs(evaluation_source(path)))
     else:
-        layouts = _layouts(data_dir, task, variant)
-        paths = first_complete(f"{task} with {variant} text", layouts, available_tasks(data_dir, variant))
-        if paths is layouts[0]:
-            source = ", ".join(map(str, paths))
-            pairs = tuple(pair for path in paths for pair in _pairs(evaluation_source(path)))
-        else:
-            source = ", ".join(map(str, dict.fromkeys(path.parent for path in paths)))
-            tables = [path for path in paths if not path.name.startswith("STS.gs.")]
-            pairs = tuple(pair for path in tables for pair in _senteval_pairs(path))
-    return StsTask(task, label, variant, source, pairs, official_pairs)
+        source = ", ".join(map(str, dict.fromkeys(path.parent for path in paths)))
+        tables = [path for path in paths if not path.name.startswith("STS.gs.")]
+        pairs = tuple(pair for path in tables for pair in _senteval_pairs(path))
+    entry = TABLE["tasks"][task]
+    return StsTask(task, entry["label"], variant, source, pairs, entry["official_pairs"])
 
 
 def read_pairs(path: str | Path | Source, columns: Mapping[str, str] = MappingProxyType({})) -> StsTask:
@@ -345,39 +283,26 @@ def _senteval_pairs(path: Path) -> Iterator[StsPair]:
         yield StsPair(first, second, pair.score, subtask)
 
 
-def _layouts(data_dir: str | Path, task: str, variant: TextVariant) -> list[Layout]:
+def _layouts(data_dir: str | Path | None, task: str, variant: TextVariant) -> list[Layout]:
     """Return the file paths of an STS task in each folder layout that can have the text variant, this project's first.
 
     Text with the variant `senteval` (SentEval's preprocessing) can be in this project's layout or in SentEval's.
 
     Raises:
+        ValueError: without a directory.
         FileNotFoundError: if the directory does not exist.
     """
-    root = data_folder(data_dir, "sts/, stsb/ and sick/, or SentEval's STS/ and SICK/; unset it to use the hub")
-    own = [file if variant == "raw" else file.replace("/", "_senteval_tok/", 1) for file in _FILES[task].own]
-    layouts: list[Layout] = [[data_file(root / file) for file in own]]
-    if variant == "senteval":
-        files = [senteval_folder(root) / file for file in _FILES[task].senteval]
-        gold = [path.with_name(path.name.replace("STS.input.", "STS.gs.")) for path in files]
-        layouts.append(list(dict.fromkeys([*files, *gold])))
-    return layouts
-
-
-def _read_hub(task: str, hub: tuple[str, str] | None) -> tuple[str, tuple[StsPair, ...]]:
-    """Return a description of the hub dataset (`hub`: name and split) of an STS task, and its scored pairs.
-
-    Raises:
-        ValueError: for a task that is not on the hub.
-        ConnectionError: if the dataset cannot be loaded.
-    """
-    if hub is None:
+    if data_dir is None:
         raise ValueError(
-            f"task {task!r} is not on the hub. Use sickr-all (all 9,927 pairs, as in MTEB), or set --data-dir to a "
-            "directory with sick/test.tsv."
+            "--data-dir: expected a directory with the STS tasks, as `angle-llm data get sts --to DATA` writes it. Or set "
+            "--tasks to files of scored pairs."
         )
-    dataset, split = hub
-    try:
-        rows = resolve_source(dataset, tables=True, split=split, datasets=True)
-    except DataError as error:
-        raise ConnectionError(f"task {task!r}: {error} Without a connection, set --data-dir.") from error
-    return f"hub: {dataset} [{split}]", tuple(_pairs(rows))
+    root = data_folder(data_dir, "sts/, stsb/ and sick/, or SentEval's STS/ and SICK/")
+    entry = TABLE["tasks"][task]
+    files = [file if variant == "raw" else file.replace("/", "_senteval_tok/", 1) for file in entry["files"]]
+    layouts: list[Layout] = [[data_file(root / file) for file in files]]
+    if variant == "senteval":
+        tables = [senteval_folder(root) / entry["senteval"].format(part) for part in entry["parts"]]
+        gold = [path.with_name(path.name.replace("STS.input.", "STS.gs.")) for path in tables]
+        layouts.append(list(dict.fromkeys([*tables, *gold])))
+    return layouts

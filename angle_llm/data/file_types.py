@@ -283,10 +283,8 @@ class JsonLinesFile(FileReader):
     def _parse(self, record: Any) -> dict[str, Any]:
         self._refuse_bad_bytes(record)
         try:
-            return _checked(json.loads(record.rstrip(" \t\r\n"), object_pairs_hook=_object))
-        except RowError:
-            raise
-        except (ValueError, RecursionError) as error:
+            return _checked(json.loads(record.rstrip(" \t\r\n")))
+        except json.JSONDecodeError as error:
             hint = ""
             if not record.lstrip().startswith("{"):
                 hint = '; expected an object in each line, such as {"text": "…"}'
@@ -304,60 +302,28 @@ class JsonFile(JsonLinesFile):
         text = "".join(line for _, line in self.lines())
         try:
             self._refuse_bad_bytes(text)
-            objects = json.loads(text, object_pairs_hook=_object_or_error)
-        except (ValueError, RecursionError) as error:
-            at = f"{self.name}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else self.name
-            raise DataError(
-                f"{at}: not JSON: {_json_problem(error)}. A file with one object per line is .jsonl"
-            ) from None
+            objects = json.loads(text)
+        except (RowError, json.JSONDecodeError) as error:
+            is_json = isinstance(error, json.JSONDecodeError)
+            problem = f"{error.lineno}: not JSON: {_json_problem(error)}" if is_json else f" {error}"
+            raise DataError(f"{self.name}:{problem}. A file with one object per line is .jsonl") from None
         if not isinstance(objects, list):
             raise DataError(f"{self.name}: expected a list of objects, got {type(objects).__name__}")
         return iter(enumerate(objects, 1))
 
     def _parse(self, record: Any) -> dict[str, Any]:
-        values = [record]
-        while values:  # without recursion: the nesting can be deep
-            value = values.pop()
-            if isinstance(value, RowError):
-                raise value
-            if isinstance(value, dict | list):
-                values.extend(value.values() if isinstance(value, dict) else value)
         return _checked(record)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Convert the key-value pairs of a JSON object to a dictionary; raise `RowError` if a key is repeated.
-
-    Used as `object_pairs_hook` of `json.loads`, which without a hook silently keeps the last value.
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise RowError(f"the object has keys twice: {_twice(name for name, _ in pairs)}")
-    return found
-
-
-def _object_or_error(pairs: list[tuple[str, Any]]) -> dict[str, Any] | RowError:
-    """Convert the key-value pairs of a JSON object to a dictionary; return a `RowError` if a key is repeated.
-
-    The error replaces the object, because an exception would end the parsing of a file with many rows.
-    """
-    try:
-        return _object(pairs)
-    except RowError as error:
-        return error
-
-
-def _checked(found: Any) -> dict[str, Any]:
+def _checked(value: Any) -> dict[str, Any]:
     """Return a parsed JSON value if it is an object, else raise `RowError`."""
-    if not isinstance(found, dict):
-        raise RowError(f"expected an object, got {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise RowError(f"expected an object, got {type(value).__name__}")
+    return value
 
 
-def _json_problem(error: ValueError | RecursionError) -> str:
+def _json_problem(error: json.JSONDecodeError) -> str:
     """Return the reason why a text is not valid JSON, with the start of the invalid line, for error messages."""
-    if not isinstance(error, json.JSONDecodeError):
-        return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
     line = error.doc.split("\n")[error.lineno - 1].strip()
     start = "".join(character if character.isprintable() else "�" for character in line[:60])
     return f"{error.msg.lower()} at column {error.colno}; the line begins `{start}{'…' if len(line) > 60 else ''}`"

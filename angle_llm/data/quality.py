@@ -46,7 +46,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from angle_llm.data.examples import DataReport, ExampleReader, load_examples, open_examples
+from angle_llm.data.examples import ExampleReader, open_examples
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Group, is_list_text, texts_of
 from angle_llm.data.keys import key, normalized, printable
 from angle_llm.data.leakage import NEUTRAL_SCORE, SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
@@ -209,62 +209,26 @@ def check_files(
     read from the same file. If `tokens` is None, numbers of tokens are not checked.
     """
     checked: list[CheckedFile] = []
-    understood: list[tuple[FileReport, FileKeys, set[str]]] = []
-    for source in sources:
-        report, keys = FileReport(source.path), FileKeys()
+    surveys: list[tuple[FileReport, _Survey]] = []
+    for settings in sources:
+        report = FileReport(settings.path)
         try:
-            source = _with_scale(source, report)
-            paths = _read_file(source, tokens, report, keys)
-            understood.append((report, keys, paths))
+            reading = open_examples(settings)
+            settings = _with_scale(reading, report)
+            survey = _Survey(replace(reading, settings=settings), tokens)
+            survey.read()
+            survey.fill(report)
+            surveys.append((report, survey))
         except DataError as error:
             report.rows_in = 0
             report.add("unreadable", 1, str(error), trouble=True)
-        checked.append((source, report))
-    own_sets = [[each for each in sets if each.identity not in read] for *_, read in understood]
-    compared = compare_rows([report.path for report, *_ in understood], [keys for _, keys, _ in understood], own_sets)
-    for (report, *_), (findings, removed) in zip(understood, compared, strict=True):
+        checked.append((settings, report))
+    other_sets = [[each for each in sets if each.identity not in survey.identities] for _, survey in surveys]
+    compared = compare_rows([report.path for report, _ in surveys], [survey.keys for _, survey in surveys], other_sets)
+    for (report, _), (findings, removed) in zip(surveys, compared, strict=True):
         report.findings += findings
         report.removed = removed
     return checked
-
-
-def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, keys: FileKeys) -> set[str]:
-    """Read a data file as training reads it, and fill `report` (counts, problems) and `keys` (hashes of the rows).
-
-    Returns the absolute paths of the files that were read. Raises `DataError` if the file cannot be read.
-    """
-    reading = open_examples(source)
-    account = reading.report()
-    report.format, report.guessed = reading.format, source.format == "auto"
-    report.unit = "row" if len(reading.source.files) > 1 else reading.source.files[0].unit
-    report.columns, report.unused_columns = reading.columns, account.unused_columns
-
-    survey, lengths = _RowSurvey(keys), _TokenSurvey(tokens)
-    texts = survey.new_texts(reading, account)
-    while batch := list(itertools.islice(texts, 1024)):
-        lengths.add(batch)
-
-    paths = {file.identity for file in reading.source.files}
-    used, report.groups = len(keys.rows) // FileKeys.ROW_VALUES, dict(survey.groups)
-    report.rows_in, report.rejected, report.distinct_texts = account.rows_in, len(account.rejected), len(keys.texts)
-    if FORMATS[reading.format].combine is not None and used:
-        account = load_examples(source).report
-        used = account.rows_used
-    report.rows_used, report.dropped = used, account.dropped
-    if account.rejected:
-        for problem in filter(None, (file.wrong_encoding() for file in reading.source.files)):
-            report.add("encoding", 1, problem, trouble=True)
-        report.add("rejected", report.rejected, _causes(account.rejected), trouble=True)
-    if not used:
-        report.add("unreadable", 1, "no example is left", trouble=True)
-        return paths
-    survey.add_findings(report, one_prompt=not (tokens and tokens.two_prompts))
-    if "score" in reading.columns or "label" in reading.columns:
-        _describe_scores(np.asarray(keys.scores)[np.asarray(keys.pairs).reshape(-1, 4)[:, 2] == 1], report)
-    if report.guessed and reading.format == "positive_pair":
-        _find_labels(source, report)
-    lengths.add_findings(report)
-    return paths
 
 
 def _numbered(reading: ExampleReader) -> Iterator[tuple[int, Row | BadRow, Example | Dropped | BadRow]]:
@@ -274,49 +238,114 @@ def _numbered(reading: ExampleReader) -> Iterator[tuple[int, Row | BadRow, Examp
         yield number if several else row.line, row, result
 
 
-class _RowSurvey:
-    """Counts over the rows of a data file; the counts are complete after the iterator `new_texts` is consumed."""
+class _Survey:
+    """Hashes and counts of the rows and texts of a data file; `read` makes them in one pass.
 
-    def __init__(self, keys: FileKeys) -> None:
-        self._keys = keys
-        self.groups = Counter[str]()
+    Args:
+        reading: Reader of the file.
+        tokens: Tokenizer; None: numbers of tokens are not counted.
+    """
+
+    def __init__(self, reading: ExampleReader, tokens: Tokens | None) -> None:
+        self.reading = reading
+        self.keys = FileKeys()
+        self._format = FORMATS[reading.format]
+        self._account = reading.report()
+        self._tokens = tokens
+        self._first_rows: list[Mapping[str, Any]] = []
+        self._examples: list[Example] = []
+        self._groups = Counter[str]()
         self._suspicious = defaultdict[str, Counter[str]](Counter)
-        self._single = True
+        self._has_only_equal_texts = True
+        self._samples: list[str] = []
+        self._lengths: list[int] = []
+        self._problems: list[str] = []
 
-    def new_texts(self, reading: ExampleReader, account: DataReport) -> Iterator[str]:
-        """Read all rows, add their hashes to the keys, count them in `account`, and yield every distinct text once."""
-        for number, row, result in _numbered(reading):
-            account.count(result)
-            if isinstance(row, Row) and isinstance(result, Dropped) and result.reason == "neutral":
-                pair = [row.values.get(reading.columns[name]) for name in ("premise", "hypothesis")]
+    @property
+    def identities(self) -> set[str]:
+        """Identities of the files that are read (`FileReader.identity`)."""
+        return {file.identity for file in self.reading.source.files}
+
+    def read(self) -> None:
+        """Read the file, count rows and tokens, and keep the texts with the smallest hashes as a sample."""
+        texts = self._new_texts()
+        while batch := list(itertools.islice(texts, 1024)):
+            self._samples = heapq.nsmallest(_SAMPLE_TEXTS, [*self._samples, *batch], key=key)
+            for length in self._tokens.lengths(batch) if self._tokens is not None else ():
+                if isinstance(length, int):
+                    self._lengths.append(length)
+                else:
+                    self._problems.append(length)
+
+    def _new_texts(self) -> Iterator[str]:
+        """Read all rows, store their hashes, count them, and yield every distinct text once."""
+        for number, row, result in _numbered(self.reading):
+            self._account.count(result)
+            values = row.values if isinstance(row, Row) else {}
+            if isinstance(result, Dropped) and result.reason == "neutral":
+                pair = [values.get(self.reading.columns[name]) for name in ("premise", "hypothesis")]
                 texts = [normalized(printable(text)) for text in pair if isinstance(text, str)]
                 if len(texts) == 2:
-                    self._keys.add_pair(number, texts[0], texts[1], NEUTRAL_SCORE, used=False)
+                    self.keys.add_pair(number, texts[0], texts[1], NEUTRAL_SCORE, used=False)
             elif not isinstance(result, Dropped | BadRow):
+                if len(self._first_rows) < _SAMPLE_ROWS:
+                    self._first_rows.append(values)
+                if self._format.combine is not None:
+                    self._examples.append(result)
                 self._count(result)
-                yield from self._keys.add(number, result, row.values if isinstance(row, Row) else {})
+                yield from self.keys.add(number, result, values)
 
     def _count(self, example: Example) -> None:
-        """Add a training example to the counts of positives, negatives and short texts.
-
-        Also checks whether the example pairs a text with itself.
-        """
+        """Add a training example to the counts of positives, negatives and suspicious texts."""
         if isinstance(example, Group):
             positives, negatives = len(example.positives), len(example.negatives)
             counts = (positives, negatives, not negatives, example.scores is not None)
-            self.groups.update(dict(zip(_GROUP_COUNTS, counts, strict=True)))
-        self._single = self._single and len(set(texts_of(example))) == 1
+            self._groups.update(dict(zip(_GROUP_COUNTS, counts, strict=True)))
+        self._has_only_equal_texts = self._has_only_equal_texts and len(set(texts_of(example))) == 1
         for text in map(str.strip, texts_of(example)):
             name = "placeholders" if _PLACEHOLDER.fullmatch(text) else "short" if len(text) <= _SHORT else "lists"
             if name != "lists" or is_list_text(text):
                 self._suspicious[name][text] += 1
 
-    def add_findings(self, report: FileReport, *, one_prompt: bool) -> None:
-        """Report files whose pairs all contain a text twice, and report very short texts.
+    def fill(self, report: FileReport) -> None:
+        """Write the counts and the findings to the report of the file."""
+        # Format, columns and rows.
+        reading, account = self.reading, self._account
+        files = reading.source.files
+        report.format, report.guessed = reading.format, reading.settings.format == "auto"
+        report.unit = "row" if len(files) > 1 else files[0].unit
+        report.columns, report.unused_columns = reading.columns, account.unused_columns
+        used = len(self.keys.rows) // FileKeys.ROW_VALUES
+        if self._format.combine is not None:
+            rows_of_examples = len(self._format.combine(self._examples)) * self._format.rows_per_example
+            account.drop("unpaired", used - rows_of_examples)
+            used = rows_of_examples
+        report.rows_in, report.rows_used, report.dropped = account.rows_in, used, account.dropped
+        report.rejected, report.groups = len(account.rejected), dict(self._groups)
+        report.distinct_texts = len(self.keys.texts)
 
-        `one_prompt` is whether queries and documents have the same prompt, so that equal texts get equal embeddings.
-        """
-        if self._single and one_prompt and report.format != "text":  # single texts are for `angle-llm pretrain`
+        # Rows that cannot be used.
+        if account.rejected:
+            for problem in filter(None, (file.wrong_encoding() for file in files)):
+                report.add("encoding", 1, problem, trouble=True)
+            report.add("rejected", report.rejected, _causes(account.rejected), trouble=True)
+        if not used:
+            report.add("unreadable", 1, "no example is left", trouble=True)
+            return
+
+        # Texts, scores and tokens.
+        self._add_texts(report)
+        if "score" in reading.columns or "label" in reading.columns:
+            pairs = np.asarray(self.keys.pairs).reshape(-1, 4)
+            _describe_scores(np.asarray(self.keys.scores)[pairs[:, 2] == 1], report)
+        if report.guessed and reading.format == "positive_pair":
+            _add_labels(self._first_rows, report)
+        self._add_tokens(report)
+
+    def _add_texts(self, report: FileReport) -> None:
+        """Report files whose pairs all contain a text twice, and texts that are probably placeholders."""
+        has_two_prompts = self._tokens is not None and self._tokens.two_prompts
+        if self._has_only_equal_texts and not has_two_prompts and report.format != "text":
             text = "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title"
             report.add(
                 "no pairs", report.rows_used, f"{text} with its body or a question with its answer", trouble=True
@@ -326,30 +355,12 @@ class _RowSurvey:
             more = ", …" if len(texts) > SHOWN_PLACES else ""
             report.add(name, texts.total(), f"{_SUSPICIOUS[name]}: {texts.total():,}; {shown}{more}")
 
-
-class _TokenSurvey:
-    """Numbers of tokens of the distinct texts of a data file, and a sample of the texts."""
-
-    def __init__(self, tokens: Tokens | None) -> None:
-        self._tokens = tokens
-        self._samples: list[str] = []
-        self._lengths: list[int] = []
-        self._problems: list[str] = []
-
-    def add(self, texts: list[str]) -> None:
-        """Count the tokens of distinct texts, and update the sample (the texts with the smallest hashes)."""
-        self._samples = heapq.nsmallest(_SAMPLE_TEXTS, [*self._samples, *texts], key=key)  # by hash: always the same
-        for length in self._tokens.lengths(texts) if self._tokens is not None else ():
-            if isinstance(length, int):
-                self._lengths.append(length)
-            else:
-                self._problems.append(length)
-
-    def add_findings(self, report: FileReport) -> None:
-        """Fill `report`: quantiles of token counts, sampled texts, truncated texts, and texts without tokens."""
+    def _add_tokens(self, report: FileReport) -> None:
+        """Report quantiles of token counts, sampled texts, truncated texts, and texts without tokens."""
         lengths, tokens = self._lengths, self._tokens
         if tokens is not None and lengths:
-            report.max_length, report.truncated = tokens.max_length, sum(each > tokens.max_length for each in lengths)
+            report.max_length = tokens.max_length
+            report.truncated = sum(length > tokens.max_length for length in lengths)
             shares = {"shortest": 0, "50%": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1}
             report.tokens = {name: int(np.quantile(lengths, share, method="lower")) for name, share in shares.items()}
             report.examples = [
@@ -374,15 +385,17 @@ def _causes(rejected: Sequence[BadRow]) -> str:
     return f"{len(rejected):,} row{'s' * (len(rejected) > 1)} cannot be used: {'; '.join(shown)}{more}"
 
 
-def _with_scale(source: DataSource, report: FileReport) -> DataSource:
-    """Detect the scale of the scores, such as 0 to 5; return the source with this `score_range`, and report the scale.
+def _with_scale(reading: ExampleReader, report: FileReport) -> DataSource:
+    """Detect the scale of the scores, such as 0 to 5; return the settings with this `score_range`, and report the scale.
 
-    The source is returned unchanged if a score range is set, the scores are in 0..1, or the format has no scores.
+    The settings are returned unchanged if they have a score range, the scores are in 0..1, or the format has no scores.
     """
-    reading = open_examples(source)
-    report.score_range = source.score_range
-    if reading.format != "scored_pair" or source.score_range is not None:
-        return source
+    settings = reading.settings
+    report.score_range = settings.score_range
+    if reading.format != "scored_pair" or settings.score_range is not None:
+        return settings
+
+    # The first scale that contains 90 % of the scores.
     rows = (row.values for row in reading.source.rows() if isinstance(row, Row) and reading.is_wanted(row.values))
     numbers = (_number(row.get(reading.columns["score"])) for row in rows)
     values = np.array([number for number in numbers if number is not None])
@@ -396,14 +409,14 @@ def _with_scale(source: DataSource, report: FileReport) -> DataSource:
         report.add("classes", len(values), text, trouble=True)
         low, high = 0, 2
     if (low, high) == (0, 1):
-        return source
+        return settings
     inside = values[(values >= low) & (values <= high)]
     if (low, high) == (0, 5) and inside.min() >= 1:
         low = 1
     text = f"scores from {inside.min():g} to {inside.max():g}, read on the scale {low} to {high}"
     report.add("scale", len(values), f"{text}. To train, set --data.score-range {low} {high}")
     report.score_range = (low, high)
-    return replace(source, score_range=(low, high))
+    return replace(settings, score_range=(low, high))
 
 
 def _number(value: object) -> float | None:
@@ -428,11 +441,8 @@ def _describe_scores(scores: Any, report: FileReport) -> None:
         report.add("one label", len(scores), text)
 
 
-def _find_labels(source: DataSource, report: FileReport) -> None:
-    """Report unused columns that contain numbers and may be labels with an unknown column name."""
-    reading = open_examples(source)
-    wanted = (row.values for row in reading.source.rows() if isinstance(row, Row) and reading.is_wanted(row.values))
-    rows = list(itertools.islice(wanted, _SAMPLE_ROWS))
+def _add_labels(rows: Sequence[Mapping[str, Any]], report: FileReport) -> None:
+    """Report unused columns that contain numbers and may be labels; `rows` are the first used rows of the file."""
     for column in report.unused_columns:
         numbers = [_number(row[column]) for row in rows if row.get(column) not in (None, "")]
         if None not in numbers and 1 < len(set(numbers)) <= 101 and len(set(numbers)) < len(rows):

@@ -17,7 +17,6 @@ import numpy as np
 
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError, Example
-from angle_llm.data.keys import printable
 from angle_llm.data.leakage import EvaluationSet, count_shared
 from angle_llm.data.sources import MTEB, Source, evaluation_source
 from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
@@ -169,18 +168,9 @@ def held_out_evaluation(
             "--evaluation.tasks, got none."
         )
 
-    # The tasks, with unique names. Lone surrogates, of file names that are not UTF-8, cannot be stored in results.
     tasks = [_read_task(source, settings, micro_batch_tokens) for source in sources]
-    names = unique_names([task.name for task in tasks], [source.folder for source in sources])
-    text_of: dict[str, str] = {}
-    for name, text in zip(map(printable, names), settings.tasks, strict=True):
-        if name in text_of:
-            raise SettingsError(
-                f"--evaluation.tasks: expected tasks with unique names, got {name} for {text_of[name]} and {text}. Rename a "
-                "file or folder."
-            )
-        text_of[name] = text
-    named = {text: replace(task, name=name) for (name, text), task in zip(text_of.items(), tasks, strict=True)}
+    names = unique_names([task.name for task in tasks], sources)
+    named = {source.text: replace(task, name=name) for source, task, name in zip(sources, tasks, names, strict=True)}
     first = next(iter(named.values()))
     return HeldOutEvaluation(named, f"{first.name}/{first.metrics[0]}", micro_batch_tokens)
 

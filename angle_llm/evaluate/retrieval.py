@@ -139,10 +139,8 @@ class RetrievalSettings(RowSettings, EvalSettings):
         tasks = [read_beir(source, binary=self.binary) for source in judged]
         tasks += [read_answers(self.source_of(source.text), self.corpus, self.column, source) for source in answers]
         tasks += [read_groups(source, self.column) for source in groups]
-        names = unique_names([task.name for task in tasks], [source.folder for source in sources])
-        check_names(names)
-        apart = zip(tasks, names, strict=True)
-        return [task if name == task.name else replace(task, name=name, label=name) for task, name in apart]
+        renamed = zip(tasks, unique_names([task.name for task in tasks], sources), strict=True)
+        return [task if name == task.name else replace(task, name=name, label=name) for task, name in renamed]
 
 
 # --------------------------------------------------------------------------------------------------------- results

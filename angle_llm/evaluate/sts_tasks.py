@@ -29,7 +29,7 @@ import yaml
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError
 from angle_llm.data.sources import Source, evaluation_source, is_data_name
-from angle_llm.evaluate.encoding import EvalSettings, check_names
+from angle_llm.evaluate.encoding import EvalSettings
 from angle_llm.evaluate.task_files import (
     Layout,
     data_file,
@@ -160,11 +160,9 @@ def select_tasks(
         raise SettingsError("--columns names columns of files: expected a file in --tasks, got none.")
     files = {name: evaluation_source(name) for name in names if _is_path(name)}
     tasks = [read_pairs(files[name], columns) if name in files else read_task(data_dir, name, text) for name in names]
-    folders = [files[name].folder if name in files else Path() for name in names]
-    unique = unique_names([task.name for task in tasks], folders)
-    check_names(unique)
-    apart = zip(tasks, unique, strict=True)
-    return [task if name == task.name else replace(task, name=name, label=name) for task, name in apart]
+    unique = unique_names([task.name for task in tasks], [files.get(name) for name in names])
+    renamed = zip(tasks, unique, strict=True)
+    return [task if name == task.name else replace(task, name=name, label=name) for task, name in renamed]
 
 
 def _is_path(name: str) -> bool:

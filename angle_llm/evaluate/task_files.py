@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from angle_llm.data.formats import DataError, ListCell, list_problem
-from angle_llm.data.sources import EXTENSIONS, Row
+from angle_llm.data.keys import printable
+from angle_llm.data.sources import EXTENSIONS, Row, Source
+from angle_llm.settings.parsing import SettingsError
 
 Layout = Sequence[Path]
 """Paths of all files of an evaluation task, in one folder structure that a data directory can have."""
@@ -63,22 +65,31 @@ def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str])
     return complete
 
 
-def unique_names(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
+def unique_names(names: Sequence[str], sources: Sequence[Source | None]) -> list[str]:
     """Make task names unique by adding the shortest possible folder prefixes, such as stsb/test and sick/test.
 
-    `folders` has the folder of each task. Tasks with equal names in equal folders keep their names.
+    `sources` has the source of each task; None: a task without a file of its own. Lone surrogates, of file names that
+    are not UTF-8, are escaped, because results with them cannot be stored.
+
+    Raises:
+        SettingsError: if two tasks have equal names in equal folders, or there is no task.
     """
-    found = list(names)
+    unique = list(names)
     for name in set(names):
-        equal = [at for at, other in enumerate(names) if other == name]
-        parts = [folders[at].parts for at in equal]
+        equal = [index for index, other in enumerate(names) if other == name]
+        parts = [() if (source := sources[index]) is None else source.folder.parts for index in equal]
         for count in range(max(map(len, parts)) + 1):
-            last = [folder[len(folder) - count :] for folder in parts]
-            if len(set(last)) == len(equal):
-                for at, folder in zip(equal, last, strict=True):
-                    found[at] = Path(*folder, name).as_posix()
+            prefixes = [folder[len(folder) - count :] for folder in parts]
+            if len(set(prefixes)) == len(equal):
+                for index, prefix in zip(equal, prefixes, strict=True):
+                    unique[index] = Path(*prefix, name).as_posix()
                 break
-    return found
+        else:
+            texts = [name if (source := sources[index]) is None else source.text for index in equal]
+            raise SettingsError(
+                f"expected tasks with unique names, got {name} for {' and '.join(texts)}. Rename a file or folder."
+            )
+    return list(map(printable, unique))
 
 
 def text_of(row: Row, column: str) -> str:

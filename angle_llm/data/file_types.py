@@ -303,10 +303,11 @@ class JsonFile(JsonLinesFile):
         try:
             self._refuse_bad_bytes(text)
             objects = json.loads(text)
-        except (RowError, json.JSONDecodeError) as error:
-            is_json = isinstance(error, json.JSONDecodeError)
-            problem = f"{error.lineno}: not JSON: {_json_problem(error)}" if is_json else f" {error}"
+        except json.JSONDecodeError as error:
+            problem = f"{error.lineno}: not JSON: {_json_problem(error)}"
             raise DataError(f"{self.name}:{problem}. A file with one object per line is .jsonl") from None
+        except RowError as error:
+            raise DataError(f"{self.name}: {error}. A file with one object per line is .jsonl") from None
         if not isinstance(objects, list):
             raise DataError(f"{self.name}: expected a list of objects, got {type(objects).__name__}")
         return iter(enumerate(objects, 1))

@@ -47,7 +47,6 @@ from angle_llm.model.vectors import encoder_identity
 from angle_llm.settings.encoder import EncoderName, EncoderOptions
 from angle_llm.settings.parsing import Finite, Positive, SettingsError, need_library, settings_class
 from angle_llm.settings.rows import RowFilter, RowSettings
-from angle_llm.settings.train import DataSource
 from angle_llm.tools.hard_negatives import (
     CANDIDATES_AT_ONCE,
     QUERIES_AT_ONCE,
@@ -117,22 +116,8 @@ class MineSettings(NegativeRules, RowFilter, RowSettings, EncoderOptions, MineFi
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vectors = self.vectors and self.vectors.expanduser()
-        for wrong, message in (
-            (self.out.suffix != ".jsonl", f"--out must name the file of groups, NAME.jsonl; got {self.out}."),
-            (
-                self.column and not self.corpus,
-                "--column names a column of --corpus, which is not set. For PAIRS use --columns.",
-            ),
-            (vectors and vectors.is_file(), f"--vectors must name a folder; {self.vectors} is a file."),
-        ):
-            if wrong:
-                raise SettingsError(message)
-
-    @property
-    def source(self) -> DataSource:
-        """Data source of the pairs, read as in training."""
-        return self.source_of(self.pairs, where=self.where, shuffle_seed=self.shuffle_seed)
+        if self.column and not self.corpus:
+            raise SettingsError("--column names a column of --corpus, which is not set. For PAIRS use --columns.")
 
 
 # --- command ----------------------------------------------------------------------------------------------------------
@@ -154,8 +139,8 @@ def mine_main(settings: MineSettings) -> None:
     if settings.index == "faiss":
         need_library("faiss", "--index faiss (--index exact needs no library)", "mining")
     output = GroupsOutput(settings.out.expanduser())
-    output.check_free()
-    loaded = load_examples(settings.source)
+    source = settings.source_of(settings.pairs, where=settings.where, shuffle_seed=settings.shuffle_seed)
+    loaded = load_examples(source)
     print(loaded.report.summary())
     corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)
     log_replaced_scores(loaded.examples)
@@ -229,16 +214,17 @@ class GroupsOutput:
     """Output of `data mine` and `data score`: the file of groups, its report NAME.report.json, and a working folder."""
 
     def __init__(self, out: Path) -> None:
-        self.out = out
-        self.report = out.with_name(out.stem + ".report.json")
-        self.folder = out.with_name(out.name + ".parts")
-
-    def check_free(self) -> None:
         """Check that the output files can be written, or that an unfinished output can resume.
 
         Raises:
+            SettingsError: for another file name extension than .jsonl.
             FolderError: if files of another program, or an incomplete output, exist at its paths.
         """
+        if out.suffix != ".jsonl":
+            raise SettingsError(f"--out must name the file of groups, NAME.jsonl; got {out}.")
+        self.out = out
+        self.report = out.with_name(out.stem + ".report.json")
+        self.folder = out.with_name(out.name + ".parts")
         existing = [path for path in (self.out, self.report) if path.exists()]
         if len(existing) == 1 and not (self.folder / IDENTITY).exists():
             raise FolderError(
@@ -300,23 +286,15 @@ def count_outcomes(parts: Sequence[dict[str, Any]], queries: int) -> dict[str, A
     Raises:
         RuntimeError: if the counts do not add up to `queries`, which is a bug.
     """
-    counts: Counter[str] = Counter()
+    counts = Counter[str]()
     refused = Counter(dict.fromkeys(REASONS, 0))
     for part in parts:
         counts.update(part["counts"])
         refused.update(part["refused"])
     if queries != (counted := counts["full"] + counts["short"] + counts["without"]):
         raise RuntimeError(f"a bug in angle_llm: {counted} of {queries} queries accounted for.")
-    return {
-        "queries": {
-            "in": queries,
-            "mined": counts["full"],
-            "short": counts["short"],
-            "without": counts["without"],
-            "dropped": counts["dropped"],
-        },
-        "refused": dict(refused),
-    }
+    outcomes = {name: counts[name] for name in ("short", "without", "dropped")}
+    return {"queries": {"in": queries, "mined": counts["full"], **outcomes}, "refused": dict(refused)}
 
 
 def describe_groups(out: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from angle_llm.io import ResumableFolder, plain
 from angle_llm.model.text_vectors import TextVectors, vectors_of
 from angle_llm.model.vectors import encoder_identity
 from angle_llm.settings.encoder import EncoderOptions
-from angle_llm.settings.parsing import Finite, SettingsError, settings_class
+from angle_llm.settings.parsing import Finite, settings_class
 from angle_llm.settings.rows import RowSettings
 from angle_llm.tools.hard_negatives import group_lines, group_row, own_cosines
 from angle_llm.tools.mine import GroupsOutput, format_quantiles, log_replaced_scores
@@ -54,10 +54,6 @@ class ScoreFiles:
 class ScoreSettings(RowSettings, EncoderOptions, ScoreFiles):
     """Score the pairs of a data file with the cosines of an encoder."""
 
-    def __post_init__(self) -> None:
-        if self.out.suffix != ".jsonl":
-            raise SettingsError(f"--out must name the file of groups, NAME.jsonl; got {self.out}.")
-
 
 def score_main(settings: ScoreSettings) -> None:
     """Write each query with its positives, negatives and cosines, or resume; then print quantiles of the cosines.
@@ -72,7 +68,6 @@ def score_main(settings: ScoreSettings) -> None:
     from angle_llm.model.encoder import SentenceEncoder
 
     output = GroupsOutput(settings.out.expanduser())
-    output.check_free()
     loaded = load_examples(settings.source_of(settings.file))
     print(loaded.report.summary())
     log_replaced_scores(loaded.examples)

@@ -487,8 +487,8 @@ def test_libraries_settings_and_candidates_are_checked_before_a_model_is_loaded(
     for ranks in ((1, 9), (9, None)):
         with pytest.raises(SettingsError, match=r"--ranks .*9 candidates.* 8\."):
             mine(tmp_path, nowhere, pairs, ranks=ranks)
-    with pytest.raises(SettingsError, match=r"--vectors .*p\.jsonl is a file"):
-        mine(tmp_path, nowhere, pairs, vectors=pairs)
+    with pytest.raises(SettingsError, match=r"--out .*triples\.csv"):
+        mine_main(settings(pairs=str(pairs), model=str(nowhere), out=Path("triples.csv")))
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,6 @@ def test_libraries_settings_and_candidates_are_checked_before_a_model_is_loaded(
         ({"negatives": 0}, "negatives: .*got 0"),
         ({"ranks": (1, 3), "negatives": 4}, "--negatives 4 .* 3 ranks"),
         ({"margin": float("nan")}, "margin: .*nan"),
-        ({"out": Path("triples.csv")}, r"--out .*triples\.csv"),
         ({"column": "text"}, "--column .*--corpus"),
     ],
 )

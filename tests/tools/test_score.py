@@ -103,7 +103,7 @@ def test_every_format_that_makes_pairs_is_scored(tmp_path: Path, base: Path) -> 
     with pytest.raises(DataError, match="positive"):
         score(tmp_path, base, write_rows(tmp_path / "n.jsonl", rows[1:3]), "d", score_range=(0, 5))
     with pytest.raises(SettingsError, match=r"--out .*x\.csv"):
-        ScoreSettings(file="-", teacher="-", out=Path("x.csv"))
+        score_main(ScoreSettings(file="-", teacher="-", out=Path("x.csv")))
 
 
 def test_queries_and_documents_have_their_prompts(tmp_path: Path, base: Path, sides: dict[str, str]) -> None:

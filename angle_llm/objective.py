@@ -12,6 +12,43 @@ POSITIVE_ABOVE = 0.5
 
 
 @dataclass(frozen=True)
+class FalseNegativeFields:
+    """Which negatives are too similar to the anchor to be used.
+
+    Raises:
+        ValueError: for both margin and ratio, a number out of range, or an unknown scope.
+    """
+
+    PREFIX: ClassVar[str] = ""
+    """Prefix of the setting names in error messages, such as `objective.`."""
+
+    margin: float | None = None
+    """Skip an in-batch negative if its cosine with the anchor is above the cosine of the positive minus this margin, from
+    -2 to 2. 0: skip negatives that are more similar than the positive (GISTEmbed)."""
+    ratio: float | None = None
+    """Skip an in-batch negative if its cosine with the anchor is above this ratio times the cosine of the positive,
+    such as 0.95."""
+    scope: Literal["in_batch", "all"] = "in_batch"
+    """Which negatives can be skipped. in_batch: all except negatives from your data (pairs of this anchor that are not
+    positive). all: negatives from your data too."""
+
+    def __post_init__(self) -> None:
+        setting = f"{self.PREFIX}false_negatives"
+        if self.margin is not None and self.ratio is not None:
+            raise ValueError(
+                f"{setting}: expected a margin or a ratio, got margin {self.margin!r} and ratio {self.ratio!r}."
+            )
+        if self.margin is not None and not -2 <= self.margin <= 2:
+            raise ValueError(f"{setting}.margin: expected a difference of cosines from -2 to 2, got {self.margin!r}.")
+        if self.ratio is not None and not 0 < self.ratio < math.inf:
+            raise ValueError(
+                f"{setting}.ratio: expected a finite number greater than 0 such as 0.95, got {self.ratio!r}."
+            )
+        if self.scope not in ("in_batch", "all"):
+            raise ValueError(f"{setting}.scope: expected one of in_batch, all; got {self.scope!r}.")
+
+
+@dataclass(frozen=True)
 class ObjectiveFields:
     """Weights, temperatures and variants of the terms of the training loss (the AnglE objective).
 

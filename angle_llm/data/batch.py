@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from angle_llm.data.formats import Example, Group, pairs_of
+from angle_llm.losses import Relation
 
 
 @dataclass
@@ -26,8 +27,7 @@ class TextBatch:
     `texts` and `prompts` have N entries; `left`, `right`, `score`, `group` and `teacher` have P entries.
 
     Raises:
-        ValueError: if a tensor has a wrong length or dtype, if a row number is outside of `texts`, or if a text occurs
-            twice with the same prompt.
+        ValueError: as in `Relation`, if a row number is outside of `texts`, or if a text occurs twice with the same prompt.
     """
 
     texts: list[str]
@@ -50,25 +50,7 @@ class TextBatch:
         pairs = len(self.left)
         self.group = self.group if len(self.group) else torch.arange(pairs)
         self.teacher = self.teacher if len(self.teacher) else torch.full((pairs,), torch.nan)
-        for name, dtype in (
-            ("left", torch.int64), ("right", torch.int64), ("score", torch.float32),
-            ("group", torch.int64), ("teacher", torch.float32),
-        ):  # fmt: skip
-            tensor: Tensor = getattr(self, name)
-            if tensor.dtype != dtype or tensor.shape != (pairs,):
-                raise ValueError(
-                    f"TextBatch.{name}: expected {dtype} of shape (P,) with P = {pairs} pairs as in `left`, got "
-                    f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-                )
-            if (
-                name in ("left", "right")
-                and len(tensor)
-                and not 0 <= int(tensor.min()) <= int(tensor.max()) < len(self.texts)
-            ):
-                raise ValueError(
-                    f"TextBatch.{name}: expected positions in the {len(self.texts)} texts, got {int(tensor.min())} .. "
-                    f"{int(tensor.max())}"
-                )
+        Relation(self.left, self.right, self.score, self.group, self.teacher).check_rows(len(self.texts))
         if len(set(zip(self.prompts, self.texts, strict=True))) != len(self.texts):
             raise ValueError("TextBatch.texts must be unique; use TextBatch.from_examples")
 

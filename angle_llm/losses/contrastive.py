@@ -137,34 +137,22 @@ class InBatchTerm(Term):
 
     def _negatives(self, pairs: BatchPairs, edges: Edges, anchor_L: Tensor, is_positive_P: Tensor) -> NegativeLogSum:
         """Return the sums over negatives of the lines, whose anchors are the rows `anchor_L`."""
-        relation, rule = pairs.relation, self.false_negatives
-        false = None
+        relation, rule, device = pairs.relation, self.false_negatives, pairs.device
+        false_negatives = None
         if rule is not None:
-            guide_NG = on_device(relation.required("guide", "false_negatives"), pairs.device) if rule.guided else None
-            false = FalseNegativeFilter(rule, on_device(edges.positive_M, pairs.device), guide_NG)
+            guide_NG = on_device(relation.required("guide", "false_negatives"), device) if rule.guided else None
+            false_negatives = FalseNegativeFilter(rule, on_device(edges.positive_M, device), guide_NG)
         explicit = None
         if self.hardness_strength or (rule is not None and rule.scope == "in_batch"):
-            explicit = _explicit_negatives(
-                relation, is_positive_P, anchor_L, edges.candidate_C, either_side=self.form is symmetric
-            )
-        return NegativeLogSum(
-            self.temperature,
-            on_device(anchor_L, pairs.device),
-            on_device(edges.candidate_C, pairs.device),
-            _partners(edges, anchor_L, relation.text_numbers(pairs.rows)),
-            explicit,
-            false,
-            self.hardness_strength,
-        )
+            either_side = self.form is symmetric
+            explicit = _explicit_negatives(relation, is_positive_P, anchor_L, edges.candidate_C, either_side)
+        skips = _partners(edges, anchor_L, relation.text_numbers(pairs.rows))
+        rows = on_device(anchor_L, device), on_device(edges.candidate_C, device)
+        return NegativeLogSum(self.temperature, *rows, skips, explicit, false_negatives, self.hardness_strength)
 
 
 def contrastive_loss(
-    temperature: float,
-    pair_of_M: Tensor,
-    line_of_M: Tensor,
-    divisor_M: Tensor,
-    cosine_P: Tensor,
-    negatives_L: Tensor,
+    temperature: float, pair_of_M: Tensor, line_of_M: Tensor, divisor_M: Tensor, cosine_P: Tensor, negatives_L: Tensor
 ) -> Tensor:
     """Compute the InfoNCE loss of the edges, Σ loss_ap / divisor, a scalar.
 
@@ -214,7 +202,7 @@ def _partners(edges: Edges, anchor_L: Tensor, text_N: Tensor) -> MaskIndices:
 
 
 def _explicit_negatives(
-    relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, *, either_side: bool
+    relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, either_side: bool
 ) -> MaskIndices:
     """Return the candidates that form a pair with the anchor of a line in the data that is not positive.
 

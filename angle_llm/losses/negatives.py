@@ -18,9 +18,8 @@ from torch import Tensor
 from angle_llm.device import on_device
 from angle_llm.losses.blocks import add_rows, pull_back, rows, slices, square_side
 from angle_llm.losses.similarity import cosine, unit
+from angle_llm.objective import FalseNegativeFields
 
-SCOPES = ("in_batch", "all")
-"""Texts that can be skipped as false negatives: all except the negatives in the data (`in_batch`), or all texts."""
 _ROUNDING = 32
 """Tolerance for rounding, in multiples of eps, that is added to the cosine threshold for false negatives.
 
@@ -29,7 +28,7 @@ to 8 eps (float32, D 4096)."""
 
 
 @dataclass(frozen=True)
-class FalseNegatives:
+class FalseNegatives(FalseNegativeFields):
     """Rule for false negatives: texts of the batch that are too similar to the anchor to be used as its negatives.
 
     A candidate is skipped if its cosine with the anchor is above a threshold:
@@ -45,31 +44,9 @@ class FalseNegatives:
     Source: GISTEmbed (arXiv 2402.16829); `margin` as `margin_strategy="absolute"` and `ratio` = 1 - margin of
     `"relative"` in `CachedGISTEmbedLoss` of sentence-transformers 6.2. ms-swift's `INFONCE_MASK_FAKE_NEGATIVE` is
     margin -0.1 with scope all, by the model itself. NV-Retriever (arXiv 2407.15831) has ratio 0.95 for mining.
-
-    Raises:
-        ValueError: for both margin and ratio, numbers out of range, or an unknown scope.
     """
 
-    margin: float | None = None
-    ratio: float | None = None
-    scope: str = "in_batch"
     guided: bool = False
-
-    def __post_init__(self) -> None:
-        if self.margin is not None and self.ratio is not None:
-            raise ValueError(
-                f"false_negatives: expected a margin or a ratio, got margin {self.margin!r} and ratio {self.ratio!r}."
-            )
-        if self.margin is not None and not -2 <= self.margin <= 2:
-            raise ValueError(
-                f"false_negatives.margin: expected a difference of cosines from -2 to 2, got {self.margin!r}."
-            )
-        if self.ratio is not None and not 0 < self.ratio < math.inf:
-            raise ValueError(
-                f"false_negatives.ratio: expected a finite number greater than 0 such as 0.95, got {self.ratio!r}."
-            )
-        if self.scope not in SCOPES:
-            raise ValueError(f"false_negatives.scope: expected one of {', '.join(SCOPES)}; got {self.scope!r}.")
 
     def threshold(self, positive: Tensor) -> Tensor:
         """Return the largest cosine with the anchor that a negative may have, given cosines of anchor and positive."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from angle_llm.device import on_device
 from angle_llm.losses.relation import Relation
-from angle_llm.losses.terms import NO_FIELDS, Objective, ObjectiveValue
+from angle_llm.losses.terms import Objective, ObjectiveValue
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,7 @@ class MixedObjective(Objective):
     """
 
     parts: Sequence[Part]
-    """The losses; their rows have the same number of embeddings."""
-
-    @property
-    def embeddings_per_text(self) -> int:
-        return self.parts[0].objective.embeddings_per_text
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return NO_FIELDS.union(*(part.objective.needs for part in self.parts))
+    """The losses, whose rows have the same number of embeddings. What they need is checked per dataset."""
 
     def cosines(self, embeddings: Tensor, relation: Relation, /) -> dict[str, Tensor]:
         """Return mean cosines of all texts of the batch."""

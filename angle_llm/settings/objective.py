@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
-from annotated_types import Ge, Le
-
-from angle_llm.objective import ObjectiveFields
-from angle_llm.settings.parsing import PositiveFloat, SettingsError, settings_class
+from angle_llm.objective import FalseNegativeFields, ObjectiveFields
+from angle_llm.settings.parsing import SettingsError, settings_class
 
 
 @settings_class
-class FalseNegativeSettings:
+class FalseNegativeSettings(FalseNegativeFields):
     """Exclude in-batch negatives that are too similar to the anchor. Disabled unless margin or ratio is set."""
 
-    margin: Annotated[float, Ge(-2), Le(2)] | None = None
-    """Skip an in-batch negative if its cosine with the anchor is above the cosine of the positive minus this margin. 0:
-    skip negatives that are more similar than the positive (GISTEmbed)."""
-    ratio: PositiveFloat | None = None
-    """Skip an in-batch negative if its cosine with the anchor is above this ratio times the cosine of the positive,
-    such as 0.95."""
-    scope: Literal["in_batch", "all"] = "in_batch"
-    """Which negatives can be skipped. in_batch: all except negatives from your data (pairs of this anchor that are not
-    positive). all: negatives from your data too."""
+    PREFIX: ClassVar[str] = "objective."
+
     guide: str | None = None
     """An encoder whose cosines decide which negatives are skipped: a folder, a hub id (also ID@REVISION), or
     package:NAME/path. Its vectors of the training texts are computed once and stored in the run directory. None: the
     model in training."""
 
     def __post_init__(self) -> None:
-        if self.margin is not None and self.ratio is not None:
-            raise SettingsError("objective.false_negatives: expected a margin or a ratio, got both.")
-        if self.scope != "in_batch" and not self.is_on:
-            raise SettingsError("objective.false_negatives.scope: expected a margin or a ratio too, such as margin 0.")
-        if self.guide is not None and not self.is_on:
-            raise SettingsError("objective.false_negatives.guide: expected a margin or a ratio too, such as margin 0.")
+        super().__post_init__()
+        for name, is_set in (("scope", self.scope != "in_batch"), ("guide", self.guide is not None)):
+            if is_set and not self.is_on:
+                raise SettingsError(
+                    f"objective.false_negatives.{name}: expected a margin or a ratio too, such as margin 0."
+                )
 
     @property
     def is_on(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from angle_llm.data.formats import Group
@@ -12,6 +12,7 @@ from angle_llm.losses import AngleObjective, FalseNegatives, NestedObjective, Ob
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import Head, depths_head
 from angle_llm.model.source.resolve import ModelSource
+from angle_llm.objective import ObjectiveFields
 from angle_llm.settings.parsing import SettingsError, merged_settings, settings_from_dict, settings_to_dict
 from angle_llm.settings.train import ObjectiveSettings, TrainSettings
 from angle_llm.train.pretraining import TASKS, MaskedTokenTask, TwoViewsTask
@@ -82,10 +83,11 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
                 f"{name}: expected no teacher, got {objective.teacher!r}. Set objective.teacher for the run, and "
                 "objective.teacher_vector_weight or teacher_similarity_weight per dataset."
             )
-        if objective.false_negatives.guide not in (None, settings.objective.false_negatives.guide):
+        guide = objective.false_negatives.guide
+        if guide not in (None, settings.objective.false_negatives.guide):
             raise SettingsError(
-                f"{name}: expected the guide of the run or none, got {objective.false_negatives.guide!r}. Set "
-                "objective.false_negatives.guide for the run."
+                f"{name}: expected the guide of the run or none, got {guide!r}. Set objective.false_negatives.guide for "
+                "the run."
             )
         if settings.pretraining.task is not None and dataset.objective:
             raise SettingsError(f"{name}: expected none with --pretraining.task. Omit it.")
@@ -102,12 +104,11 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
 
 def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:
     """Convert settings of an objective to a loss on full vectors, without nested widths or depths."""
-    values = settings_to_dict(settings)
-    del values["teacher"]
-    rule = values["false_negatives"]
-    guided = rule.pop("guide") is not None
-    values["false_negatives"] = FalseNegatives(**rule, guided=guided) if settings.false_negatives.is_on else None
-    return AngleObjective(**values)
+    rule, false_negatives = settings.false_negatives, None
+    if rule.is_on:
+        false_negatives = FalseNegatives(rule.margin, rule.ratio, rule.scope, guided=rule.guide is not None)
+    values = {field.name: getattr(settings, field.name) for field in fields(ObjectiveFields)}
+    return AngleObjective(**values, false_negatives=false_negatives)
 
 
 def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:

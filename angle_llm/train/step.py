@@ -206,17 +206,18 @@ def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[lis
     """
     first = 0
     for planned in batches:
+        # Rows of the texts, in the plan and in the batch.
         batch = planned.batch
-        place: dict[int, int] = {}  # row in the plan → row in the batch
+        batch_row: dict[int, int] = {}  # row in the plan → row in the batch
         row_of = plan.row_of[first : first + len(batch)]
-        row_of_N = torch.tensor([place.setdefault(row, len(place)) for row in row_of], dtype=torch.int64)
+        row_of_N = torch.tensor([batch_row.setdefault(row, len(batch_row)) for row in row_of], dtype=torch.int64)
         first += len(batch)
+        # Pairs of rows, and data of the texts by row.
         left_P, right_P = row_of_N[batch.left], row_of_N[batch.right]
         text = text_of_row(batch.texts, row_of_N)
         _, first_text = np.unique(row_of_N.numpy(), return_index=True)  # first text of each row
-        known = {name: tensor[first_text] for name, tensor in planned.vectors.items()}
-        relation = Relation(left_P, right_P, batch.score, group=batch.group, teacher=batch.teacher, text=text, **known)
-        yield list(place), relation
+        vectors = {name: tensor[first_text] for name, tensor in planned.vectors.items()}
+        yield list(batch_row), Relation(left_P, right_P, batch.score, batch.group, batch.teacher, text, **vectors)
 
 
 def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:
@@ -235,19 +236,15 @@ def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:
 
 
 class _LossValue(NamedTuple):
-    """Loss of a batch and checks of its embeddings, as scalar tensors on the device (reading a value waits for it)."""
+    """Loss of a batch and sizes of its embeddings, as tensors on the device (reading a value waits for the device)."""
 
     loss: Tensor
-    zero_rows: Tensor
-    """Number of embeddings that are all zero: overflowing weights can give zeros instead of NaN."""
-    finite: Tensor
-    """Whether all embeddings are finite."""
+    largest_B: Tensor
+    """(B,) largest absolute number in each embedding; 0 for an embedding of zeros, as from weights that overflow."""
     parts: dict[str, Tensor]
     """Value of each term of the loss by name, before multiplication by its weight."""
     cosines: dict[str, Tensor]
     """Mean cosines by kind of pair."""
-    rows: int
-    """Number of embeddings of the batch."""
 
 
 def loss_and_gradient(
@@ -258,9 +255,8 @@ def loss_and_gradient(
     value = objective(leaf_BD, relation)
     (gradient_BD,) = torch.autograd.grad(value.loss * weight, leaf_BD)
     largest_B = torch.linalg.vector_norm(rows_BD, math.inf, dim=1)
-    zero_rows, finite = (largest_B == 0).sum(), largest_B.isfinite().all()
     cosines = objective.cosines(rows_BD, relation)
-    return _LossValue(value.loss.detach(), zero_rows, finite, value.parts, cosines, len(rows_BD)), gradient_BD
+    return _LossValue(value.loss.detach(), largest_B, value.parts, cosines), gradient_BD
 
 
 def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
@@ -271,15 +267,18 @@ def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
     Raises:
         DivergedError: for a loss that is not finite, or a zero embedding.
     """
-    scalars = [scalar for each in values for scalar in (*each[:3], *each.parts.values(), *each.cosines.values())]
+    scalars: list[Tensor] = []
+    for value in values:
+        zero_rows = (value.largest_B == 0).sum()
+        scalars += [value.loss, zero_rows, *value.parts.values(), *value.cosines.values()]
     numbers = iter(torch.stack([scalar.to(scalars[0]) for scalar in scalars]).tolist())
     losses = []
     for value in values:
-        loss, zero_rows, finite = next(numbers), int(next(numbers)), next(numbers)
+        loss, zeros = next(numbers), int(next(numbers))
         parts, cosines = ({name: next(numbers) for name in names} for names in (value.parts, value.cosines))
-        if zero_rows or not math.isfinite(loss):
-            state = "finite" if finite else "not finite either"
-            state = f"zero for {zero_rows} of {value.rows} texts" if zero_rows else state
+        if zeros or not math.isfinite(loss):
+            state = "finite" if value.largest_B.isfinite().all() else "not finite either"
+            state = f"zero for {zeros} of {len(value.largest_B)} texts" if zeros else state
             listed = ", ".join(f"{name} {part}" for name, part in parts.items())
             raise DivergedError(f"the loss is {loss} ({listed}); the embeddings are {state}")
         losses.append(BatchLoss(loss, parts, cosines))

@@ -1,7 +1,7 @@
 """Training and evaluation data: from files to batches.
 
 sources     what the path of a data or evaluation source means, resolved once to rows
-file_types  rows of one file: a reader class per file type
+files       rows of one file: a reader class per file type; rows of a BEIR folder
 columns     find the column of each field
 formats     convert a row to an `Example`
 examples    read all examples of a source, with a report of every row

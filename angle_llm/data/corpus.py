@@ -14,9 +14,10 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from angle_llm.data.file_types import JsonLinesFile, TextFile
+from angle_llm.data.files.beir import documents_of, is_judged
+from angle_llm.data.files.file_types import JsonLinesFile, TextFile
 from angle_llm.data.formats import DataError, RowError, nearest, read_text
-from angle_llm.data.sources import BadRow, Row, Source, documents_of, find_path, is_judged, resolve_source
+from angle_llm.data.sources import BadRow, Row, Source, find_path, resolve_source
 
 SKIP = "skip bad rows with --on-bad-row skip"
 """Advice for a bad row, in commands with this flag."""

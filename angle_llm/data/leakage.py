@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from angle_llm.data.columns import USUAL_NAMES
+from angle_llm.data.files.beir import QRELS, splits_of
 from angle_llm.data.formats import (
     NUMBERED_NEGATIVE,
     DataError,
@@ -31,7 +32,7 @@ from angle_llm.data.formats import (
     texts_of,
 )
 from angle_llm.data.keys import is_distinctive, key, normalized, pair_key, printable
-from angle_llm.data.sources import QRELS, BadRow, Source, find_path, is_data_name, resolve_source, splits_of
+from angle_llm.data.sources import BadRow, Source, find_path, is_data_name, resolve_source
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from pathlib import Path
 from angle_llm.data.examples import DataReport, load_examples
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.order import Draws
-from angle_llm.data.sources import EXTENSIONS, find_path
+from angle_llm.data.sources import EXTENSIONS, STARTER, find_path
 from angle_llm.data.store import ByIndex, digest_of
 from angle_llm.settings.train import DataSettings, DataSource, MixedSet
 
@@ -150,7 +150,7 @@ def _names(paths: Sequence[str]) -> list[str]:
     names: list[str] = []
     for path in paths:
         extension = next((each for each in sorted(EXTENSIONS, key=len, reverse=True) if path.endswith(each)), "")
-        short = Path(path).name.removesuffix(extension).removeprefix("starter:") or path
+        short = Path(path).name.removesuffix(extension).removeprefix(STARTER) or path
         same = sum(name == short or name.startswith(f"{short}#") for name in names)
         names.append(f"{short}#{same + 1}" if same else short)
     return names

@@ -50,7 +50,7 @@ from angle_llm.data.examples import ExampleReader, open_examples
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Group, is_list_text, texts_of
 from angle_llm.data.keys import key, normalized, printable
 from angle_llm.data.leakage import NEUTRAL_SCORE, SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
-from angle_llm.data.sources import BadRow, Row
+from angle_llm.data.sources import STARTER, BadRow, Row
 from angle_llm.io import plain
 from angle_llm.settings.train import DataSource
 
@@ -481,7 +481,7 @@ def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[d
     """
     fixed: list[dict[str, Any]] = []
     for source, report in files:
-        whole = Path(source.path.removeprefix("starter:")).name.removesuffix(".gz")
+        whole = Path(source.path.removeprefix(STARTER)).name.removesuffix(".gz")
         stem = whole.rpartition(".")[0] or whole
         names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
         taken = {path.name for path in folder.iterdir()}

@@ -26,12 +26,6 @@ All commands read data through `resolve_source`. The rows can be iterated repeat
 
 Text files may end in .gz. A relative path is looked up in the working directory, then in the folder that the environment
 variable `ANGLE_LLM_DATA` names.
-
-A BEIR folder contains `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`, each optionally with .gz; or, as NanoBEIR,
-the files SPLIT-00000-of-00001.parquet in the folders `corpus`, `queries` and `qrels`. The text of a document is its
-title and its text, joined by a space; both may be blank. A row is a query with its judged documents, in the columns of
-Tevatron, so the row is read as a group. Documents with a score above 0 are positives, other documents negatives. Blank
-documents are skipped, and so are queries without a positive.
 """
 
 from __future__ import annotations
@@ -39,36 +33,32 @@ from __future__ import annotations
 import atexit
 import glob
 import json
-import math
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-from angle_llm.data.file_types import (
+from angle_llm.data.files.beir import QRELS, JudgedQueries, is_judged, split_of
+from angle_llm.data.files.file_types import (
     EXTENSIONS,
-    FILE_TYPES,
     BadRow,
-    CsvFile,
     DatasetReader,
     FileReader,
     JsonFile,
     Row,
     RowList,
-    StsBenchmarkFile,
-    StsPartFile,
     TextFile,
-    TsvFile,
     is_data_name,
+    reader_of,
 )
-from angle_llm.data.formats import DataError, RowError
+from angle_llm.data.formats import DataError
 from angle_llm.io import sha256_of
 from angle_llm.settings.parsing import similar_paths
 
@@ -86,10 +76,6 @@ STARTER = "starter:"
 MTEB = "mteb:"
 """Prefix of a task of MTEB, such as mteb:STSBenchmark."""
 _STARTER_FOLDER = Path(__file__).parent / "starter"
-QRELS = "qrels"
-"""Name of the folder with the judgements of a BEIR folder."""
-_ONLY_SHARD = "-00000-of-00001.parquet"
-"""End of the name of a Parquet file in a dataset of the hub, if the split has a single file."""
 
 
 @dataclass(frozen=True)
@@ -132,23 +118,13 @@ class Source:
         """Yield all rows of all files, including bad rows."""
         return (row for file in self.files for row in file.rows())
 
-    def good_rows(self, columns: Iterable[str] = ()) -> Iterator[Row]:
+    def good_rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
         """Yield all rows of all files; stop with an error at the first bad row.
 
         Raises:
             DataError: for a bad row, with file and line, or for a file in which one of `columns` is missing.
         """
-        names = list(columns)
-        for file in self.files if names else ():
-            if missing := [name for name in names if name not in file.columns]:
-                raise DataError(
-                    f"{file.name}: expected columns {', '.join(names)}; missing {', '.join(missing)}, found "
-                    f"{', '.join(file.columns)}"
-                )
-        for row in self.rows():
-            if isinstance(row, BadRow):
-                raise DataError(f"{row.place}: {row.reason}")
-            yield row
+        return (row for file in self.files for row in file.good_rows(columns))
 
     def stamps(self) -> list[tuple[int, int]]:
         """Return (size in bytes, modification time in ns) of every file, to detect quickly that a file was changed."""
@@ -247,7 +223,7 @@ class _Resolver(NamedTuple):
         if path.is_dir():
             return self._folder(path)
         if self.tables and path.is_file() and path.parent.name == QRELS:
-            return self._judged(path.parent.parent, _split_of(path.name))
+            return self._judged(path.parent.parent, split_of(path.name))
         if path.exists():
             return self._file(path)
         if hub_id := self._hub_id(self.text):
@@ -299,32 +275,9 @@ class _Resolver(NamedTuple):
         return Source(str(path), kind, (self._reader(path),), path)
 
     def _reader(self, path: Path) -> FileReader:
-        """Return the reader for the type of a file: chosen by file name, for some types also by the first line."""
-        packed = path.suffix.lower() == ".gz"
-        extension = (path.with_suffix("") if packed else path).suffix.lower()
-        if packed and f"{extension}.gz" not in EXTENSIONS and extension in FILE_TYPES:
-            raise DataError(f"{path}: {extension} files are not read from .gz; unpack it")
-        if self.tables and extension not in FILE_TYPES:
-            raise DataError(f"{path}: unknown file name extension; known: {', '.join(FILE_TYPES)}, text files also .gz")
+        """Return the reader of a file."""
         content = path.read_bytes() if self.in_memory else None
-
-        def made(file_type: type[FileReader]) -> FileReader:
-            return file_type(path, encoding=self.encoding, content=content)
-
-        reader = made(FILE_TYPES.get(extension, TextFile))
-        if isinstance(reader, CsvFile) and StsBenchmarkFile.matches(reader):
-            return made(StsBenchmarkFile)
-        if not self.tables or not isinstance(reader, TextFile):
-            return reader
-        if path.name.startswith("STS.input."):
-            return made(StsPartFile)
-        if "\t" in next((line for _, line in reader.lines() if line.strip()), ""):
-            return made(TsvFile)  # SICK, MRPC
-        raise DataError(
-            f"{path}: expected pairs: a table with a header line and tabs between columns, or STS.input.NAME.txt beside "
-            "STS.gs.NAME.txt; the first line has no tab. A file of single texts can be embedded, but has no pairs to train on. "
-            "For single texts, use `angle-llm pretrain` with the format text."
-        )
+        return reader_of(path, tables=self.tables, encoding=self.encoding, content=content)
 
     def _all_files(self, folder: Path) -> Source:
         """Return the source of all data files in a folder and its subfolders.
@@ -430,186 +383,3 @@ def _read_json(path: Path, key: str) -> Any:
         raise DataError(
             f"{path}: expected a file of save_to_disk with {key!r}, got {error}; save the dataset again"
         ) from error
-
-
-# ------------------------------------------------------------------------------------------------ BEIR folders
-
-
-def is_judged(folder: Path) -> bool:
-    """Return whether a folder is a BEIR folder: it contains a folder `qrels` with judgements."""
-    return (folder / QRELS).is_dir()
-
-
-def splits_of(folder: Path) -> list[str]:
-    """Return the sorted names of the splits of a BEIR folder, from its files with judgements."""
-    names = {path.name.removesuffix(".gz") for path in (folder / QRELS).iterdir()}
-    return sorted({_split_of(name) for name in names if name.endswith((".tsv", _ONLY_SHARD))})
-
-
-def _split_of(name: str) -> str:
-    """Return the split of a file with judgements: train for train.tsv.gz or train-00000-of-00001.parquet."""
-    return name.removesuffix(".gz").removesuffix(".tsv").removesuffix(_ONLY_SHARD)
-
-
-def _part_of(folder: Path, part: Literal["corpus", "queries", "qrels"], split: str) -> Path:
-    """Return the path of a part of a BEIR folder for a split: the first existing file of those that the module lists."""
-    plain = folder / (f"{part}/{split}.tsv" if part == QRELS else f"{part}.jsonl")
-    paths = (plain, plain.with_name(f"{plain.name}.gz"), folder / part / f"{split}{_ONLY_SHARD}")
-    return next((path for path in paths if path.is_file()), plain)
-
-
-class Judgement(NamedTuple):
-    """Relevance of a document to a query: a row of the judgements of a BEIR folder."""
-
-    line: int
-    """Number of the line or row in the file, from 1."""
-    document: str
-    """Id of the document."""
-    score: float
-    """Relevance of the document to the query; a document with a relevance above 0 is a positive."""
-
-
-_IDS = ("query-id", "corpus-id")
-
-
-def _read_judgements(path: Path, encoding: str) -> dict[str, list[Judgement]]:
-    """Read the judgements of a BEIR folder, and return query id → judgements (document id and relevance).
-
-    A Parquet file without the column `score` has relevance 1 in all rows. A repeated judgement counts once.
-
-    Raises:
-        DataError: for the first line that cannot be read, or has another score than an earlier line, with its number.
-    """
-    judgements: dict[str, list[Judgement]] = {}
-    judgement_of: dict[tuple[str, str], Judgement] = {}
-    needed = _IDS if path.suffix == ".parquet" else (*_IDS, "score")
-    for row in resolve_source(path, encoding=encoding).good_rows(needed):
-        query, document = (str(row.values[name]) for name in _IDS)
-        value = row.values.get("score", 1)
-        try:
-            score = float(value)
-        except (TypeError, ValueError):
-            score = math.nan
-        if not math.isfinite(score):
-            raise DataError(f"{row.place}: score is {value!r}, expected a number")
-        first = judgement_of.setdefault((query, document), Judgement(row.line, document, score))
-        if first.score != score:
-            raise DataError(
-                f"{row.place}: query {query} and document {document} have the score {score:g} here and {first.score:g} in "
-                f"{row.unit} {first.line}. Remove one of them"
-            )
-        if first.line == row.line:
-            judgements.setdefault(query, []).append(first)
-    return judgements
-
-
-def _read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str = "utf-8") -> dict[str, str]:
-    """Read the documents or the queries of a BEIR folder, and return id → text.
-
-    A text is the title and the text of a row, joined by a space; the result may be empty. `ids` limits the result to
-    these ids; None: all ids.
-
-    Raises:
-        DataError: if the file does not exist, a row cannot be read, or an id occurs twice.
-    """
-    if not path.is_file():
-        raise DataError(
-            f"{path.parent}: no file {path.name}; a BEIR folder has corpus.jsonl and queries.jsonl, or a Parquet file "
-            "for each split in corpus/ and queries/"
-        )
-    known: set[str] = set()
-    text_of: dict[str, str] = {}
-    for row in resolve_source(path, encoding=encoding).good_rows():
-        if missing := [name for name in ("_id", "text") if name not in row.values]:
-            raise DataError(f"{row.place}: expected {' and '.join(missing)}; keys: {', '.join(row.values)}")
-        key = str(row.values["_id"])
-        if key in known:
-            raise DataError(f"{row.place}: the id {key} occurs twice; remove one of the rows, or write another id")
-        known.add(key)
-        parts = {name: row.values.get(name) for name in ("title", "text")}
-        if wrong := [name for name, part in parts.items() if not isinstance(part, str | None)]:
-            raise DataError(f"{row.place}: {wrong[0]} is {parts[wrong[0]]!r:.60}, expected a text")
-        if ids is None or key in ids:
-            text_of[key] = " ".join(part for part in parts.values() if part).strip()
-    return text_of
-
-
-class JudgedQueries(FileReader):
-    """Reader of a BEIR folder: a row per query of a split, with its judged documents, in the columns of Tevatron.
-
-    The number of a row is the first line of the query in the judgements. Documents with a relevance above 0 are
-    positives, other documents negatives. Queries without a positive are skipped. An evaluation reads `judgements`,
-    `documents` and `queries` instead of rows.
-
-    Raises:
-        DataError: if the split does not exist.
-    """
-
-    columns = ["query_id", "query", "positive_passages", "negative_passages"]  # noqa: RUF012
-
-    def __init__(self, folder: Path, split: str, *, encoding: str = "utf-8") -> None:
-        super().__init__(_part_of(folder, "qrels", split), encoding=encoding)
-        if not self.path.is_file():
-            splits = splits_of(folder)
-            advice = f"; splits there: {', '.join(splits)}. Name one: {folder}@{splits[0]}" if splits else ""
-            raise DataError(f"{folder}: no file qrels/{split}.tsv{advice}")
-        self.split = split
-        self.beside = (_part_of(folder, "corpus", split), _part_of(folder, "queries", split))
-
-    @cached_property
-    def judgements(self) -> dict[str, list[Judgement]]:
-        """Query id → judgements (document id and relevance) of the split."""
-        return _read_judgements(self.path, self.encoding)
-
-    def documents(self, ids: Collection[str] | None = None) -> dict[str, str]:
-        """Read the documents, and return id → text, which may be empty. `ids` limits the result; None: all documents."""
-        return _read_texts(self.beside[0], ids, encoding=self.encoding)
-
-    def queries(self) -> dict[str, str]:
-        """Read the judged queries, and return id → text, which may be empty."""
-        return _read_texts(self.beside[1], self.judgements.keys(), encoding=self.encoding)
-
-    @cached_property
-    def _texts(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Two mappings: document id → text of all judged documents, and query id → text of all judged queries."""
-        documents = self.documents({entry.document for entries in self.judgements.values() for entry in entries})
-        if empty := sum(not text for text in documents.values()):
-            _warn(f"{self.beside[0]} has {empty:,} judged documents without text, which are skipped")
-        return documents, self.queries()
-
-    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
-        for query, judgements in self.judgements.items():
-            if any(entry.score > 0 and self._texts[0].get(entry.document) != "" for entry in judgements):
-                yield judgements[0].line, (query, judgements)
-
-    def _parse(self, record: Any) -> dict[str, Any]:
-        query, judgements = record
-        documents, queries = self._texts
-        if query not in queries:
-            raise RowError(f"no query {query} in {self.beside[1]}")
-        positives: list[dict[str, str]] = []
-        negatives: list[dict[str, str]] = []
-        for entry in judgements:
-            if entry.document not in documents:
-                raise RowError(f"line {entry.line}: no document {entry.document} in {self.beside[0]}")
-            if text := documents[entry.document]:
-                passages = positives if entry.score > 0 else negatives
-                passages.append({"docid": entry.document, "text": text})
-        return dict(zip(self.columns, (query, queries[query], positives, negatives), strict=True))
-
-
-def documents_of(folder: Path) -> Iterator[str]:
-    """Yield the texts of all documents of a BEIR folder; documents without text are skipped with a warning.
-
-    Raises:
-        DataError: for a row that cannot be read.
-    """
-    for path in dict.fromkeys(_part_of(folder, "corpus", split) for split in splits_of(folder) or ("",)):
-        texts = _read_texts(path).values()
-        yield from filter(None, texts)
-        if empty := sum(not text for text in texts):
-            _warn(f"{path} has {empty:,} documents without text, which are skipped")
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)  # stdout may contain JSON

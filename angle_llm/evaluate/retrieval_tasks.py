@@ -19,8 +19,9 @@ from pathlib import Path
 
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
+from angle_llm.data.files.beir import JudgedQueries
 from angle_llm.data.formats import POSITIVE_ABOVE, DataError, pairs_of
-from angle_llm.data.sources import JudgedQueries, Source, evaluation_source
+from angle_llm.data.sources import Source, evaluation_source
 from angle_llm.settings.train import DataSource
 
 GROUP_COLUMNS = ("captions", "texts", "set")

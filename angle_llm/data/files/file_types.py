@@ -1,6 +1,6 @@
-"""Rows of a file: a reader class for each file type.
+"""Rows of a file: a reader class for each file type; `reader_of` chooses the class for a file.
 
-`sources.resolve_source` chooses the class for a file. To add a file type, write a subclass of `FileReader` and add it
+To add a file type, write a subclass of `FileReader` and add it
 to `FILE_TYPES` at the end of this module. A row that cannot be parsed becomes a `BadRow` with file, line and reason.
 Damage that hides an unknown number of rows, such as a truncated gzip file, raises `DataError`.
 """
@@ -105,6 +105,22 @@ class FileReader:
     def rows(self) -> Iterator[Row | BadRow]:
         """Return an iterator over all rows of the file, including bad rows."""
         return (parse() for parse in self.unparsed())
+
+    def good_rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
+        """Yield all rows of the file; stop with an error at the first bad row.
+
+        Raises:
+            DataError: for a bad row, with file and line, or if one of `columns` is missing.
+        """
+        if columns and (missing := [name for name in columns if name not in self.columns]):
+            raise DataError(
+                f"{self.name}: expected columns {', '.join(columns)}; missing {', '.join(missing)}, found "
+                f"{', '.join(self.columns)}"
+            )
+        for row in self.rows():
+            if isinstance(row, BadRow):
+                raise DataError(f"{row.place}: {row.reason}")
+            yield row
 
     def unparsed(self, columns: list[str] | None = None) -> Iterator[Callable[[], Row | BadRow]]:
         """Yield a function for each row that parses the row when called, so that skipped rows take little time.
@@ -303,11 +319,11 @@ class JsonFile(JsonLinesFile):
         try:
             self._refuse_bad_bytes(text)
             objects = json.loads(text)
-        except json.JSONDecodeError as error:
-            problem = f"{error.lineno}: not JSON: {_json_problem(error)}"
-            raise DataError(f"{self.name}:{problem}. A file with one object per line is .jsonl") from None
         except RowError as error:
-            raise DataError(f"{self.name}: {error}. A file with one object per line is .jsonl") from None
+            raise DataError(f"{self.name}: {error}") from None
+        except json.JSONDecodeError as error:
+            problem = f"not JSON: {_json_problem(error)}. A file with one object per line is .jsonl"
+            raise DataError(f"{self.name}:{error.lineno}: {problem}") from None
         if not isinstance(objects, list):
             raise DataError(f"{self.name}: expected a list of objects, got {type(objects).__name__}")
         return iter(enumerate(objects, 1))
@@ -693,6 +709,40 @@ FILE_TYPES: dict[str, type[FileReader]] = {
 
 EXTENSIONS = (*FILE_TYPES, *(f"{name}.gz" for name in FILE_TYPES if name not in (".parquet", ".arrow")))
 """File name extensions of data files, with and without .gz."""
+
+
+def reader_of(path: Path, *, tables: bool = False, encoding: str = "utf-8", content: bytes | None = None) -> FileReader:
+    """Return the reader for the type of a file: chosen by file name, for some types also by the first line.
+
+    `tables` is whether rows must have several columns; the other arguments are described at `FileReader`.
+
+    Raises:
+        DataError: for a file type that cannot be read.
+    """
+    packed = path.suffix.lower() == ".gz"
+    extension = (path.with_suffix("") if packed else path).suffix.lower()
+    if packed and f"{extension}.gz" not in EXTENSIONS and extension in FILE_TYPES:
+        raise DataError(f"{path}: {extension} files are not read from .gz; unpack it")
+    if tables and extension not in FILE_TYPES:
+        raise DataError(f"{path}: unknown file name extension; known: {', '.join(FILE_TYPES)}, text files also .gz")
+
+    def made(file_type: type[FileReader]) -> FileReader:
+        return file_type(path, encoding=encoding, content=content)
+
+    reader = made(FILE_TYPES.get(extension, TextFile))
+    if isinstance(reader, CsvFile) and StsBenchmarkFile.matches(reader):
+        return made(StsBenchmarkFile)
+    if not tables or not isinstance(reader, TextFile):
+        return reader
+    if path.name.startswith("STS.input."):
+        return made(StsPartFile)
+    if "\t" in next((line for _, line in reader.lines() if line.strip()), ""):
+        return made(TsvFile)  # SICK, MRPC
+    raise DataError(
+        f"{path}: expected pairs: a table with a header line and tabs between columns, or STS.input.NAME.txt beside "
+        "STS.gs.NAME.txt; the first line has no tab. A file of single texts can be embedded, but has no pairs to train on. "
+        "For single texts, use `angle-llm pretrain` with the format text."
+    )
 
 
 def is_data_name(name: str) -> bool:

@@ -2,15 +2,16 @@
 
     folder ──► complete, verified, no pickles, no local paths? ──► model card ──► one commit
 
-The upload is one commit, and the local folder is not changed. A push replaces the files of an earlier push (weights,
-configurations, tokenizer, cards: `_OURS`), and deletes them if the new encoder has no file of this name. It keeps all
-other files of the repository. The token comes from `hf auth login` or HF_TOKEN; it is not an argument and is never
+The upload is one commit, and the local folder is not changed. A push uploads the files of an encoder (`_ENCODER_FILES`),
+and deletes such files of an earlier push if the new encoder does not have them. It keeps all other files of the
+repository. The token comes from `hf auth login` or HF_TOKEN; it is not an argument and is never
 printed.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
@@ -37,31 +38,20 @@ from angle_llm.model.source.resolve import is_hub_id, split_revision
 from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME
 from angle_llm.settings.export import PushSettings
 
-_PUSHED = {".json", ".txt", ".model"}
-"""Suffixes of the files that are uploaded, besides weights."""
-_WEIGHTS = {"onnx": {".onnx", ".data"}, "gguf": {".gguf"}}
-"""Suffixes of files with weights by form; all other forms have `.safetensors`."""
 _UNCHANGED_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json", MODULES_NAME}
 """Names of JSON files that are uploaded unchanged, because they contain no local paths."""
-_HUBS_OWN = {".gitattributes", "README.md"}
-"""Names of the files that the hub creates in a new repository."""
-_OURS = (
+_ENCODER_FILES = (
     CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *TOKENIZER_FILES, MODULES_NAME,
     "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", *DENSE_FILES,
     f"{GRAPH_NAME}*",
     GGUF_NAME, USAGE_NAME,
 )  # fmt: skip
-"""Patterns of the repository paths that `angle-llm push` can write."""
+"""Patterns of the paths of an encoder's files in its folder and in a repository."""
 _PATH_KEYS = frozenset({
     "_name_or_path", "name_or_path", "base_model_name_or_path", "base", "folder", "path", "name", "tokenizer_file",
     "vocab_file", "merges_file", "special_tokens_map_file",
 })  # fmt: skip
 """Keys in JSON files whose value can be a local path."""
-_HINTS = {
-    401: "The token is missing or not valid: log in (`hf auth login`), or set HF_TOKEN.",
-    403: "The token has no write access: create a token with write access, or name a repository of your account.",
-}
-"""Advice for the error message of a failed upload, by HTTP status."""
 
 
 class PushError(RuntimeError):
@@ -92,21 +82,21 @@ def push(settings: PushSettings) -> str:
     files: dict[str, Path | bytes] = {}
     skipped = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if path.name in (REPORT_NAME, "README.md"):
+        name = path.relative_to(folder).as_posix()
+        if name in (REPORT_NAME, "README.md"):
             continue
-        name = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in name.parts)
-        if path.suffix in _PUSHED | _WEIGHTS.get(facts.form, {".safetensors"}) and not hidden:
-            files[name.as_posix()] = _content(path, facts)
+        if _is_encoder_file(name):
+            files[name] = _content(path, facts)
         else:
-            skipped.append(name.as_posix())
+            skipped.append(name)
     lines = [f"skipped: {', '.join(skipped)}"] if skipped else []
     if settings.dry_run:
-        listed = "\n".join(sorted([*files, "README.md"]))
-        replaced = f"Files of an earlier push with these names are deleted if this push has none: {', '.join(_OURS)}"
-        card = model_card(facts, repo, **about)
-        return "\n".join([*lines, listed, "", replaced, "", card, "Nothing was uploaded: --dry-run."])
-    url = _send(files, facts, repo, about, private=not settings.public)
+        patterns = ", ".join(_ENCODER_FILES)
+        lines += [*sorted([*files, "README.md"]), ""]
+        lines.append(f"Files of an earlier push with these names are deleted if this push has none: {patterns}")
+        lines += ["", model_card(facts, repo, **about), "Nothing was uploaded: --dry-run."]
+        return "\n".join(lines)
+    url = _upload(files, facts, repo, about, private=not settings.public)
     opened = "SentenceTransformer" if facts.form == "sentence-transformers" else "SentenceEncoder.from_pretrained"
     use = "see its model card" if facts.use else f"{opened}({repo!r})"
     return "\n".join([*lines, f"Uploaded to {url}. To use it: {use}"])
@@ -122,7 +112,7 @@ def _check(facts: CardFacts, folder: Path) -> None:
     """
     check_links(folder)
     if facts.form != "adapter":
-        if facts.form not in _WEIGHTS:
+        if facts.form not in ("onnx", "gguf"):
             check_model_files(folder)
         made = bool(facts.origin) or facts.form != "whole"
         if made and facts.report.get("holds") is not True:
@@ -148,7 +138,7 @@ def _content(path: Path, facts: CardFacts) -> Path | bytes:
     if path.suffix != ".json" or path.name in _UNCHANGED_JSON:
         return path
     values = read_json(path)
-    cleaned = _without_paths(values)
+    cleaned = _without_paths(values, _PATH_KEYS)
     if path.name == "adapter_config.json":
         cleaned |= {"base_model_name_or_path": facts.base, "revision": facts.revision}
     if cleaned == values:
@@ -157,34 +147,19 @@ def _content(path: Path, facts: CardFacts) -> Path | bytes:
     return text.encode(errors="backslashreplace")
 
 
-def _without_paths(value: Any) -> Any:
+def _without_paths(value: Any, keys: Container[str] | None = None, key: str = "") -> Any:
     """Return a copy of a JSON value in which absolute local paths are shortened to their last part.
 
-    Only strings under keys in `_PATH_KEYS` are changed, because a prompt or a token can look like a path. Objects under
-    `prompt` and `prompts` are not changed.
+    `keys` are the keys whose strings can be paths; None: all keys. With `keys`, objects under `prompt` and `prompts` are
+    kept, because a prompt can look like a path. `key` is the key of `value`. A string can be a list of paths: `data.path`.
     """
-    if isinstance(value, list | tuple):
-        return [_without_paths(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    cleaned = {}
-    for key, item in value.items():
-        if isinstance(item, str):
-            cleaned[key] = file_name(item) if key in _PATH_KEYS else item
-        else:
-            cleaned[key] = item if key in ("prompt", "prompts") else _without_paths(item)
-    return cleaned
-
-
-def _shortened(value: Any) -> Any:
-    """Return a copy of the settings of a run in which absolute local paths, also in lists, have only their last part."""
-    if isinstance(value, dict):
-        return {key: _shortened(item) for key, item in value.items()}
+    if isinstance(value, dict) and (keys is None or key not in ("prompt", "prompts")):
+        return {name: _without_paths(item, keys, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [_shortened(item) for item in value]
-    if not isinstance(value, str):
+        return [_without_paths(item, keys) for item in value]
+    if not isinstance(value, str) or (keys is not None and key not in keys):
         return value
-    return ",".join(file_name(part.strip()) for part in value.split(","))  # `data.path` can be a list
+    return ",".join(file_name(part.strip()) for part in value.split(",")) if keys is None else file_name(value)
 
 
 def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
@@ -203,7 +178,7 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
         try:
             values = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8"))
             if isinstance(values, dict):
-                about["settings"] = _shortened(values)
+                about["settings"] = _without_paths(values)
             about["scores"] = _scores_of_run(run)
         except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
             raise ValueError(
@@ -261,56 +236,54 @@ def _read_scores(path: Path) -> list[tuple[str, str, float]]:
         ) from error
 
 
-def _is_ours(name: str) -> bool:
-    """Return whether `angle-llm push` can write a file with this path in a repository."""
-    return any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in _OURS)
+def _is_encoder_file(name: str) -> bool:
+    """Return whether a path, relative to the folder or repository, is the path of an encoder's file."""
+    return any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in _ENCODER_FILES)
 
 
-def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: dict[str, Any], *, private: bool) -> str:
+def _upload(
+    files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: dict[str, Any], *, private: bool
+) -> str:
     """Upload files and model card to the hub in one commit, and return the address of the commit.
 
     `files` maps repository paths to local paths or contents; `about` has more arguments of `model_card`. The repository
-    `repo` is created if needed. Files of an earlier push that this push does not replace are deleted; all others are
-    kept.
+    `repo` is created if needed. The files of an earlier encoder that are not replaced are deleted; other files are kept.
 
     Raises:
         PushError: if the repository contains other files, or the hub refuses or is not reachable.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-    from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 
     api = HfApi(library_name="angle_llm")
-    made = ""
     try:
         api.whoami()
-        exists = api.repo_exists(repo)
-        there = set(api.list_repo_files(repo)) if exists else set()
-        if there - _HUBS_OWN and not there & {CARD_NAME, EXPORT_NAME, USAGE_NAME}:
-            some = ", ".join(sorted(there - _HUBS_OWN)[:3])
-            raise PushError(f"{repo} contains other files ({some} …). Choose another name.")
+        existing = set(api.list_repo_files(repo)) if api.repo_exists(repo) else set()
+        # The hub creates two files in a new repository.
+        foreign = sorted(existing - {".gitattributes", "README.md"})
+        if foreign and not existing & {CARD_NAME, EXPORT_NAME, USAGE_NAME}:
+            raise PushError(f"{repo} contains other files ({', '.join(foreign[:3])} …). Choose another name.")
         readme = model_card(facts, repo, license=_license(api, facts.base), **about)
-        if not exists:
-            api.create_repo(repo, private=private)
-            made = f" The empty repository {repo} was created."
-        add = [CommitOperationAdd(name, content) for name, content in files.items()]
-        gone = sorted(name for name in there - files.keys() if _is_ours(name))
-        done = api.create_commit(
+        if not existing:
+            api.create_repo(repo, private=private, exist_ok=True)
+        deleted = sorted(name for name in existing - files.keys() if _is_encoder_file(name))
+        commit = api.create_commit(
             repo,
-            [*add, CommitOperationAdd("README.md", readme.encode()), *map(CommitOperationDelete, gone)],
+            [
+                *(CommitOperationAdd(name, content) for name, content in files.items()),
+                CommitOperationAdd("README.md", readme.encode()),
+                *map(CommitOperationDelete, deleted),
+            ],
             commit_message=f"Sentence encoder ({facts.form}) by angle_llm",
         )
     except PushError:
         raise
-    except LocalTokenNotFoundError as error:
-        raise PushError("push needs a hub token: log in (`hf auth login`), or set HF_TOKEN.") from error
-    except OfflineModeIsEnabled as error:
-        raise PushError("HF_HUB_OFFLINE is set. Unset it to push.") from error
     except Exception as error:  # HTTP and connection errors of the libraries have no common class
-        status = getattr(getattr(error, "response", None), "status_code", 0)
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
-        hint = _HINTS.get(status, "" if 0 < status < 500 else "Try again when the hub is reachable.")
-        raise PushError(f"{repo} was not uploaded: {reason} {hint}{made} No local file was changed.") from error
-    return str(done.commit_url)
+        raise PushError(
+            f"{repo} was not uploaded: {reason} A push needs a token with write access: log in (`hf auth login`), or set "
+            "HF_TOKEN. No local file was changed."
+        ) from error
+    return str(commit.commit_url)
 
 
 def _license(api: Any, base: str | None) -> str | None:
@@ -323,5 +296,5 @@ def _license(api: Any, base: str | None) -> str | None:
         data = api.model_info(base).card_data
     except (HfHubHTTPError, HFValidationError):
         return None
-    found = None if data is None else data.get("license")
-    return found if isinstance(found, str) else None
+    license = None if data is None else data.get("license")
+    return license if isinstance(license, str) else None

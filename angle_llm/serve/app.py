@@ -137,22 +137,9 @@ def make_app(
         encode: Encodes the texts of a request elsewhere; then only `prompts`, `dimensions`, `max_length` and
             `normalize` of the encoder are used. None: compute them in a thread of this process.
     """
-    name = settings.name or settings.model.rstrip("/").rpartition("/")[2] or "encoder"
-    sides: dict[str, Side | None] = {name: None}
-    if encoder.prompts.differ:
-        sides |= {f"{name}:{side}": side for side in SIDES}
-    registry = prometheus_client.CollectorRegistry()
-    answers = prometheus_client.Counter("angle_llm_requests", "Requests.", ["path", "status"], registry=registry)
-    seconds = prometheus_client.Histogram("angle_llm_request_seconds", "Seconds.", ["path"], registry=registry)
-    counts: dict[str, Any] = {"buckets": [2**n for n in range(13)], "registry": registry}
-    sizes = prometheus_client.Histogram("angle_llm_batch_texts", "Texts computed together.", **counts)
-    batcher = None
-    if encode is None:
-        batcher = Batcher(encoder, settings, sizes)
-        encode = batcher.encode
-    waiting = 0
-    gauge = prometheus_client.Gauge("angle_llm_waiting_texts", "Texts without an answer.", registry=registry)
-    gauge.set_function(lambda: waiting)
+    metrics = _Metrics()
+    batcher = Batcher(encoder, settings, metrics.batch_texts) if encode is None else None
+    server = _Server(encoder, settings, token, metrics, encode or batcher.encode)  # type: ignore[union-attr]
 
     @asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
@@ -164,23 +151,119 @@ def make_app(
 
     # No pages with the documentation: their scripts come from the network.
     app = fastapi.FastAPI(title="angle_llm", lifespan=lifespan, docs_url=None, redoc_url=None)
+    schema = {"requestBody": {"content": {"application/json": {"schema": EmbeddingRequest.model_json_schema()}}}}
+    for path in ("/v1/embeddings", "/embed"):
+        endpoint = server.endpoint(server.embeddings)
+        app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=schema, response_model=None)
+    for path, route in {"/v1/models": server.models, "/metrics": server.metrics, "/health": server.health}.items():
+        app.add_api_route(path, server.endpoint(route), methods=["GET"], response_model=None)
+    return app
 
-    def checked(body: EmbeddingRequest, tei: bool) -> tuple[list[str], Side | None, int]:
-        """Return the texts, side and number of dimensions of a request. Raises `HTTPException`."""
+
+class _Metrics:
+    """Prometheus metrics of a server."""
+
+    def __init__(self) -> None:
+        registry = self.registry = prometheus_client.CollectorRegistry()
+        self.requests = prometheus_client.Counter(
+            "angle_llm_requests", "Requests.", ["path", "status"], registry=registry
+        )
+        self.seconds = prometheus_client.Histogram("angle_llm_request_seconds", "Seconds.", ["path"], registry=registry)
+        buckets = [2**n for n in range(13)]
+        self.batch_texts = prometheus_client.Histogram(
+            "angle_llm_batch_texts", "Texts computed together.", buckets=buckets, registry=registry
+        )
+        self.waiting_texts = prometheus_client.Gauge(
+            "angle_llm_waiting_texts", "Texts without an answer.", registry=registry
+        )
+
+
+class _Server:
+    """Answers to requests. A route is a method from a request to JSON content or a `Response`."""
+
+    def __init__(
+        self, encoder: SentenceEncoder, settings: ServeSettings, token: str | None, metrics: _Metrics, encode: Encode
+    ) -> None:
+        self._encoder, self._settings, self._token = encoder, settings, token
+        self._metrics, self._encode = metrics, encode
+        self._name = settings.name or settings.model.rstrip("/").rpartition("/")[2] or "encoder"
+        self._sides: dict[str, Side | None] = {self._name: None}
+        """Side of texts by served model name."""
+        if encoder.prompts.differ:
+            self._sides |= {f"{self._name}:{side}": side for side in SIDES}
+        self._waiting = 0
+        """Number of texts without an answer."""
+        metrics.waiting_texts.set_function(lambda: self._waiting)
+
+    def endpoint(self, route: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+        """Return the function of a path: checks the token, answers with the result of `route` or the refusal, counts."""
+
+        async def answer(request: Request) -> Response:
+            started = time.perf_counter()
+            path = request.url.path
+            status = 200
+            try:
+                if path != "/health" and not _has_token(request, self._token):
+                    raise HTTPException(
+                        401, "expected the header Authorization: Bearer TOKEN with the token of this server."
+                    )
+                content = await route(request)
+            except HTTPException as error:
+                status = error.status_code
+                content = _error_content(path, status, error.detail)
+            except Exception:
+                logging.getLogger("uvicorn.error").exception("%s failed", path)
+                status = 500
+                content = _error_content(path, status, "the server failed; its log has the reason.")
+            self._metrics.requests.labels(path, status).inc()
+            self._metrics.seconds.labels(path).observe(time.perf_counter() - started)
+            if isinstance(content, Response):
+                return content
+            return Response(to_json(content), status, media_type="application/json")
+
+        return answer
+
+    async def embeddings(self, request: Request) -> Any:
+        """Answer a request for embeddings, in the form of OpenAI or of TEI (`/embed`)."""
+        body = await _body(request, self._settings.max_bytes)
+        is_tei = request.url.path == "/embed"
         texts = [body.texts] if isinstance(body.texts, str) else body.texts
-        model = None if tei else body.model
-        if model is not None and model not in sides:
-            raise HTTPException(404, f"model {model!r:.100} is not served; expected {' or '.join(sides)}.")
-        named = None if model is None else sides[model]
-        if named and body.side not in (None, named):
+        side = self._side(body, is_tei)
+        self._check_limits(body, texts)
+        rows_ND, tokens = await self._encode_waiting(texts, side)
+        rows_ND = rows_ND[:, : body.dimensions]
+        if body.normalize is not False if is_tei else self._encoder.normalize:
+            norms_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
+            rows_ND = rows_ND / np.maximum(norms_N1, np.finfo(np.float32).tiny)
+        if is_tei:
+            return rows_ND.tolist()
+        vectors: list[Any] = rows_ND.tolist()
+        if body.encoding_format == "base64":
+            vectors = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows_ND]
+        data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "model": body.model or self._name, "data": data, "usage": usage}
+
+    def _side(self, body: EmbeddingRequest, is_tei: bool) -> Side | None:
+        """Return the side of the texts of a request. Raises `HTTPException` for another model, or if it is missing."""
+        model = None if is_tei else body.model
+        if model is not None and model not in self._sides:
+            raise HTTPException(404, f"model {model!r:.100} is not served; expected {' or '.join(self._sides)}.")
+        side_of_model = None if model is None else self._sides[model]
+        if side_of_model and body.side not in (None, side_of_model):
             raise HTTPException(400, f"model {model!r} and side {body.side!r} are different sides.")
-        side = body.side or named
-        if encoder.prompts.differ and side is None:
-            field = "prompt_name" if tei else f"model {name}:query or {name}:document, or side"
+        side = body.side or side_of_model
+        if self._encoder.prompts.differ and side is None:
+            field = "prompt_name" if is_tei else f"model {self._name}:query or {self._name}:document, or side"
             raise HTTPException(400, f"queries and documents have different prompts: send {field} (query or document).")
-        left = (body.truncation_direction or "").lower() == "left"
-        if left or body.truncate is False:
-            field = "truncation_direction" if left else "truncate"
+        return side
+
+    def _check_limits(self, body: EmbeddingRequest, texts: Sequence[str]) -> None:
+        """Raise `HTTPException` for a request that the server does not compute: truncation, sizes, dimensions."""
+        encoder, settings = self._encoder, self._settings
+        from_left = (body.truncation_direction or "").lower() == "left"
+        if from_left or body.truncate is False:
+            field = "truncation_direction" if from_left else "truncate"
             raise HTTPException(
                 422, f"{field}: texts are cut at the end, to {encoder.max_length} tokens, as in training; omit it."
             )
@@ -188,87 +271,52 @@ def make_app(
             raise HTTPException(413 if texts else 400, f"expected 1 to {settings.max_texts} texts, got {len(texts)}.")
         if (longest := max(map(len, texts))) > settings.max_characters:
             raise HTTPException(413, f"expected texts of at most {settings.max_characters} characters, got {longest}.")
-        width = encoder.dimensions if body.dimensions is None else body.dimensions
-        if not 1 <= width <= encoder.dimensions:
-            raise HTTPException(400, f"dimensions: expected 1 to {encoder.dimensions}, got {width}.")
-        return texts, side, width
+        if body.dimensions is not None and not 1 <= body.dimensions <= encoder.dimensions:
+            raise HTTPException(400, f"dimensions: expected 1 to {encoder.dimensions}, got {body.dimensions}.")
 
-    async def embeddings(request: Request) -> Any:
-        nonlocal waiting
-        body, tei = await _body(request, settings.max_bytes), request.url.path == "/embed"
-        texts, side, width = checked(body, tei)
-        if waiting and waiting + len(texts) > settings.max_waiting:
-            raise HTTPException(429, f"overloaded: {waiting} texts wait. Repeat the request later.")
-        waiting += len(texts)
+    async def _encode_waiting(self, texts: list[str], side: Side | None) -> EncodedRequest:
+        """Encode texts, and count them as waiting meanwhile. Raises `HTTPException` if too many texts wait."""
+        if self._waiting and self._waiting + len(texts) > self._settings.max_waiting:
+            raise HTTPException(429, f"overloaded: {self._waiting} texts wait. Repeat the request later.")
+        self._waiting += len(texts)
         try:
             check_texts(texts)
-            rows_ND, tokens = await encode(texts, side)
+            return await self._encode(texts, side)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         finally:
-            waiting -= len(texts)
-        rows_ND = rows_ND[:, :width]
-        if body.normalize is not False if tei else encoder.normalize:
-            norms_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
-            rows_ND = rows_ND / np.maximum(norms_N1, np.finfo(np.float32).tiny)
-        vectors: list[Any] = rows_ND.tolist()
-        if tei:
-            return vectors
-        if body.encoding_format == "base64":
-            vectors = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows_ND]
-        data = [{"object": "embedding", "index": place, "embedding": vector} for place, vector in enumerate(vectors)]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "model": body.model or name, "data": data, "usage": usage}
+            self._waiting -= len(texts)
 
-    async def models(_: Request) -> Any:
-        return {"object": "list", "data": [{"id": each, "object": "model", "owned_by": "angle_llm"} for each in sides]}
+    async def models(self, _: Request) -> Any:
+        """List the names of the served models, as OpenAI does."""
+        models = [{"id": name, "object": "model", "owned_by": "angle_llm"} for name in self._sides]
+        return {"object": "list", "data": models}
 
-    async def metrics(_: Request) -> Any:
-        return Response(prometheus_client.generate_latest(registry), media_type=prometheus_client.CONTENT_TYPE_LATEST)
+    async def metrics(self, _: Request) -> Any:
+        """Return the metrics in the text format of Prometheus."""
+        content = prometheus_client.generate_latest(self._metrics.registry)
+        return Response(content, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
-    async def health(_: Request) -> Any:
-        return {"status": "ok", "model": name, "dimensions": encoder.dimensions, "max_length": encoder.max_length}
+    async def health(self, _: Request) -> Any:
+        """Return name, dimensions and maximum length of the encoder."""
+        encoder = self._encoder
+        return {
+            "status": "ok", "model": self._name, "dimensions": encoder.dimensions, "max_length": encoder.max_length
+        }  # fmt: skip
 
-    def endpoint(work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
-        """Return the function of a path: checks the token, and answers with the result of `work` or the refusal."""
 
-        async def answer(request: Request) -> Response:
-            started, path, status = time.perf_counter(), request.url.path, 200
-            try:
-                if path != "/health" and not _has_token(request, token):
-                    raise HTTPException(
-                        401, "expected the header Authorization: Bearer TOKEN with the token of this server."
-                    )
-                content = await work(request)
-            except Exception as error:
-                status, reason = 500, "the server failed; its log has the reason."
-                if isinstance(error, HTTPException):
-                    status, reason = error.status_code, error.detail
-                else:
-                    logging.getLogger("uvicorn.error").exception("%s failed", path)
-                kind = "server_error" if status >= 500 else "invalid_request_error"
-                content = {"error": {"message": reason, "type": kind, "param": None, "code": status}}
-                if path == "/embed":
-                    content = {"error": reason, "error_type": "Overloaded" if status == 429 else "Validation"}
-            answers.labels(path, status).inc()
-            seconds.labels(path).observe(time.perf_counter() - started)
-            is_ready = isinstance(content, Response)
-            return content if is_ready else Response(to_json(content), status, media_type="application/json")
-
-        return answer
-
-    schema = {"requestBody": {"content": {"application/json": {"schema": EmbeddingRequest.model_json_schema()}}}}
-    for path in ("/v1/embeddings", "/embed"):
-        app.add_api_route(path, endpoint(embeddings), methods=["POST"], openapi_extra=schema, response_model=None)
-    for path, read in {"/v1/models": models, "/metrics": metrics, "/health": health}.items():
-        app.add_api_route(path, endpoint(read), methods=["GET"], response_model=None)
-    return app
+def _error_content(path: str, status: int, reason: str) -> dict[str, Any]:
+    """Return the content of a refusal, in the form of TEI for `/embed` and of OpenAI for other paths."""
+    if path == "/embed":
+        return {"error": reason, "error_type": "Overloaded" if status == 429 else "Validation"}
+    error_type = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": reason, "type": error_type, "param": None, "code": status}}
 
 
 def _has_token(request: Request, token: str | None) -> bool:
     """Return whether a request has the bearer token, compared in constant time; True if no token is needed."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    equal = hmac.compare_digest(given.strip().encode("latin-1"), (token or "").encode())
+    scheme, _, received = request.headers.get("authorization", "").partition(" ")
+    equal = hmac.compare_digest(received.strip().encode("latin-1"), (token or "").encode())
     return token is None or (equal and scheme.lower() == "bearer")
 
 
@@ -286,8 +334,8 @@ async def _body(request: Request, most: int) -> EmbeddingRequest:
     try:
         return EmbeddingRequest.model_validate_json(bytes(data))
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = str(found["loc"][0]) if found["loc"] else "body"
-        is_texts = where.startswith("input") and found["type"] != "missing"
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = str(problem["loc"][0]) if problem["loc"] else "body"
+        is_texts = where.startswith("input") and problem["type"] != "missing"
         expected = "expected a text or a list of texts, not token ids (LangChain: check_embedding_ctx_length=False)"
-        raise HTTPException(400, f"{where}: {expected if is_texts else found['msg']}.") from None
+        raise HTTPException(400, f"{where}: {expected if is_texts else problem['msg']}.") from None

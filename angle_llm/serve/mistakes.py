@@ -9,9 +9,9 @@ Legend: M texts (each text for each side), D dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any, TypeAlias
 
@@ -37,8 +37,8 @@ HALF = 1e-3
 def likely_mistake(
     encoder: SentenceEncoder,
     program: Any,
-    due_MD: Rows,
-    found_MD: Rows,
+    expected_MD: Rows,
+    observed_MD: Rows,
     base_MD: Rows | None,
     texts: Sequence[tuple[str, Side | None]],
     tolerance: float,
@@ -47,67 +47,120 @@ def likely_mistake(
 
     Args:
         encoder: the encoder that is served.
-        program: the program, with the interface of `SentenceTransformersModel`.
-        due_MD, found_MD, base_MD: vectors of the encoder, the program, and the untrained base (None: unknown).
+        program: the program, with the interface of `export.forms.Form`.
+        expected_MD, observed_MD, base_MD: vectors of the encoder, the program, and the untrained base (None: unknown).
         texts: the M texts, each with its side.
         tolerance: largest allowed 1 - cos.
     """
-    if found_MD.shape != due_MD.shape:
+    if observed_MD.shape != expected_MD.shape:
         return ""
-    apart_M = cosine_differences(found_MD, due_MD)
-    wrong, right = np.flatnonzero(apart_M > tolerance).tolist(), np.flatnonzero(apart_M <= tolerance).tolist()
-    if not wrong:
+    case = _Case(encoder, expected_MD, observed_MD, texts, tolerance)
+    if not case.wrong:
         return ""
-    if apart_M.max() <= HALF:
+    if case.differences.max() <= HALF:
         return f"rounding: half precision differs by up to {HALF:.0e} (--tolerance {HALF:.0e})"
-    limit_M = np.maximum(tolerance, np.minimum(HALF, apart_M / 20))
 
-    def equal(rows_MD: Rows, places: Sequence[int]) -> bool:
-        return bool((cosine_differences(rows_MD, found_MD)[places] <= limit_M[places]).all())
+    # Only long texts are wrong: truncation.
+    shortest_wrong = case.lengths[case.wrong[0]]
+    if case.right and shortest_wrong > max(case.lengths[text] for text in case.right):
+        mistake = case.first(_truncations(encoder), case.wrong[:2])
+        mistake = mistake or "the text is truncated, or not truncated, in another way"
+        return f"{mistake} (wrong: texts of {shortest_wrong} tokens and more)"
 
-    def first(ways: Iterable[Way], places: Sequence[int]) -> str:
-        """Return the name of the first mistake that reproduces the vectors of the texts; empty if there is none."""
-        for name, way in ways:
-            try:  # most trials fail at the first text
-                if all(
-                    cosine_differences(_row(encoder, *texts[m], **way), found_MD[[m]])[0] <= limit_M[m] for m in places
-                ):
-                    return name
-            except ValueError:  # not possible, such as a prompt that is too long
-                continue
-        return ""
-
-    lengths = [len(encoder.for_side(side or "query").tokenize([text])[0]) for text, side in texts]
-    wrong.sort(key=lengths.__getitem__)
-    if right and lengths[wrong[0]] > max(lengths[m] for m in right):
-        found = first(_truncations(encoder), wrong[:2]) or "the text is truncated, or not truncated, in another way"
-        return f"{found} (wrong: texts of {lengths[wrong[0]]} tokens and more)"
-    # Long texts may be truncated in another way, too.
-    short = [m for m in range(len(texts)) if lengths[m] < encoder.max_length] or list(range(len(texts)))
-    if base_MD is not None and equal(base_MD, short):
+    # The vectors are those of the base, or of other texts.
+    short = case.short
+    if base_MD is not None and case.is_explained_by(base_MD, short):
         return "the bare base is served, without the training"
-    nearest = [int(n) for n in (unit_rows(found_MD) @ unit_rows(due_MD).T).argmax(axis=1)]
-    moved = [m for m in short if nearest[m] != m and equal(due_MD[nearest], [m])]
+    nearest = [int(text) for text in (unit_rows(observed_MD) @ unit_rows(expected_MD).T).argmax(axis=1)]
+    moved = [m for m in short if nearest[m] != m and case.is_explained_by(expected_MD[nearest], [m])]
     if len(moved) > len(short) / 3:
         if all(texts[m][0] == texts[nearest[m]][0] for m in moved):
             return "the prompt of the other side is used"
         return "texts get the vectors of other texts: the order is wrong"
-    chosen = _spread([m for m in wrong if m in short] or wrong, 6)
-    sent = [(program.for_side(side) if side else program).encode([text]) for text, side in (texts[m] for m in chosen)]
-    if (cosine_differences(np.concatenate(sent).astype(np.float64), due_MD[chosen]) <= limit_M[chosen]).all():
+
+    # Texts are right alone, but not together.
+    chosen = _spread([text for text in case.wrong if text in short] or case.wrong, 6)
+    alone = [(program.for_side(side) if side else program).encode([text]) for text, side in (texts[m] for m in chosen)]
+    alone_MD = observed_MD.copy()
+    alone_MD[chosen] = np.concatenate(alone)
+    if (cosine_differences(alone_MD, expected_MD)[chosen] <= case.limits[chosen]).all():
         return "the vector of a text depends on the other texts of a request: padding is not masked"
+
+    # One or two mistakes, which the encoder repeats.
     ways = _ways(encoder)
     pairs = [
         (f"{a}, and {b}", way | more) for (a, way), (b, more) in combinations(ways, 2) if not way.keys() & more.keys()
     ]
-    return first([*ways, *pairs], [*chosen, *_spread(right, 2)]) or (
-        f"none found that reproduces the vectors; {len(wrong)} of {len(texts)} texts are wrong"
+    return case.first([*ways, *pairs], [*chosen, *_spread(case.right, 2)]) or (
+        f"none found that reproduces the vectors; {len(case.wrong)} of {len(texts)} texts are wrong"
     )
 
 
-def _spread(places: Sequence[int], number: int) -> list[int]:
-    """Return at most `number` of the places, evenly spaced."""
-    return [places[int(i)] for i in np.unique(np.linspace(0, len(places) - 1, number).astype(int))] if places else []
+@dataclass(frozen=True)
+class _Case:
+    """Vectors that a program computed, and those that the encoder computes. Texts are numbers from 0 to M - 1."""
+
+    encoder: SentenceEncoder
+    expected_MD: Rows
+    observed_MD: Rows
+    texts: Sequence[tuple[str, Side | None]]
+    tolerance: float
+
+    @cached_property
+    def differences(self) -> Rows:
+        """1 - cos between the two vectors of each text."""
+        return cosine_differences(self.observed_MD, self.expected_MD)
+
+    @cached_property
+    def limits(self) -> Rows:
+        """Largest 1 - cos of each text between the observed vectors and those of a mistake that explains them."""
+        return np.maximum(self.tolerance, np.minimum(HALF, self.differences / 20))
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Number of tokens of each text."""
+        return [len(self.encoder.for_side(side or "query").tokenize([text])[0]) for text, side in self.texts]
+
+    @cached_property
+    def right(self) -> list[int]:
+        """Texts with the right vector."""
+        return [int(text) for text in np.flatnonzero(self.differences <= self.tolerance)]
+
+    @cached_property
+    def wrong(self) -> list[int]:
+        """Texts with a wrong vector, shortest first."""
+        wrong = [int(text) for text in np.flatnonzero(self.differences > self.tolerance)]
+        return sorted(wrong, key=self.lengths.__getitem__)
+
+    @property
+    def short(self) -> list[int]:
+        """Texts that are not truncated; all texts if there are none. A program may truncate in another way, too."""
+        every = range(len(self.texts))
+        return [text for text in every if self.lengths[text] < self.encoder.max_length] or list(every)
+
+    def is_explained_by(self, rows_MD: Rows, texts: Sequence[int]) -> bool:
+        """Return whether vectors equal the observed vectors of some texts."""
+        return bool((cosine_differences(rows_MD, self.observed_MD)[texts] <= self.limits[texts]).all())
+
+    def first(self, ways: Iterable[Way], texts: Sequence[int]) -> str:
+        """Return the name of the first mistake that reproduces the vectors of some texts; empty if there is none."""
+        for name, way in ways:
+            with suppress(ValueError):  # not possible, such as a prompt that is too long
+                if all(self._is_reproduced(text, way) for text in texts):  # most trials fail at the first text
+                    return name
+        return ""
+
+    def _is_reproduced(self, text: int, way: dict[str, Any]) -> bool:
+        """Return whether the encoder gives the observed vector of a text if it repeats a mistake."""
+        row_1D = _row(self.encoder, *self.texts[text], **way)
+        return bool(cosine_differences(row_1D, self.observed_MD[[text]])[0] <= self.limits[text])
+
+
+def _spread(numbers: Sequence[int], count: int) -> list[int]:
+    """Return at most `count` of the numbers, evenly spaced."""
+    if not numbers:
+        return []
+    return [numbers[int(index)] for index in np.unique(np.linspace(0, len(numbers) - 1, count).astype(int))]
 
 
 def _row(
@@ -128,8 +181,9 @@ def _row(
     `edit`, `prompt` and `ids` are functions that change the text, the prompt of its side, and the token ids. `length` is
     the maximum length. Without `dense`, the Dense modules are skipped; with `base`, the adapter is disabled.
     """
-    own = encoder.prompts.of(side or "query")
-    tokenizer = SentenceTokenizer(encoder.tokenizer, prompt(own) if prompt else own, length or encoder.max_length)
+    template = encoder.prompts.of(side or "query")
+    template = prompt(template) if prompt else template
+    tokenizer = SentenceTokenizer(encoder.tokenizer, template, length or encoder.max_length)
     ids_BT = torch.tensor([ids(tokenizer([edit(text)])[0])], device=encoder.device)
     model, backbone = encoder.model, encoder.model.backbone
     if pooling is not None or not dense:
@@ -148,12 +202,18 @@ def _ways(encoder: SentenceEncoder) -> list[Way]:
     others = {prompts.query: prompts.document, prompts.document: prompts.query}
     poolings = ("last", "mean", "cls", "max", "weightedmean")
     ways: list[Way] = [
-        ("the prompt is dropped", {"prompt": lambda own: replace(own, template=PLACEHOLDER, edits=())}),
+        ("the prompt is dropped", {"prompt": lambda prompt: replace(prompt, template=PLACEHOLDER, edits=())}),
         ("the prompt of the other side is used", {"prompt": others.__getitem__}),
-        ("the prompt is added twice", {"prompt": lambda own: replace(own, template=own.format(own.template))}),
-        ("the prompt after the text is dropped", {"prompt": lambda own: replace(own, template=own.head + PLACEHOLDER)}),
-        ("the edits of the prompt are dropped", {"prompt": lambda own: replace(own, edits=())}),
-        ("the token after the prompt is dropped", {"prompt": lambda own: replace(own, append=None)}),
+        (
+            "the prompt is added twice",
+            {"prompt": lambda prompt: replace(prompt, template=prompt.format(prompt.template))},
+        ),
+        (
+            "the prompt after the text is dropped",
+            {"prompt": lambda prompt: replace(prompt, template=prompt.head + PLACEHOLDER)},
+        ),
+        ("the edits of the prompt are dropped", {"prompt": lambda prompt: replace(prompt, edits=())}),
+        ("the token after the prompt is dropped", {"prompt": lambda prompt: replace(prompt, append=None)}),
         *((f"pooling {name}, expected {encoder.pooling}", {"pooling": name}) for name in poolings),
         ("white space around texts is removed", {"edit": str.strip}),
         ("texts are in lower case", {"edit": str.lower}),

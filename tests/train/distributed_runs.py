@@ -44,7 +44,7 @@ from transformers import AutoModel, LlamaConfig
 from angle_llm.data import store
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example, Group, ScoredPair
-from angle_llm.losses import AngleObjective, FalseNegatives
+from angle_llm.losses import AngleObjective, FalseNegatives, Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layout import support
@@ -122,7 +122,7 @@ def train(
     examples: list[Example],
     stage: int = 0,
     dtype: torch.dtype = torch.float32,
-    loss: AngleObjective = LOSS,
+    loss: Objective = LOSS,
 ) -> None:
     """The run of one process; checks that it is distributed as requested, because every strategy gives the same result."""
 
@@ -208,7 +208,7 @@ def without_gradient(folder: Path, world: int, stage: int = 0, variables: dict[s
 
 
 def float64(
-    folder: Path, steps: str, worlds: str, examples: list[Example] | None = None, loss: AngleObjective = LOSS
+    folder: Path, steps: str, worlds: str, examples: list[Example] | None = None, loss: Objective = LOSS
 ) -> None:
     use_float64_norm()
     save_tiny_base("llama", folder / "base")

@@ -151,6 +151,17 @@ def test_no_import_cycle() -> None:
     assert not graph, f"modules in or behind an import cycle: {sorted(graph)}"
 
 
+def test_few_modules_know_which_losses_exist() -> None:
+    """The step, the trainer and the forecasts ask an `Objective`, not for its class."""
+    users = set()
+    for module in MODULES:
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+            if names & {"AngleObjective", "NestedObjective", "SumOfTerms"} and unit(module) != "losses":
+                users.add(relative(module))
+    assert users == {"__init__.py", "train/objectives.py", "train/pretraining.py"}
+
+
 def test_help_needs_no_heavy_library() -> None:
     code = "import sys; from angle_llm import cli; cli._commands(); print(*{m.split('.')[0] for m in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

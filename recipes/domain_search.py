@@ -65,7 +65,7 @@ from angle_llm.settings.parsing import (
     settings_to_dict,
 )
 from angle_llm.settings.train import DataSettings, DataSource, ModelSettings, TrainSettings
-from angle_llm.tools.check import OBJECTIVES, SMALL_ENCODER
+from angle_llm.tools.check import RECOMMENDED
 from angle_llm.tools.embed import EmbedSettings, embed_main
 from angle_llm.tools.mine import MineSettings, mine_main
 from angle_llm.tools.questions import EASIER, QuestionSettings, questions_main
@@ -116,7 +116,7 @@ class DomainSearchSettings(TrainSettings):
 STARTER = settings_from_dict(
     DomainSearchSettings,
     merged_settings(
-        SMALL_ENCODER,
+        RECOMMENDED["small_encoder"],
         {
             "run_dir": "runs/domain_search",
             "model": {
@@ -125,7 +125,7 @@ STARTER = settings_from_dict(
                 "max_length": 256,
             },
             "data": {"path": ""},
-            "objective": OBJECTIVES["positive_pair"],
+            "objective": RECOMMENDED["objectives"]["positive_pair"],
             "epochs": 1,
             "checkpoint": {"every_steps": 50},
         },

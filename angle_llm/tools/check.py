@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+import yaml
 
 from angle_llm.settings.parsing import (
     Positive,
@@ -36,37 +37,10 @@ _NO_LIMIT = 1 << 30
 """Maximum length in tokens that no text exceeds."""
 _WITHOUT = "tokens are not counted, and the training command lacks the settings of a model"
 
-# Recommended training settings by kind of model; docs/tickets.md explains them. LARGE_DECODER has not been measured.
-SMALL_ENCODER: dict[str, Any] = {
-    "model": {"dtype": "float32"},
-    "lora": {"rank": 0},
-    "optimizer": {"learning_rate": 5e-5},
-    "batch_size": 64,
-    "epochs": 3,
-}
-SMALL_DECODER: dict[str, Any] = {
-    "lora": {"rank": 16},
-    "optimizer": {"learning_rate": 2e-3},
-    "batch_size": 64,
-    "epochs": 1,
-}
-_GRADED_RATE = 5e-4
-"""Recommended learning rate of a small decoder on graded pairs, as in eval/grids/graded.yaml."""
-LARGE_DECODER: dict[str, Any] = {
-    "model": {"bits": 4},
-    "lora": {"rank": 32},
-    "optimizer": {"learning_rate": 1e-4},
-    "batch_size": 128,
-    "epochs": 1,
-}
+RECOMMENDED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("recommended.yaml").read_text(encoding="utf-8"))
+"""Content of recommended.yaml: training settings by kind of model, and settings of the objective by data format."""
 _LARGE = 1_000_000_000
-"""Number of weights above which a decoder gets the settings `LARGE_DECODER`."""
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "positive_pair": {"contrastive_form": "forward"},
-    "group": {"contrastive_form": "forward"},
-    "scored_pair": {"cosine_weight": 1, "in_batch_weight": 0},
-}
-"""Data format → recommended settings of the training objective. Other formats use the default objective."""
+"""Number of weights above which a decoder gets the settings `large_decoder`."""
 
 
 @settings_class
@@ -190,7 +164,8 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
     else:
         is_decoder = encoder.model.options.causal or encoder.attention == "bidirectional"
         weights = sum(each.numel() for each in meta_backbone(config, torch.float32).parameters()) if is_decoder else 0
-        recommended = (LARGE_DECODER if weights > _LARGE else SMALL_DECODER) if is_decoder else SMALL_ENCODER
+        size = "large_decoder" if weights > _LARGE else "small_decoder"
+        recommended = RECOMMENDED[size if is_decoder else "small_encoder"]
         # MNTP needs the output layer, which a saved whole model lacks, and an adapter keeps its attention.
         if is_decoder and (card is None or (card.base is not None and card.attention == "bidirectional")):
             pretrain = {"model": {"attention": "bidirectional"}}
@@ -212,9 +187,9 @@ def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) 
     from angle_llm.data.quality import data_settings
 
     graded, one_label = report.format == "scored_pair", len(report.scores) == 1
-    objective = {} if one_label and graded else OBJECTIVES.get(str(report.format), {})
-    if objective and graded and model.get("optimizer") == SMALL_DECODER["optimizer"]:
-        model = {**model, "optimizer": {"learning_rate": _GRADED_RATE}}
+    objective = {} if one_label and graded else RECOMMENDED["objectives"].get(report.format, {})
+    if objective and graded and model.get("optimizer") == RECOMMENDED["small_decoder"]["optimizer"]:
+        model = {**model, "optimizer": {"learning_rate": RECOMMENDED["graded_rate"]}}
     pretrain = model.get("pretrain", {}) if report.format == "text" else {}
     model = merged_settings({name: value for name, value in model.items() if name != "pretrain"}, pretrain)
     first = {"model": {"path": "MODEL"}} | {

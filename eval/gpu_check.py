@@ -303,11 +303,12 @@ def gradient_of(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cache
 
 def planner_of(
     settings: GpuSettings, encoder: SentenceEncoder, accumulation: int = 1
-) -> tuple[TrainSettings, BatchPlanner]:
-    """Return the settings of a training run, and its planner with a budget that keeps all activations."""
+) -> tuple[TrainSettings, BatchPlanner, TokenBudget]:
+    """Return the settings of a training run, its planner, and a budget that keeps all activations."""
     run = TrainSettings(batch_size=settings.batch, accumulation=accumulation, epochs=1000, lora=settings.lora())
     data = Mixture.of(settings.examples)
-    return run, BatchPlanner(encoder, data, [AngleObjective()], 1, TokenBudget(settings.micro_batch_tokens, KEPT))
+    budget = TokenBudget(settings.micro_batch_tokens, KEPT)
+    return run, BatchPlanner(encoder, data, [AngleObjective()], 1), budget
 
 
 def measure_training(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, layout: str, base: str) -> None:
@@ -321,16 +322,16 @@ def measure_training(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder
 
 
 def training_speed(
-    settings: GpuSettings, encoder: SentenceEncoder, run: TrainSettings, planner: BatchPlanner
+    settings: GpuSettings, encoder: SentenceEncoder, run: TrainSettings, planner: BatchPlanner, budget: TokenBudget
 ) -> tuple[dict[str, Any], list[StepResult]]:
     """Run optimizer steps; return medians of time and speed over all steps except the first, and all results."""
-    device, before, budget = encoder.device, compilations(), planner.budget
+    device, before = encoder.device, compilations()
     encoder.model.train()
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=device.type == "cuda")
     meter, counts = StepMeter(encoder, peak_flops(device, torch.bfloat16)), []
     found: list[StepResult] = []
-    steps = planner.steps(StepSchedule(planner.data.draws, run).after(0))
+    steps = planner.steps(StepSchedule(planner.data.draws, run).after(0), budget)
     for _, groups in islice(steps, 1 + settings.steps):
         synchronize(device)
         started = time.perf_counter()
@@ -365,20 +366,17 @@ def measure_budget(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, 
     device, on_gpu = rows.device, rows.device.type == "cuda"
 
     def run() -> dict[str, Any]:
-        config, planner = planner_of(settings, encoder, settings.accumulation)
+        config, planner, _ = planner_of(settings, encoder, settings.accumulation)
         sample = step_forecast.StepSample.of(planner, config, SAMPLED_EXAMPLES)
-        free, layouts = step_forecast.free_memory(Processes(device=device)) or 0, encoder.layouts
+        free = step_forecast.free_memory(Processes(device=device)) or 0
         choice, costs = fitting_budget(
             config, planner, sample, step_forecast.Sharding(), device.type, free, measure=on_gpu
         )
-        planner.budget = choice.budget
-        encoder.layouts = planner.budget.apply_to(layouts)
         encoder.model.checkpoint_activations(enabled=choice.budget.activation_checkpointing)
         free_memory(device)
         try:
-            speed, results = training_speed(settings, encoder, config, planner)
+            speed, results = training_speed(settings, encoder, config, planner, choice.budget)
         finally:
-            encoder.layouts = layouts
             encoder.model.checkpoint_activations(enabled=False)
         needs = []
         for result in results:
@@ -389,7 +387,7 @@ def measure_budget(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, 
         ratio = torch.cuda.max_memory_allocated(device) / expected if on_gpu else None
         holds = choice.fits and (ratio is None or ratio <= 1 + settings.tolerance)
         sizes = {"free_gib": free / GIB, "chosen_gib": choice.forecast_bytes / GIB, "step_gib": expected / GIB}
-        return {"budget": str(choice.budget), "token_cost": planner.budget.token_cost, **sizes, "ratio": ratio,
+        return {"budget": str(choice.budget), "token_cost": choice.budget.token_cost, **sizes, "ratio": ratio,
                 **speed, "holds": holds}  # fmt: skip
 
     rows.measure(run, check="peak memory is within the forecast", what="LoRA", base=base, variant="chosen budget")
@@ -397,11 +395,11 @@ def measure_budget(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, 
 
 def traced(settings: GpuSettings, encoder: SentenceEncoder, path: Path) -> dict[str, Any]:
     """Write a profiler trace of a training step, and print its longest operations."""
-    run, planner = planner_of(settings, encoder)
-    ((_, groups),) = islice(planner.steps(StepSchedule(planner.data.draws, run).after(0)), 1)
+    run, planner, budget = planner_of(settings, encoder)
+    ((_, groups),) = islice(planner.steps(StepSchedule(planner.data.draws, run).after(0), budget), 1)
     encoder.model.train()
     with torch.profiler.profile() as record:  # of all devices
-        backward(encoder, groups, planner.budget)
+        backward(encoder, groups, budget)
         synchronize(encoder.device)
     encoder.model.zero_grad()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ def choose_budget(
         measure = weights[0].is_cuda  # unless ZeRO-3 partitions the weights: they are still on the CPU
         precision = matmul_precision(processes.device, "high" if encoder.dtype == torch.float32 else "highest")
         with torch.random.fork_rng(devices=[processes.device] if measure else []), precision:
-            planner = BatchPlanner(encoder, data, objectives, processes.world_size, budget)
+            planner = BatchPlanner(encoder, data, objectives, processes.world_size)
             sample = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
             try:
                 choice, forecast = fitting_budget(settings, planner, sample, sharding, kind, free, measure=measure)

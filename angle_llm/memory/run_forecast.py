@@ -106,23 +106,23 @@ def forecast(settings: PlanSettings) -> Forecast:
     if settings.activation_checkpointing == "always":
         check_checkpointing(encoder)
     plain = default_budget(settings, budget_of(settings.device_kind))
-    planner = BatchPlanner(encoder, data, losses, settings.processes, plain)
+    planner = BatchPlanner(encoder, data, losses, settings.processes)
     sharding = Sharding(settings.processes, settings.zero, settings.offload)
     step_sample = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
     steps = StepForecast(settings, encoder, backbone, losses[0], step_sample, sharding, settings.device_kind)
     choice = None if settings.memory is None else best_budget(settings, steps, round(settings.memory * GIB))
-    planner.budget = plain if choice is None else choice.budget
-    sample = _sample(settings, planner)
-    step, cached = _largest_step(sample, steps, planner.budget)
+    budget = plain if choice is None else choice.budget
+    sample = _sample(settings, planner, budget)
+    step, cached = _largest_step(sample, steps, budget)
     expected = steps.device.memory(step, cached=cached)
-    at_budget = (steps.cached if cached else steps.kept)(planner.budget)
+    at_budget = (steps.cached if cached else steps.kept)(budget)
     trainable, parameters = count_parameters(backbone)
     return Forecast(
         architecture=config.model_type,
         parameters=parameters,
         trainable=trainable,
-        work=_work(settings, data, sample, FlopsPerToken.of(backbone, head.passes), planner.budget),
-        budget=planner.budget,
+        work=_work(settings, data, sample, FlopsPerToken.of(backbone, head.passes), budget),
+        budget=budget,
         choice=choice,
         step=step,
         expected=expected,
@@ -140,13 +140,13 @@ class _Group(NamedTuple):
     """Whether the group uses gradient caching, by the rule of `train/step`."""
 
 
-def _sample(settings: PlanSettings, planner: BatchPlanner) -> list[_Group]:
+def _sample(settings: PlanSettings, planner: BatchPlanner, budget: TokenBudget) -> list[_Group]:
     """Plan the groups of the first steps, until they contain at least `PLANNED_EXAMPLES` examples."""
     sample: list[_Group] = []
-    for indices_of_step, groups in first_steps(planner, settings, PLANNED_EXAMPLES):
+    for indices_of_step, groups in first_steps(planner, settings, budget, PLANNED_EXAMPLES):
         sizes = iter(map(len, indices_of_step))
         for group in groups:
-            cached = group.plan.largest_share > planner.budget.graph_tokens
+            cached = group.plan.largest_share > budget.graph_tokens
             sample.append(_Group(sum(next(sizes) for _ in group.batches), group.plan, cached))
     return sample
 

@@ -253,7 +253,7 @@ def _kernel_number(path: Path, name: str) -> int:
 
 
 def first_steps(
-    planner: BatchPlanner, settings: TrainSettings, examples: int
+    planner: BatchPlanner, settings: TrainSettings, budget: TokenBudget, examples: int
 ) -> Iterator[tuple[list[list[int]], list[PlannedGroup]]]:
     """Yield the first optimizer steps of a run, until they contain `examples` examples or `MAX_BATCHES` batches.
 
@@ -261,7 +261,7 @@ def first_steps(
     """
     batches = drawn = 0
     for step in StepSchedule(planner.data.draws, settings).after(0):
-        for _, groups in planner.steps(iter([step])):
+        for _, groups in planner.steps(iter([step]), budget):
             yield step[1], groups
         batches += len(step[1])
         drawn += sum(map(len, step[1]))
@@ -291,19 +291,17 @@ class StepSample:
     @classmethod
     def of(cls, planner: BatchPlanner, settings: TrainSettings, examples: int) -> StepSample:
         """Return the sizes and texts of the first optimizer steps with together at least `examples` examples."""
-        data, before = planner.data, planner.budget
-        planner.budget = TokenBudget(MICRO_TOKENS, 10**12)  # all batches of a step are then encoded together
+        data, budget = planner.data, TokenBudget(MICRO_TOKENS, 10**12)  # all batches of a step are encoded together
         texts: dict[tuple[int, str], None] = {}
         batches: list[tuple[list[int], TextBatch]] = []
         step_texts, step_tokens = 0, 0
-        for indices_of_step, groups in first_steps(planner, settings, examples):
+        for indices_of_step, groups in first_steps(planner, settings, budget, examples):
             made = [planned.batch for group in groups for planned in group.batches]
             step_tokens = max(step_tokens, *(group.plan.largest_share for group in groups))
             batches += zip(indices_of_step, made, strict=True)
             step_texts = max(step_texts, sum(map(len, made)))
             for batch in made:
                 texts.update(dict.fromkeys(zip(batch.prompts, batch.texts, strict=True)))
-        planner.budget = before
         ids: list[list[int]] = []
         for start in range(0, len(texts), 256):
             part = list(texts)[start : start + 256]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from types import MappingProxyType
@@ -133,8 +133,6 @@ class PlannedGroup(NamedTuple):
     batches: list[PlannedBatch]
     plan: Plan
     """Micro-batches of the concatenated texts of the batches."""
-    budget: TokenBudget
-    """Token budget for which the plan was made."""
 
 
 class BatchPlanner:
@@ -150,7 +148,6 @@ class BatchPlanner:
         data: Mixture,
         losses: Sequence[Objective],
         world_size: int,
-        budget: TokenBudget,
         vectors: Mapping[str, PrecomputedVectors] | None = None,
     ) -> None:
         """Prepare a tokenizer for every prompt of the encoder and the datasets.
@@ -158,11 +155,10 @@ class BatchPlanner:
         Args:
             losses: one loss per dataset of `data`.
             world_size: number of processes that share the micro-batches.
-            budget: token budget of a process; the attribute `budget` may be lowered during the run.
             vectors: vectors of the training texts from a guide or teacher encoder, by field of `Relation`.
         """
         self._vectors = vectors or {}
-        self.encoder, self.data, self.losses, self.world_size, self.budget = encoder, data, losses, world_size, budget
+        self.encoder, self.data, self.losses, self.world_size = encoder, data, losses, world_size
         encoders = [encoder if each.prompt is None else encoder.with_prompt(each.prompt) for each in data.sets]
         tokenizers = {
             each.prompts.of(side).fingerprint: each.for_side(side).tokenize
@@ -196,14 +192,16 @@ class BatchPlanner:
                 if all(left == right for left, right, _ in pairs):
                     yield dataset.name
 
-    def steps(self, steps: Iterator[tuple[int, list[list[int]]]]) -> Iterator[tuple[int, list[PlannedGroup]]]:
-        """Yield (epoch, planned groups of batches) for each optimizer step.
+    def steps(
+        self, steps: Iterator[tuple[int, list[list[int]]]], budget: TokenBudget
+    ) -> Iterator[tuple[int, list[PlannedGroup]]]:
+        """Yield (epoch, planned groups of batches) for each optimizer step, for a token budget of a process.
 
         `steps` yields (epoch, batches of example indices), as `StepSchedule.after` does. A group is a list of batches
         that are encoded together.
         """
         for epoch, batches in steps:
-            yield epoch, self.grouped([self._batch(indices, epoch) for indices in batches])
+            yield epoch, self.grouped([self._batch(indices, epoch) for indices in batches], budget)
 
     def batch(self, indices: Sequence[int]) -> TextBatch:
         """Return a batch with the unique texts and scored pairs of the examples at `indices`."""
@@ -219,14 +217,14 @@ class BatchPlanner:
                 ids[place] = made
         return ids
 
-    def grouped(self, batches: Sequence[PlannedBatch]) -> list[PlannedGroup]:
+    def grouped(self, batches: Sequence[PlannedBatch], budget: TokenBudget) -> list[PlannedGroup]:
         """Split the batches of an optimizer step into groups that are encoded together, and plan their micro-batches.
 
         A group has consecutive batches, as many as fit if every rank computes at most `budget.graph_tokens` tokens of
         the group. A single batch with more tokens is its own group and is encoded twice (gradient caching). So grouping
         never causes a batch to be encoded twice. The result depends on token ids, budget and number of ranks only.
         """
-        budget = self.budget  # another thread may lower it
+        layouts = budget.apply_to(self.encoder.layouts)
         ids = [self.tokenize(each.batch.texts, each.batch.prompts) for each in batches]
         head = self.encoder.model.head
         ids = [head.input_ids(texts, batch.epoch) for texts, batch in zip(ids, batches, strict=True)]
@@ -241,11 +239,11 @@ class BatchPlanner:
                     count -= 1
                 count = -(-left // -(-left // count))  # the same number of groups, with about equal numbers of batches
                 together = list(chain.from_iterable(ids[first : first + count]))
-                plan = self.encoder.plan_ids(together, budget.micro_batch_tokens, self.world_size)
+                plan = self.encoder.plan_ids(together, budget.micro_batch_tokens, self.world_size, layouts)
                 share = plan.largest_share / sum(tokens[first : first + count])
                 if plan.largest_share <= budget.graph_tokens or count == 1:
                     break
-            groups.append(PlannedGroup(list(batches[first : first + count]), plan, budget))
+            groups.append(PlannedGroup(list(batches[first : first + count]), plan))
             first += count
         return groups
 
@@ -286,7 +284,7 @@ class BatchPlanner:
         return MixedObjective(parts)
 
 
-def prefetch(items: Iterator[Item]) -> Iterator[Item]:
+def prefetch(items: Iterator[Item]) -> Generator[Item, None, None]:
     """Yield the items of an iterator; a thread computes the next item while the caller uses the current item."""
     end = object()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:

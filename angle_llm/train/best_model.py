@@ -12,6 +12,7 @@ import numpy as np
 from angle_llm.io import json_text, log, read_object, restore_folder, write_file, write_json
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.lora import is_adapted
+from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved, random_state, set_random_state
 from angle_llm.train.metrics import Metrics
 from angle_llm.train.strategies import DataParallelStrategy
@@ -79,10 +80,11 @@ class BestModel:
             return None, progress.evaluated
         return progress.best, progress.evaluated
 
-    def evaluate(self, step: int, metrics: Metrics) -> None:
+    def evaluate(self, step: int, metrics: Metrics, layouts: LayoutSupport) -> None:
         """Evaluate the encoder after an optimizer step, log the metrics, and save the encoder if it is the best so far.
 
         Step 0 is the model before training, which is evaluated but not saved. A repeated call for a step does nothing.
+        Texts are encoded in one of `layouts`.
 
         Raises:
             RankMemoryError: on every rank, if a rank does not have enough memory for a single text.
@@ -94,10 +96,10 @@ class BestModel:
         state = random_state(device)  # an evaluation task can set seeds, as mteb does
         try:
             with self._strategy.guard_ranks():
-                own = evaluate(self._encoder)
+                of_rank = evaluate(self._encoder.changed(layouts=layouts))
         finally:
             set_random_state(state, device)
-        values = self._strategy.processes.from_main(lambda: dict(own))
+        values = self._strategy.processes.from_main(lambda: dict(of_rank))
         name, score = next(iter(values.items()))
         logged = {f"evaluation/{name}": value for name, value in values.items()}
         metrics.log({"step": step, "evaluation": score, **logged})

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.compiled_rotary import use_plain_rotary
+from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.text_vectors import PrecomputedVectors
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
@@ -145,8 +146,9 @@ class Trainer:
             "kind of device": self._processes.device.type,
         }
         identity |= {f"vectors of {name}": each.digest for name, each in (vectors or {}).items()}
-        budget = budget or default_budget(settings)
-        self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, budget, vectors)
+        self._encoder = encoder
+        self._budget = budget or default_budget(settings)
+        self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, vectors)
         for name in self._planner.sets_without_pairs():
             raise TrainingError(
                 f"{name}: expected pairs of two different texts, got rows that all pair a text with itself: nothing can be "
@@ -184,7 +186,7 @@ class Trainer:
         seed_rank(self._settings.seed, self._processes.rank)
         progress = self._checkpoints.resume()
         self._model.resume(progress)
-        budget = self._planner.budget
+        budget = self._budget
         if progress.budget is not None:
             budget = default_budget(self._settings, progress.budget)
             self._run.log(f"budget of the checkpoint, or as set: {budget}")
@@ -218,51 +220,64 @@ class Trainer:
                     f"(--optimizer.learning-rate; {rate:.3g} in this step), do not train in float16, or check the texts of the "
                     f"batch. {best}."
                 ) from error
-        encoder, model = self._planner.encoder, self._model
+        encoder, model = self._encoder, self._model
         used = {"prompt": encoder.prompts.name, "pooling": encoder.pooling, "max_length": encoder.max_length}
         verdict = model.verdict() if main else None
-        result = TrainResult(model.folder, self._step, model.best, model.start, self._planner.budget, used, verdict)
+        result = TrainResult(model.folder, self._step, model.best, model.start, self._budget, used, verdict)
         self._run.finish(result)
         return result
 
     def _train(self, bar: tqdm[Any]) -> None:
         """Run all remaining optimizer steps, with evaluations and checkpoints, and show progress in `bar`.
 
+        Steps are planned ahead for one token budget. If it changes, planning starts again after the current step.
+        """
+        with paused(bar):
+            self._evaluate_and_save()
+        while self._step < self._schedule.steps:
+            budget = self._budget
+            with closing(prefetch(self._planner.steps(self._schedule.after(self._step), budget))) as steps:
+                started = time.perf_counter()
+                for epoch, groups in steps:
+                    self._take_step(epoch, groups, started, bar)
+                    with paused(bar):
+                        self._evaluate_and_save()
+                    if self._budget != budget:  # the steps ahead are planned again
+                        break
+                    started = time.perf_counter()
+
+    def _take_step(self, epoch: int, groups: Sequence[PlannedGroup], started: float, bar: tqdm[Any]) -> None:
+        """Take an optimizer step, log it and show it in `bar`; `started` is the time at which the step began.
+
         Raises:
             DivergedError: if the gradient norm is not finite.
             TrainingError: if the gradient of the first steps, up to `_FIRST_STEPS`, is 0.
         """
-        with paused(bar):
-            self._evaluate_and_save()
-        started = time.perf_counter()
-        for epoch, groups in prefetch(self._planner.steps(self._schedule.after(self._step))):
-            rate = self._schedule.learning_rate(self._step + 1)
-            results = self._accumulate(groups)
-            norm = self._update(rate)
-            if not math.isfinite(norm):
-                raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
-            self._step += 1
-            self._learns |= norm > 0
-            if not self._learns and self._step == min(_FIRST_STEPS, self._schedule.steps):
-                raise TrainingError(
-                    f"step {self._step}: the gradient is exactly 0, as in all steps before (loss {mean_loss(results):.3g}). "
-                    "The in-batch term needs several pairs of different texts in a batch, and --objective.cosine-weight and "
-                    "--objective.angle-weight need different scores: use a larger --batch-size, or see `angle-llm data check`."
-                )
-            seconds = time.perf_counter() - started
-            batches = [each for group in groups for each in group.batches]
-            sets = dict.fromkeys(name for each in batches for name in each.counts)
-            examples = {f"examples/{name}": sum(each.counts.get(name, 0) for each in batches) for name in sets}
-            checkpointing = self._planner.budget.activation_checkpointing
-            counts = self._meter.counts(results, seconds, checkpointing=checkpointing) | examples
-            self._metrics.log_step(self._step, epoch, results, rate, norm, counts)
-            unit = self._planner.encoder.model.head.unit
-            speed = f"{counts[unit] / seconds:.1f} {unit}/s, {counts['logical_tokens'] / seconds:,.0f} tokens/s"
-            bar.set_postfix_str(f"loss {mean_loss(results):.4f}, {speed}", refresh=False)
-            bar.update()
-            with paused(bar):
-                self._evaluate_and_save()
-            started = time.perf_counter()
+        # Gradient and update.
+        rate = self._schedule.learning_rate(self._step + 1)
+        results = self._accumulate(groups)
+        norm = self._update(rate)
+        if not math.isfinite(norm):
+            raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
+        self._step += 1
+        self._learns |= norm > 0
+        if not self._learns and self._step == min(_FIRST_STEPS, self._schedule.steps):
+            raise TrainingError(
+                f"step {self._step}: the gradient is exactly 0, as in all steps before (loss {mean_loss(results):.3g}). "
+                "The in-batch term needs several pairs of different texts in a batch, and --objective.cosine-weight and "
+                "--objective.angle-weight need different scores: use a larger --batch-size, or see `angle-llm data check`."
+            )
+        # Metrics and progress.
+        seconds = time.perf_counter() - started
+        batches = [batch for group in groups for batch in group.batches]
+        names = dict.fromkeys(name for batch in batches for name in batch.counts)
+        examples = {f"examples/{name}": sum(batch.counts.get(name, 0) for batch in batches) for name in names}
+        counts = self._meter.counts(results, seconds, checkpointing=self._budget.activation_checkpointing) | examples
+        self._metrics.log_step(self._step, epoch, results, rate, norm, counts)
+        unit = self._encoder.model.head.unit
+        speed = f"{counts[unit] / seconds:.1f} {unit}/s, {counts['logical_tokens'] / seconds:,.0f} tokens/s"
+        bar.set_postfix_str(f"loss {mean_loss(results):.4f}, {speed}", refresh=False)
+        bar.update()
 
     def _accumulate(self, groups: Sequence[PlannedGroup]) -> list[StepResult]:
         """Compute the mean gradient of the batches of an optimizer step, and return the losses of each group.
@@ -274,19 +289,17 @@ class Trainer:
         Raises:
             TrainingError: if memory does not suffice for a single text, or a kernel fails for padded texts, too.
         """
-        strategy, planner, device = self._strategy, self._planner, self._processes.device
+        strategy, device = self._strategy, self._processes.device
         strategy.model.train()
         generators = torch_state(device)
-        batches = [each for group in groups for each in group.batches]
+        batches = [batch for group in groups for batch in group.batches]
         while True:
-            if any(group.budget != planner.budget for group in groups):
-                groups = planner.grouped(batches)
             try:
-                weight, kept = 1 / len(batches), planner.budget.graph_tokens
+                weight, kept = 1 / len(batches), self._budget.graph_tokens
                 with matmul_precision(device, self._precision):
                     return [
                         group_step(strategy.model, plan, some, graph_tokens=kept, weight=weight, strategy=strategy)
-                        for some, plan, _ in groups
+                        for some, plan in groups
                     ]
             except (RankMemoryError, RankKernelError) as error:
                 reason, memory = str(error), isinstance(error, RankMemoryError)
@@ -294,6 +307,7 @@ class Trainer:
                 self._use_less_memory(groups, reason)
             else:
                 self._use_padded_texts(reason)
+            groups = self._planner.grouped(batches, self._budget)
             strategy.zero_grad()
             set_torch_state(generators, device)
             torch.cuda.empty_cache()
@@ -304,7 +318,7 @@ class Trainer:
         Raises:
             TrainingError: if neither is possible.
         """
-        budget = self._planner.budget.halved([group.plan for group in groups]) or self._checkpointing_budget()
+        budget = self._budget.halved([group.plan for group in groups]) or self._checkpointing_budget()
         if budget is None:
             raise TrainingError(
                 f"out of memory ({reason}) with a single text per micro-batch. Lower --model.max-length, or use a smaller "
@@ -319,8 +333,7 @@ class Trainer:
         Raises:
             TrainingError: if they are padded already.
         """
-        budget = self._planner.budget
-        if budget.padded or self._planner.encoder.layouts.layout == "padded":
+        if self._budget.padded or self._layouts.layout == "padded":
             raise TrainingError(
                 f"a compiled kernel failed with padded texts, too: {reason:.300}. Set ANGLE_LLM_PLAIN=1 to use the layers of "
                 "the libraries, and resume with --resume auto."
@@ -328,33 +341,34 @@ class Trainer:
         self._run.log(
             f"warning: a compiled kernel failed ({reason:.300}). From now on texts are padded and no layer is compiled."
         )
-        self._use(replace(budget, padded=True))
+        self._use(replace(self._budget, padded=True))
 
     def _checkpointing_budget(self) -> TokenBudget | None:
         """Return the token budget with activation checkpointing; None if already on, not allowed or not possible."""
-        budget = self._planner.budget
+        budget = self._budget
         if budget.activation_checkpointing or self._settings.activation_checkpointing != "auto":
             return None
         try:
-            check_checkpointing(self._planner.encoder)
+            check_checkpointing(self._encoder)
         except SettingsError:
             return None
         return replace(budget, activation_checkpointing=True)
 
     def _use(self, budget: TokenBudget) -> None:
-        """Set the token budget of the next micro-batches; turn on activation checkpointing if the budget has it.
+        """Set the token budget of the next steps, with activation checkpointing if the budget has it.
 
         Padded texts use no compiled function.
         """
-        encoder = self._planner.encoder
-        encoder.layouts = budget.apply_to(
-            encoder.layouts
-        )  # before the budget, by which plans of another thread are checked
-        self._planner.budget = budget
-        if encoder.layouts.layout == "padded":
-            use_plain_rotary(encoder.model)
+        self._budget = budget
+        if self._layouts.layout == "padded":
+            use_plain_rotary(self._encoder.model)
         if budget.activation_checkpointing:
-            encoder.model.checkpoint_activations(True)
+            self._encoder.model.checkpoint_activations(True)
+
+    @property
+    def _layouts(self) -> LayoutSupport:
+        """Layouts of texts with the current budget."""
+        return self._budget.apply_to(self._encoder.layouts)
 
     def _update(self, learning_rate: float) -> float:
         """Take an optimizer step; return the gradient norm before clipping.
@@ -381,7 +395,7 @@ class Trainer:
         """
         reason = None
         try:
-            self._model.evaluate(self._step, self._metrics)
+            self._model.evaluate(self._step, self._metrics, self._layouts)
         except RankKernelError as error:
             reason = str(error)
         if reason is not None:  # outside of `except`: an error of the second evaluation has no other cause
@@ -404,7 +418,7 @@ class Trainer:
             signal = self._signal()
         if signal or (schedule.saves_at(step) and step > self._resumed):
             self._strategy.check_replicas()
-            metrics_bytes, budget = self._metrics.bytes_on_disk(), self._planner.budget
+            metrics_bytes, budget = self._metrics.bytes_on_disk(), self._budget
             path = self._checkpoints.write(
                 Progress(step, metrics_bytes, model.evaluated, model.start, model.best, budget)
             )

@@ -109,9 +109,8 @@ def test_the_largest_useful_budgets_that_fit(
 
 def counted(encoder: Any, settings: TrainSettings) -> StepForecast:
     data = Mixture.of(load_examples(DataSource(limit=40)).examples)
-    planner = BatchPlanner(encoder, data, [AngleObjective()], 1, CPU_BUDGET)
+    planner = BatchPlanner(encoder, data, [AngleObjective()], 1)
     sample = StepSample.of(planner, settings, 100)
-    assert planner.budget == CPU_BUDGET
     assert sample.longest_text == max(map(len, encoder.tokenize(planner.batch(range(40)).texts)))
     return StepForecast(settings, encoder, encoder.model.backbone, AngleObjective(), sample, Sharding(), "cpu")
 
@@ -292,7 +291,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
     encoder = tiny_encoder("llama", max_length=100)
     encoder.add_lora(settings.lora)
     data = Mixture.of(load_examples(DataSource(limit=120)).examples)
-    sample = StepSample.of(BatchPlanner(encoder, data, [AngleObjective()], 1, CPU_BUDGET), settings, 100)
+    sample = StepSample.of(BatchPlanner(encoder, data, [AngleObjective()], 1), settings, 100)
     ledger = MemoryLedger([*encoder.model.parameters(), *encoder.model.buffers()])
     allocator = _Allocator(ledger)
     for name in ("memory_allocated", "max_memory_allocated", "synchronize", "reset_peak_memory_stats"):

@@ -239,7 +239,9 @@ def together(folder: Path) -> None:
 
         trainer.group_step = checked
         if count == 1:
-            trainer.BatchPlanner.grouped = lambda planner, batches: [grouped(planner, [one])[0] for one in batches]  # type: ignore[method-assign]
+            trainer.BatchPlanner.grouped = lambda planner, batches, budget: [
+                grouped(planner, [one], budget)[0] for one in batches
+            ]  # type: ignore[method-assign]
         train(mine, world, examples, dtype=torch.float64)
 
     for name, world, count in (("one by one", 1, 1), ("together", 2, 3)):

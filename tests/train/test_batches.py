@@ -23,35 +23,32 @@ POSITIVE = [PositivePair(f"How do I open door {n}?", f"Turn the key {n} times.")
 POSITIVE.append(PositivePair(SCORED[0].left, "He eats."))  # a text of the other dataset
 
 
-def planner(
-    encoder: SentenceEncoder, sets: Sequence[LoadedSet], losses: Sequence[AngleObjective] = (), budget: int = 40
-) -> BatchPlanner:
+def planner(encoder: SentenceEncoder, sets: Sequence[LoadedSet], losses: Sequence[AngleObjective] = ()) -> BatchPlanner:
     losses = losses or [AngleObjective()] * len(sets)
-    return BatchPlanner(encoder, Mixture(sets), losses, 1, TokenBudget(budget, 0))
+    return BatchPlanner(encoder, Mixture(sets), losses, 1)
 
 
 def planned(made: BatchPlanner, *indices: int) -> tuple[PlannedBatch, Plan]:
-    ((_, ((batches, plan, _),)),) = made.steps(iter([(0, [list(indices)])]))
+    ((_, ((batches, plan),)),) = made.steps(iter([(0, [list(indices)])]), TokenBudget(40, 0))
     (batch,) = batches
     return batch, plan
 
 
 def test_plans_are_those_of_the_texts_and_follow_the_budget() -> None:
     encoder, loss = tiny_encoder("llama"), AngleObjective()
-    made = planner(encoder, [LoadedSet("a", TRIPLES)], [loss], budget=60)
-    steps = list(made.steps(iter([(0, [[1], [0]]), (1, [[0, 1]])])))
+    made = planner(encoder, [LoadedSet("a", TRIPLES)], [loss])
+    steps = list(made.steps(iter([(0, [[1], [0]]), (1, [[0, 1]])]), TokenBudget(60, 0)))
     assert [epoch for epoch, _ in steps] == [0, 1]
     texts = [TextBatch.from_examples(examples).texts for examples in (TRIPLES[1:], TRIPLES[:1], TRIPLES)]
     assert [each.batch.texts for _, groups in steps for group in groups for each in group.batches] == texts
     for epoch, groups in steps:
-        for ((batch, given, counts, _, of_epoch),), plan, budget in groups:
+        for ((batch, given, counts, _, of_epoch),), plan in groups:
             assert of_epoch == epoch
             expected = encoder.plan(batch.texts, 60)
             assert (plan.layout, plan.row_of) == (expected.layout, expected.row_of)
             assert plan.computed_tokens == expected.computed_tokens
-            assert (given, counts, budget) == (loss, {}, made.budget)
-    made.budget = TokenBudget(20, 0)
-    (group,) = made.grouped(steps[1][1][0].batches)
+            assert (given, counts) == (loss, {})
+    (group,) = made.grouped(steps[1][1][0].batches, TokenBudget(20, 0))
     assert group.plan.token_budget == 20
 
 

@@ -50,23 +50,25 @@ BATCHES: list[list[Example]] = [  # "A man eats." is a text of three batches, an
 ]
 NLI = load_examples(DataSource(limit=128)).examples
 
+BUDGET = TokenBudget(60, KEEP)
+
 
 def batches_of(examples: Sequence[Sequence[Example]], loss: Any = OBJECTIVE) -> list[PlannedBatch]:
     return [PlannedBatch(TextBatch.from_examples(some), loss, {}) for some in examples]
 
 
-def planner(encoder: SentenceEncoder, budget: TokenBudget, processes: int = 1) -> BatchPlanner:
-    return BatchPlanner(encoder, Mixture([LoadedSet("nli", NLI)]), [OBJECTIVE], processes, budget)
+def planner(encoder: SentenceEncoder, processes: int = 1) -> BatchPlanner:
+    return BatchPlanner(encoder, Mixture([LoadedSet("nli", NLI)]), [OBJECTIVE], processes)
 
 
-def one_by_one(made: BatchPlanner, batches: Sequence[PlannedBatch]) -> list[PlannedGroup]:
-    return [made.grouped([each])[0] for each in batches]
+def one_by_one(made: BatchPlanner, batches: Sequence[PlannedBatch], budget: TokenBudget = BUDGET) -> list[PlannedGroup]:
+    return [made.grouped([batch], budget)[0] for batch in batches]
 
 
 def run(encoder: SentenceEncoder, groups: Sequence[PlannedGroup], graph_tokens: int) -> list[StepResult]:
     weight = 1 / sum(len(group.batches) for group in groups)
     model = encoder.model
-    return [group_step(model, plan, some, graph_tokens=graph_tokens, weight=weight) for some, plan, _ in groups]
+    return [group_step(model, plan, some, graph_tokens=graph_tokens, weight=weight) for some, plan in groups]
 
 
 @one_in(
@@ -89,13 +91,14 @@ def test_batches_together_have_the_gradient_of_the_batches_one_by_one(
     encoder = trainable_encoder(kind, torch.float64)
     force(layout, encoder)
     encoder.model = encoder.model.changed(depths_head(encoder.model, [1] if nested else []))
+    encoder.model.training = True  # but no dropout: its parts stay in evaluation mode
     loss = NestedObjective(OBJECTIVE, dimensions=[8], layers=[1]) if nested else OBJECTIVE
     batches = batches_of(BATCHES, loss)
-    made = planner(encoder, TokenBudget(micro_batch_tokens, KEEP))
-    alone = run(encoder, one_by_one(made, batches), graph_tokens)
+    made, budget = planner(encoder), TokenBudget(micro_batch_tokens, KEEP)
+    alone = run(encoder, one_by_one(made, batches, budget), graph_tokens)
     expected = take_gradients(encoder.model)
 
-    groups = made.grouped(batches)
+    groups = made.grouped(batches, budget)
     assert [len(group.batches) for group in groups] == [3]
     (together,) = run(encoder, groups, graph_tokens)
     assert (together.plan.layout, together.cached) == (layout, graph_tokens == CACHE)
@@ -120,8 +123,8 @@ def test_a_text_of_another_batch_is_no_negative() -> None:
             given.append(embeddings.detach())
             return OBJECTIVE(embeddings, relation)
 
-    made, batches = planner(encoder, TokenBudget(60, KEEP)), batches_of(BATCHES, Observed())
-    run(encoder, [*made.grouped(batches), *one_by_one(made, batches)], KEEP)
+    made, batches = planner(encoder), batches_of(BATCHES, Observed())
+    run(encoder, [*made.grouped(batches, BUDGET), *one_by_one(made, batches)], KEEP)
     assert [len(rows_BD) for rows_BD in given[:3]] == [len(each.batch) for each in batches]
     for together, alone in zip(given[:3], given[3:], strict=True):
         torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-14)
@@ -132,9 +135,9 @@ def test_batches_of_a_mixture_keep_their_losses_and_prompts() -> None:
     sets = [LoadedSet("scored", BATCHES[1], prompt="plain"), LoadedSet("positive", [*BATCHES[2], *BATCHES[0]])]
     losses = [AngleObjective(cosine_weight=1, in_batch_weight=0), AngleObjective(in_batch_weight=2)]
     indices = [[0, 1], [2, 5, 3], [0, 2, 4]]  # one dataset, the other, and both
-    made = BatchPlanner(encoder, Mixture(sets), losses, 1, TokenBudget(60, KEEP))
-    ((_, groups),) = made.steps(iter([(0, indices)]))
-    ((batches, _, _),) = groups
+    made = BatchPlanner(encoder, Mixture(sets), losses, 1)
+    ((_, groups),) = made.steps(iter([(0, indices)]), BUDGET)
+    ((batches, _),) = groups
     expected = [{"scored": 2, "positive": 0}, {"scored": 0, "positive": 3}, {"scored": 1, "positive": 2}]
     assert [each.counts for each in batches] == expected
     found = []
@@ -154,7 +157,7 @@ def test_one_batch_whose_loss_is_not_finite_stops_the_group_before_any_gradient(
     batches = batches_of(BATCHES)
     batches[1] = batches[1]._replace(loss=infinite)
     with pytest.raises(DivergedError, match=r"loss is -?inf \(angle -?inf\)"):
-        run(encoder, planner(encoder, TokenBudget(60, KEEP)).grouped(batches), graph_tokens)
+        run(encoder, planner(encoder).grouped(batches, BUDGET), graph_tokens)
     assert all(parameter.grad is None for parameter in encoder.model.parameters())
 
 
@@ -164,17 +167,17 @@ def test_batches_are_together_only_if_their_activations_are_kept(processes: int,
     encoder = tiny_encoder("llama")
     long = [PositivePair(f"A very long sentence about {n} things and nothing at all. " * 3, "Short.") for n in range(9)]
     batches = batches_of([NLI[:5], NLI[5:9], long, NLI[9:10], NLI[10:16], NLI[16:22], NLI[22:26]])
-    made = planner(encoder, TokenBudget(100, graph_tokens), processes)
-    groups = made.grouped(batches)
-    again = planner(encoder, TokenBudget(100, graph_tokens), processes).grouped(batches)
+    made, budget = planner(encoder, processes), TokenBudget(100, graph_tokens)
+    groups = made.grouped(batches, budget)
+    again = planner(encoder, processes).grouped(batches, budget)
     assert [group.plan.shares for group in groups] == [group.plan.shares for group in again]
     assert [each for group in groups for each in group.batches] == batches, "in order"
     for group in groups:
         if len(group.batches) > 1:
             assert group.plan.largest_share <= graph_tokens
         else:
-            assert group.plan.shares == one_by_one(made, group.batches)[0].plan.shares
-    alone = [group.plan.largest_share <= graph_tokens for group in one_by_one(made, batches)]
+            assert group.plan.shares == one_by_one(made, group.batches, budget)[0].plan.shares
+    alone = [group.plan.largest_share <= graph_tokens for group in one_by_one(made, batches, budget)]
     kept = [group.plan.largest_share <= graph_tokens for group in groups for _ in group.batches]
     assert kept == alone, "what is encoded once alone is encoded once"
     if not any(alone):
@@ -187,8 +190,8 @@ def test_batches_are_together_only_if_their_activations_are_kept(processes: int,
 
 def test_the_step_of_one_batch_is_a_group_of_one() -> None:
     encoder = trainable_encoder("llama", torch.float64)
-    made, (batch, *_) = planner(encoder, TokenBudget(60, KEEP)), batches_of(BATCHES)
-    (group,) = made.grouped([batch])
+    made, (batch, *_) = planner(encoder), batches_of(BATCHES)
+    (group,) = made.grouped([batch], BUDGET)
     (step,) = run(encoder, [group], KEEP)
     expected = take_gradients(encoder.model)
     assert boundary_step(encoder.model, group.plan, batch.batch, OBJECTIVE, graph_tokens=KEEP) == step

@@ -65,8 +65,8 @@ def test_each_text_gets_the_vector_of_its_side(guide: Path, tmp_path: Path, monk
     mixture = Mixture([LoadedSet("all", EXAMPLES)])
     found = stored(guide, mixture, tmp_path / "run")
     student = tiny_encoder("bert", max_length=4)  # cuts texts, so that some have equal ids
-    planner = BatchPlanner(student, mixture, [AngleObjective()], 1, TokenBudget(60, 10**9), found)
-    ((_, (group,)),) = planner.steps(iter([(0, [[0, 1, 2]])]))
+    planner = BatchPlanner(student, mixture, [AngleObjective()], 1, found)
+    ((_, (group,)),) = planner.steps(iter([(0, [[0, 1, 2]])]), TokenBudget(60, 10**9))
     (batch,) = group.batches
     one = SentenceEncoder.from_pretrained(guide, device="cpu")
     queries = {"Who eats?", "A man eats.", "Who runs?"}  # the first texts of pairs

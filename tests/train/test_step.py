@@ -199,6 +199,7 @@ def test_products_in_bfloat16_give_about_the_gradient_of_float32(kind: str, layo
     exact = step(encoder, 64, graph_tokens)
     expected = take_gradients(encoder.model)
     encoder.model = encoder.model.changed(autocasts=True)
+    encoder.model.training = True  # but no dropout: its parts stay in evaluation mode
     result = step(encoder, 64, graph_tokens)
     found = take_gradients(encoder.model)
     step(encoder, 64, KEEP)
@@ -241,6 +242,7 @@ def test_a_nested_step_equals_the_sum_over_truncated_encoders(
     separately = take_gradients(encoder.model)
 
     encoder.model = encoder.model.changed(depths_head(encoder.model, nested.layers))
+    encoder.model.training = True  # but no dropout: its parts stay in evaluation mode
     result = step(encoder, 64, graph_tokens, objective=nested)
     assert (result.plan.layout, result.cached) == (layout, graph_tokens == CACHE)
     assert result.loss == pytest.approx(expected, rel=1e-12)
@@ -287,6 +289,7 @@ def test_layers_computed_again_give_the_same_gradient_with_dropout(
     encoder = force(layout, trainable_encoder(kind, torch.float64, dropout=0.3, pooling=pooling))
     objective = NestedObjective(OBJECTIVE, dimensions=[8], layers=[1]) if nested else OBJECTIVE
     encoder.model = encoder.model.changed(depths_head(encoder.model, [1] if nested else []))
+    encoder.model.training = True  # but no dropout: its parts stay in evaluation mode
     encoder.model.train()
     calls: list[object] = []
     layer: Any = LayerStack.of(encoder.model.backbone).layers[0]

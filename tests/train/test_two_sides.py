@@ -33,11 +33,11 @@ FORMS = ["symmetric", "forward"]
 
 def planner(encoder: SentenceEncoder, sets: list[LoadedSet], form: str = "symmetric", **weights: float) -> BatchPlanner:
     loss = AngleObjective(contrastive_form=form, **weights)  # type: ignore[arg-type]
-    return BatchPlanner(encoder, Mixture(sets), [loss] * len(sets), 1, TokenBudget(60, 10**9))
+    return BatchPlanner(encoder, Mixture(sets), [loss] * len(sets), 1)
 
 
 def step(made: BatchPlanner, indices: list[int]) -> tuple[float, dict[str, Tensor], PlannedBatch, Any]:
-    ((_, (group,)),) = made.steps(iter([(0, [indices])]))
+    ((_, (group,)),) = made.steps(iter([(0, [indices])]), TokenBudget(60, 10**9))
     model = made.encoder.model
     model.zero_grad(set_to_none=True)
     result = group_step(model, group.plan, group.batches, graph_tokens=10**9)

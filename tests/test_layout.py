@@ -1,6 +1,7 @@
 """Structure of the package: which package may import which, no import cycle, and heavy libraries in few places."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -88,6 +89,13 @@ def test_importing_angle_llm_loads_no_heavy_library(name: str) -> None:
     code = f"import sys, {name}; print(*{{module.split('.')[0] for module in sys.modules}})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not HEAVY.intersection(loaded)
+
+
+def test_few_modules_depend_on_a_pretraining_task() -> None:
+    """The settings, the command, the module of the tasks, the choice of the task, and the advice for single texts."""
+    users = {relative(m) for m in MODULES if re.search(r"pretrain(?!ed)|mntp|two_views", m.read_text(encoding="utf-8"))}
+    allowed = {"settings/train.py", "cli.py", "train/pretraining.py", "train/objectives.py", "data/formats.py"}
+    assert users <= allowed, sorted(users - allowed)
 
 
 def test_every_public_name_is_defined() -> None:

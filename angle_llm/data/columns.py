@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from angle_llm.data.formats import FORMATS, NUMBERED_NEGATIVE, DataError, nearest
+from angle_llm.data.formats import FORMATS, NUMBERED_NEGATIVE, SINGLE_TEXTS, DataError, nearest
 from angle_llm.data.keys import printable
 from angle_llm.settings.parsing import unknown_name
 
@@ -82,7 +82,7 @@ The format `group` also has the fields `negative_1`, `negative_2` and so on, wit
 _NO_PAIRS = {
     "captions": "These are several texts of one item; write one row for each pair of these texts: text1, text2",
     "text": "These are single texts, as of a classification task. Training needs pairs of texts that belong together, such as a "
-    "title with its body or a question with its answer. For single texts, use `angle-llm pretrain` with the format text",
+    f"title with its body or a question with its answer. {SINGLE_TEXTS}",
 }
 """Column names (separated by spaces) of datasets that contain no pairs → advice for the error message."""
 

@@ -247,7 +247,7 @@ def _positive_pair(row: Values, _: ScoreRange | None) -> PositivePair:
 
 def _text(row: Values, _: ScoreRange | None) -> PositivePair:
     text = read_text(row, "text")
-    return PositivePair(text, text)  # a pair: pretraining uses the texts of pairs
+    return PositivePair(text, text)  # a pair, whose texts are used
 
 
 def _triple(row: Values, _: ScoreRange | None) -> Triple:
@@ -263,6 +263,15 @@ def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
     if label not in ("entailment", "contradiction"):
         return Dropped(label)
     return ScoredPair(read_text(row, "premise"), read_text(row, "hypothesis"), float(label == "entailment"))
+
+
+SINGLE_TEXTS = "For single texts, use `angle-llm pretrain` with the format text"
+"""Advice for data without pairs, for messages."""
+
+
+def command_for(name: str | None) -> str:
+    """Return the command of `angle-llm` that trains on data in the format `name`."""
+    return "pretrain" if name == "text" else "train"
 
 
 NUMBERED_NEGATIVE = re.compile(r"negative_\d+")

@@ -22,7 +22,7 @@ from angle_llm.settings.parsing import (
     settings_class,
 )
 from angle_llm.settings.rows import RowFilter, RowSettings, TextEncoding
-from angle_llm.settings.train import DataSource, ModelSettings
+from angle_llm.settings.train import SIMCSE_SETTINGS, DataSource, ModelSettings
 
 if TYPE_CHECKING:
     from angle_llm.data.quality import FileReport
@@ -150,13 +150,13 @@ def check_main(settings: CheckSettings) -> None:
 def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
     """Return the recommended training settings for a model, as nested dictionaries.
 
-    Settings below "pretrain" are for pretraining on single texts only.
+    Settings below "single texts" are for data of the format text only.
     """
     import torch
 
     from angle_llm.model.meta_model import meta_backbone, tiny_encoder_copy
 
-    card, pretrain = tokens.source.card, dict[str, Any]()
+    card, for_texts = tokens.source.card, dict[str, Any]()
     try:
         encoder, config = tokens.tiny_copy or tiny_encoder_copy(tokens.source, model)
     except (OSError, ValueError):  # such as a saved adapter whose base is missing: only its tokens can be counted
@@ -168,15 +168,15 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
         recommended = RECOMMENDED[size if is_decoder else "small_encoder"]
         # MNTP needs the output layer, which a saved whole model lacks, and an adapter keeps its attention.
         if is_decoder and (card is None or (card.base is not None and card.attention == "bidirectional")):
-            pretrain = {"model": {"attention": "bidirectional"}}
+            for_texts = {"model": {"attention": "bidirectional"}}
         else:
             dropout = {"dropout": 0.1} if is_decoder and card is not None and card.base is None else {}
-            pretrain = {"pretraining": {"task": "simcse"}, "lora": dropout}
+            for_texts = {**SIMCSE_SETTINGS, "lora": dropout}
     if tokens.source.adapter is not None:  # training continues with the rank and bits of the adapter
         recommended = {**recommended, "lora": {}, "model": {"bits": None if card is None else card.bits}}
     given = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length")}
     whole = {"path": model.path, **recommended.get("model", {}), **given}
-    return {**recommended, "model": whole, "pretrain": pretrain}
+    return {**recommended, "model": whole, "single texts": for_texts}
 
 
 def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) -> str:
@@ -190,10 +190,10 @@ def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) 
     objective = {} if one_label and graded else RECOMMENDED["objectives"].get(report.format, {})
     if objective and graded and model.get("optimizer") == RECOMMENDED["small_decoder"]["optimizer"]:
         model = {**model, "optimizer": {"learning_rate": RECOMMENDED["graded_rate"]}}
-    pretrain = model.get("pretrain", {}) if report.format == "text" else {}
-    model = merged_settings({name: value for name, value in model.items() if name != "pretrain"}, pretrain)
+    for_texts = model.get("single texts", {}) if report.format == "text" else {}
+    model = merged_settings({name: value for name, value in model.items() if name != "single texts"}, for_texts)
     first = {"model": {"path": "MODEL"}} | {
-        name: model[name] for name in ("model", "lora", "optimizer", "pretraining") if name in model
+        name: model[name] for name in ("model", "lora", "optimizer", *SIMCSE_SETTINGS) if name in model
     }
     rest = {name: value for name, value in model.items() if name not in first}
     return shlex.join(flags_of({**first, "data": data_settings(source, report), "objective": objective, **rest}))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from angle_llm.data.formats import Example
+from angle_llm.data.formats import SINGLE_TEXTS, Example
 from angle_llm.data.mixture import Mixture
 from angle_llm.device import is_out_of_memory
 from angle_llm.io import paused, progress_bar
@@ -153,7 +153,7 @@ class Trainer:
             raise TrainingError(
                 f"{name}: expected pairs of two different texts, got rows that all pair a text with itself: nothing can be "
                 "learned from them. Use texts that belong together, such as a title with its body or a question with its "
-                "answer. For single texts, use `angle-llm pretrain` with the format text."
+                f"answer. {SINGLE_TEXTS}."
             )
         same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
         same |= {name: getattr(settings, name) for name in BUDGET_SETTINGS}

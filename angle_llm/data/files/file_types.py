@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple
 
-from angle_llm.data.formats import DataError, ListCell, RowError, is_list_text
+from angle_llm.data.formats import SINGLE_TEXTS, DataError, ListCell, RowError, is_list_text
 
 Unit = Literal["line", "row"]
 
@@ -741,7 +741,7 @@ def reader_of(path: Path, *, tables: bool = False, encoding: str = "utf-8", cont
     raise DataError(
         f"{path}: expected pairs: a table with a header line and tabs between columns, or STS.input.NAME.txt beside "
         "STS.gs.NAME.txt; the first line has no tab. A file of single texts can be embedded, but has no pairs to train on. "
-        "For single texts, use `angle-llm pretrain` with the format text."
+        f"{SINGLE_TEXTS}."
     )
 
 

@@ -9,12 +9,28 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import reduce
+from importlib import import_module
 from itertools import groupby
 from operator import or_
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from angle_llm import __version__
 from angle_llm.io import discard_closed_pipes
+from angle_llm.settings.commands import (
+    CheckSettings,
+    EmbedSettings,
+    GetSettings,
+    InitSettings,
+    MineSettings,
+    MtebSettings,
+    QuestionSettings,
+    RetrievalSettings,
+    ScoreSettings,
+    SearchSettings,
+    SplitSettings,
+    StsEvalSettings,
+)
+from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
 from angle_llm.settings.parsing import (
     SettingsError,
     config_defaults,
@@ -23,6 +39,8 @@ from angle_llm.settings.parsing import (
     parse_settings,
     unknown_name,
 )
+from angle_llm.settings.plan import PlanSettings
+from angle_llm.settings.serve import ServeSettings
 from angle_llm.settings.train import PretrainSettings, TrainSettings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
@@ -87,98 +105,103 @@ def train(settings: TrainSettings) -> None:
             print(_NOT_BETTER.format(name=name, after=best, before=result["metrics"]["start"][name], rate=rate))
 
 
-def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
-    """Return command name → (settings class, function, help text). The functions import heavy libraries when called."""
-    from angle_llm.evaluate import StsEvalSettings, sts_main
-    from angle_llm.evaluate.mteb_tasks import MtebSettings, mteb_main
-    from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
-    from angle_llm.export import commands as forms
-    from angle_llm.init import InitSettings, init_main
-    from angle_llm.memory.plan import plan_main
-    from angle_llm.serve.listen import serve_main
-    from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
-    from angle_llm.settings.plan import PlanSettings
-    from angle_llm.settings.serve import ServeSettings
-    from angle_llm.tools.check import CheckSettings, check_main
-    from angle_llm.tools.embed import EmbedSettings, embed_main
-    from angle_llm.tools.mine import MineSettings, mine_main
-    from angle_llm.tools.public_data.get import GetSettings, get_main
-    from angle_llm.tools.questions import QuestionSettings, questions_main
-    from angle_llm.tools.score import ScoreSettings, score_main
-    from angle_llm.tools.search import SearchSettings, search_main
-    from angle_llm.tools.split import SplitSettings, split_main
+def pretrain(settings: PretrainSettings) -> None:
+    """Train on texts without labels. A run compares its settings, with their class, with the stored settings."""
+    train(TrainSettings(**vars(settings)))
 
-    def pretrain(settings: PretrainSettings) -> None:
-        # A run compares its settings, with their class, with the stored settings.
-        train(TrainSettings(**vars(settings)))
 
-    def with_encoder(main: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
-        """Return a function that calls `main` with the settings and `SentenceEncoder.from_pretrained`."""
+def merge(settings: MergeSettings) -> None:
+    """Merge encoders, and evaluate every model and the result on the STS tasks of `--evaluate`."""
+    from angle_llm.evaluate import select_tasks, sts_score
+    from angle_llm.export.commands import merge_main
 
-        def command(settings: Any) -> None:
-            from angle_llm.model.encoder import SentenceEncoder
+    tasks = select_tasks(settings.evaluate, settings.data_dir, "auto") if settings.evaluate else []
+    merge_main(settings, {task.label: sts_score(task) for task in tasks})
 
-            main(settings, SentenceEncoder.from_pretrained)
 
-        return command
+def verify(settings: VerifySettings) -> None:
+    """Compare saved encoders, also by the Spearman correlation on the pairs of `--pairs`."""
+    from angle_llm.evaluate import sts_score
+    from angle_llm.export.commands import verify_main
 
-    def merge(settings: MergeSettings) -> None:
-        from angle_llm.evaluate import select_tasks, sts_score
+    verify_main(settings, sts_score)
 
-        tasks = select_tasks(settings.evaluate, settings.data_dir, "auto") if settings.evaluate else []
-        forms.merge_main(settings, {task.label: sts_score(task) for task in tasks})
 
-    def verify(settings: VerifySettings) -> None:
-        from angle_llm.evaluate import sts_score
+class Command(NamedTuple):
+    """A command: its settings class, its function as MODULE:NAME below `angle_llm`, and its help text.
 
-        forms.verify_main(settings, sts_score)
+    The module of the function is imported when the command runs, because it can load heavy libraries.
+    """
 
-    return {
-        "init": (InitSettings, init_main, "Write recipes, configurations and guides into a new folder."),
-        "train": (TrainSettings, train, "Fine-tune a language model into a text-embedding model."),
-        "pretrain": (PretrainSettings, pretrain, "Train on texts without labels: MNTP or unsupervised SimCSE."),
-        "plan": (PlanSettings, plan_main, "Forecast memory and work of a training run without loading weights."),
-        "embed": (EmbedSettings, embed_main, "Embed a corpus."),
-        "search": (SearchSettings, search_main, "Find the most similar rows of an embedded corpus."),
-        "eval sts": (StsEvalSettings, with_encoder(sts_main), "Spearman correlation on STS tasks or scored pairs."),
-        "eval retrieval": (RetrievalSettings, with_encoder(retrieval_main), "Search: nDCG, recall, MRR, MAP."),
-        "eval mteb": (MtebSettings, with_encoder(mteb_main), "Tasks of MTEB, run by mteb."),
-        "data get": (GetSettings, get_main, "Download public evaluation sets and training data."),
-        "data check": (CheckSettings, check_main, "Check a dataset before training."),
-        "data split": (SplitSettings, split_main, "Split a dataset into parts that share no text."),
-        "data mine": (MineSettings, mine_main, "Mine hard negatives for positive pairs."),
-        "data questions": (QuestionSettings, questions_main, "Write questions for documents with a language model."),
-        "data score": (ScoreSettings, score_main, "Score pairs by an encoder, as a teacher."),
-        "merge": (MergeSettings, merge, "Merge a LoRA adapter into its base model, or combine several encoders."),
-        "verify": (
-            VerifySettings,
-            verify,
-            "Compare the vectors of saved encoders: exit code 0 if equal, 1 if not.",
-        ),
-        "export": (ExportSettings, forms.export_main, "Export an encoder for another library."),
-        "serve": (ServeSettings, serve_main, "Serve an encoder over HTTP, as OpenAI and TEI do."),
-        "push": (PushSettings, forms.push_main, "Upload a saved encoder to the Hugging Face hub."),
-    }
+    settings: type
+    function: str
+    help: str
+
+    def run(self, settings: Any) -> None:
+        """Call the function with the settings."""
+        module, _, name = self.function.partition(":")
+        getattr(import_module(f"angle_llm.{module}"), name)(settings)
+
+
+COMMANDS = {
+    "init": Command(InitSettings, "init:init_main", "Write recipes, configurations and guides into a new folder."),
+    "train": Command(TrainSettings, "cli:train", "Fine-tune a language model into a text-embedding model."),
+    "pretrain": Command(
+        PretrainSettings, "cli:pretrain", "Train on texts without labels: MNTP or unsupervised SimCSE."
+    ),
+    "plan": Command(
+        PlanSettings, "memory.plan:plan_main", "Forecast memory and work of a training run without loading weights."
+    ),
+    "embed": Command(EmbedSettings, "tools.embed:embed_main", "Embed a corpus."),
+    "search": Command(SearchSettings, "tools.search:search_main", "Find the most similar rows of an embedded corpus."),
+    "eval sts": Command(StsEvalSettings, "evaluate.sts:sts_main", "Spearman correlation on STS tasks or scored pairs."),
+    "eval retrieval": Command(
+        RetrievalSettings, "evaluate.retrieval:retrieval_main", "Search: nDCG, recall, MRR, MAP."
+    ),
+    "eval mteb": Command(MtebSettings, "evaluate.mteb_tasks:mteb_main", "Tasks of MTEB, run by mteb."),
+    "data get": Command(
+        GetSettings, "tools.public_data.get:get_main", "Download public evaluation sets and training data."
+    ),
+    "data check": Command(CheckSettings, "tools.check:check_main", "Check a dataset before training."),
+    "data split": Command(SplitSettings, "tools.split:split_main", "Split a dataset into parts that share no text."),
+    "data mine": Command(MineSettings, "tools.mine:mine_main", "Mine hard negatives for positive pairs."),
+    "data questions": Command(
+        QuestionSettings, "tools.questions:questions_main", "Write questions for documents with a language model."
+    ),
+    "data score": Command(ScoreSettings, "tools.score:score_main", "Score pairs by an encoder, as a teacher."),
+    "merge": Command(
+        MergeSettings, "cli:merge", "Merge a LoRA adapter into its base model, or combine several encoders."
+    ),
+    "verify": Command(
+        VerifySettings, "cli:verify", "Compare the vectors of saved encoders: exit code 0 if equal, 1 if not."
+    ),
+    "export": Command(ExportSettings, "export.commands:export_main", "Export an encoder for another library."),
+    "serve": Command(ServeSettings, "serve.listen:serve_main", "Serve an encoder over HTTP, as OpenAI and TEI do."),
+    "push": Command(PushSettings, "export.commands:push_main", "Upload a saved encoder to the Hugging Face hub."),
+}
 
 
 _GROUPS = {"eval": "Evaluate an encoder.", "data": "Get, check and prepare data."}
 
 
-def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], chosen: str, defaults: dict[str, Any]) -> Any:
+def _tree(chosen: str, defaults: object | None) -> Any:
     """Return the commands as a nested union of settings classes, which tyro parses as sub-commands.
 
     Args:
-        commands: Command name → (settings class, function, help text).
         chosen: Name of the command that is run, or an empty string.
-        defaults: Command name → settings that replace the defaults of its flags.
+        defaults: Settings that replace the defaults of the chosen command. None: not replaced.
     """
     from tyro.conf import subcommand
 
     entries: dict[str, Any] = {}
-    for name, (kind, _, summary) in commands.items():
-        about = describe(kind, summary) if name == chosen else summary  # the list of commands has the summary only
-        given = {"default": defaults[name]} if name in defaults else {}
-        entries[name] = Annotated[kind, subcommand(name.rpartition(" ")[2], description=about, **given)]
+    for name, command in COMMANDS.items():
+        word = name.rpartition(" ")[2]
+        if name != chosen:  # the list of commands has the summary only
+            entries[name] = Annotated[command.settings, subcommand(word, description=command.help)]
+            continue
+        options: dict[str, Any] = {} if defaults is None else {"default": defaults}
+        about = describe(command.settings, command.help)
+        entries[name] = Annotated[command.settings, subcommand(word, description=about, **options)]
     top: list[Any] = []
     for group, names in groupby(entries, lambda name: name.rpartition(" ")[0]):
         members = [entries[name] for name in names]
@@ -193,27 +216,25 @@ def run(arguments: Sequence[str]) -> None:
 
     `--config FILE` reads settings from a YAML file; flags override these settings.
     """
-    commands = _commands()
-    name = next((known for known in commands if list(arguments[: len(known.split())]) == known.split()), "")
+    # The name of the command: one word, or two in a group
+    name = next((known for known in COMMANDS if list(arguments[: len(known.split())]) == known.split()), "")
     first = " ".join(arguments[:2]) if arguments[:1] and arguments[0] in _GROUPS else "".join(arguments[:1])
     if not name and first not in _GROUPS and not first.rpartition(" ")[2].startswith("-"):
-        raise SettingsError(unknown_name("command", first, [*commands, *_GROUPS]))
-    rest = list(arguments)
-    defaults: dict[str, Any] = {}
-    if name:
-        # Keys that the file does not set have the defaults of the command, also inside a group.
-        default, rest = config_defaults(commands[name][0], rest, PretrainSettings() if name == "pretrain" else None)
-        if default is not None:
-            defaults[name] = default
-    about = "Turn large language models into text-embedding models."
+        raise SettingsError(unknown_name("command", first, [*COMMANDS, *_GROUPS]))
+
+    # The settings: keys that the file does not set have the defaults of the command, also inside a group
+    settings_class = COMMANDS[name].settings if name else None
+    defaults, rest = None, list(arguments)
+    if settings_class is not None:
+        defaults, rest = config_defaults(settings_class, rest, PretrainSettings() if name == "pretrain" else None)
     settings = parse_flags(
-        _tree(commands, name, defaults),
+        _tree(name, defaults),
         rest,
-        root=commands[name][0] if name else None,
+        root=settings_class,
         prog="angle-llm",
-        description=about,
+        description="Turn large language models into text-embedding models.",
     )
-    commands[name][1](settings)
+    COMMANDS[name].run(settings)
 
 
 def main() -> None:
@@ -277,10 +298,10 @@ def _is_explained(error: Exception) -> bool:
         return True
     if isinstance(error, RuntimeError) or getattr(error, "errno", None) is not None:
         return False
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    return place is not None and str(place.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and str(traceback.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
 
 
 if __name__ == "__main__":

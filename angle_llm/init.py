@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from angle_llm.io import write_folder
-from angle_llm.settings.parsing import bundled, check_new_folder, settings_class
+from angle_llm.settings.commands import InitSettings
+from angle_llm.settings.parsing import bundled, check_new_folder
 
 CONTENTS = {
     "README.md": "install, train, evaluate, export: one screen each",
@@ -20,17 +18,6 @@ CONTENTS = {
     "eval": "evaluation and measuring programs",
 }
 """Names of the files and folders that `angle-llm init` writes, and what they contain."""
-
-
-@settings_class
-class InitSettings:
-    """Write recipes, configurations of DeepSpeed, prompts, evaluation programs and guides into a new folder.
-
-    The commands of the guides work in this folder, such as `accelerate launch recipes/llama2_nli.py`.
-    """
-
-    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """A folder that does not exist, or is empty."""
 
 
 def init_main(settings: InitSettings) -> None:

@@ -18,11 +18,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from angle_llm.cli import run_cli
-from angle_llm.evaluate.encoding import Encode, OpenEncoder, check_names, run_evaluation, write_results
+from angle_llm.evaluate.encoding import Encode, OpenEncoder, check_names, load_encoder, run_evaluation, write_results
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
-from angle_llm.evaluate.sts_tasks import StsTask, StsTaskSettings, select_tasks
+from angle_llm.evaluate.sts_tasks import StsTask, select_tasks
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings.commands import StsTaskSettings
 from angle_llm.settings.parsing import Positive, parse_program, settings_class
 
 METRIC = "Spearman × 100 on STS tasks"
@@ -57,7 +58,7 @@ class Point:
         return sum(self.spearman.values()) / len(self.spearman)
 
 
-def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list[Point]:
+def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder = load_encoder) -> list[Point]:
     """Evaluate the model cut to fewer layers and dimensions, print and write the results.
 
     All combinations of the numbers of layers and dimensions are evaluated.
@@ -131,6 +132,4 @@ def halves(dimensions: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    run_cli(
-        lambda: nested_main(parse_program(NestedEvalSettings, description=__doc__), SentenceEncoder.from_pretrained)
-    )
+    run_cli(lambda: nested_main(parse_program(NestedEvalSettings, description=__doc__)))

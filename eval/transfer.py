@@ -57,16 +57,16 @@ from angle_llm.evaluate.bootstrap import CONFIDENCE, Interval
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
-    EvalSettings,
     OpenEncoder,
     check_names,
     encode_distinct,
+    load_encoder,
     run_evaluation,
     write_results,
 )
 from angle_llm.evaluate.results import Results, TaskResult, published_table, report, table
 from angle_llm.io import progress_bar
-from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings.commands import EvalSettings
 from angle_llm.settings.parsing import Positive, need_library, parse_program, settings_class
 from angle_llm.tools.public_data.senteval import LabelledText, Split
 
@@ -358,7 +358,7 @@ def _folds(part: FeaturesAndLabels, folds: int, seed: int) -> Iterator[tuple[Fea
 # --------------------------------------------------------------------------------------------------------- command
 
 
-def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> TransferResults:
+def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder = load_encoder) -> TransferResults:
     """Read the tasks, evaluate the model, print the report, and write the JSON file."""
     names = settings.tasks or tuple(available_transfer_tasks(settings.data_dir))
     if not names:
@@ -428,6 +428,4 @@ def _notes(results: TransferResults) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_cli(
-        lambda: transfer_main(parse_program(TransferSettings, description=__doc__), SentenceEncoder.from_pretrained)
-    )
+    run_cli(lambda: transfer_main(parse_program(TransferSettings, description=__doc__)))

@@ -47,12 +47,13 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import POSITIVE_ABOVE, Group, RowError, Triple, pairs_of, read_text
 from angle_llm.data.keys import is_distinctive, normalized
 from angle_llm.data.sources import resolve_source
-from angle_llm.evaluate.retrieval import RetrievalSettings, query_metrics, retrieval_main
+from angle_llm.evaluate.retrieval import query_metrics, read_tasks, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
 from angle_llm.io import read_object, write_folder, write_json, write_json_lines, write_text
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
 from angle_llm.run import fine_tune
+from angle_llm.settings.commands import EmbedSettings, MineSettings, QuestionSettings, RetrievalSettings
 from angle_llm.settings.parsing import (
     NonNegative,
     SettingsError,
@@ -66,9 +67,9 @@ from angle_llm.settings.parsing import (
 )
 from angle_llm.settings.train import DataSettings, DataSource, ModelSettings, TrainSettings
 from angle_llm.tools.check import RECOMMENDED
-from angle_llm.tools.embed import EmbedSettings, embed_main
-from angle_llm.tools.mine import MineSettings, mine_main
-from angle_llm.tools.questions import EASIER, QuestionSettings, questions_main
+from angle_llm.tools.embed import embed_main
+from angle_llm.tools.mine import mine_main
+from angle_llm.tools.questions import EASIER, questions_main
 from angle_llm.tools.search import search_folder
 from angle_llm.tools.split import split_rows
 
@@ -163,7 +164,7 @@ def main(settings: DomainSearchSettings) -> None:
     if settings.real:
         write_real(settings.real, folder)
         folders.append(str(folder / REAL))
-    tasks = RetrievalSettings(model=base, folders=tuple(folders)).read_tasks()
+    tasks = read_tasks(RetrievalSettings(model=base, folders=tuple(folders)))
 
     print_stage(3, f"scores of BM25 and of {base}")
     score_lexical(folder, tasks)

@@ -23,7 +23,7 @@ from angle_llm.settings.train import DataSource
 
 ROOT = Path(__file__).parent.parent
 EMBED = ["embed", "--model", "./nowhere"]
-COMMANDS = [*cli._commands()]
+COMMANDS = [*cli.COMMANDS]
 
 
 @pytest.fixture(scope="module")

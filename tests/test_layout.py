@@ -78,6 +78,12 @@ def test_dependencies_point_one_way(module: Path) -> None:
     assert used <= allowed, f"{relative(module)} must not import {sorted(used - allowed)}"
 
 
+def test_settings_are_declared_in_one_folder() -> None:
+    """`cli` reads the settings of all commands without importing the code of the commands."""
+    users = {relative(m) for m in MODULES if "@settings_class" in m.read_text(encoding="utf-8")}
+    assert {user for user in users if not user.startswith("settings/")} <= {"evaluate/held_out.py"}
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_heavy_library_is_imported_in_few_places(library: str) -> None:
     users = [relative(m) for m in MODULES if library in {name.split(".")[0] for name in imports(m)}]
@@ -171,6 +177,6 @@ def test_few_modules_know_which_losses_exist() -> None:
 
 
 def test_help_needs_no_heavy_library() -> None:
-    code = "import sys; from angle_llm import cli; cli._commands(); print(*{m.split('.')[0] for m in sys.modules})"
+    code = "import sys; from angle_llm import cli; print(*{m.split('.')[0] for m in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "scipy", "sklearn", "datasets", "pandas"}.intersection(loaded)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
-import tyro
 from numpy.typing import NDArray
 
 from angle_llm.io import plain, write_json
 from angle_llm.prompts import SIDES, Side
-from angle_llm.settings.encoder import EncoderName, EncoderOptions
+from angle_llm.settings.commands import EvalSettings
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
@@ -33,16 +31,11 @@ RESAMPLES = 1000
 """Default number of bootstrap resamples. The ends of an interval then vary between seeds by about 2 % of its length."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalSettings(EncoderOptions, EncoderName):
-    """Settings of every evaluation command: the encoder, and a file for the results."""
+def load_encoder(model: str, **options: Any) -> SentenceEncoder:
+    """Open an encoder with `SentenceEncoder.from_pretrained`; its libraries are imported by the call."""
+    from angle_llm.model.encoder import SentenceEncoder
 
-    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
-    """Encode all texts as queries, or all as documents (in YAML: `side`). None: encode each text with the prompt of its
-    side. Tasks of single texts need this flag if the encoder has two prompts."""
-
-    json: Path | None = None
-    """Also write model, settings and results to this JSON file."""
+    return SentenceEncoder.from_pretrained(model, **options)
 
 
 def check_names(names: Sequence[str]) -> None:

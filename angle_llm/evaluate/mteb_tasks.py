@@ -4,41 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angle_llm.evaluate.encoding import Encode, EvalSettings, OpenEncoder, run_evaluation, write_results
+from angle_llm.evaluate.encoding import Encode, OpenEncoder, load_encoder, run_evaluation, write_results
 from angle_llm.evaluate.results import report, table
-from angle_llm.settings.parsing import need_library, settings_class
+from angle_llm.settings.commands import MtebSettings
+from angle_llm.settings.parsing import need_library
 
 if TYPE_CHECKING:
     from angle_llm.evaluate.mteb_encoder import MtebEncoder
     from angle_llm.model.encoder import SentenceEncoder
 
 METRIC = "main score of mteb × 100"
-
-
-@settings_class
-class MtebSettings(EvalSettings):
-    """Main scores on tasks of MTEB. The package mteb runs the tasks and downloads data from the Hugging Face hub."""
-
-    tasks: tuple[str, ...]
-    """Names of MTEB's tasks, such as STSBenchmark, Banking77Classification, NFCorpus."""
-
-    prompts: dict[str, str] = field(default_factory=dict)
-    """Prompts (name or YAML file) by use. A use is Retrieval-query, Retrieval-document, STS, Classification, the name
-    of a task, … A task without a matching use gets --prompt, or the prompt saved with the model."""
-
-    name: str | None = None
-    """Model name ORGANISATION/MODEL in result files. None: the hub id, or local/ and the name of the folder."""
-
-    output: Path | None = None
-    """Also write mteb's result files, in the format of its leaderboard, to this folder."""
-
-    def __post_init__(self) -> None:
-        if not self.tasks:
-            raise ValueError("--tasks: expected at least one task of MTEB, such as STSBenchmark, got none.")
 
 
 @dataclass(frozen=True)
@@ -56,7 +35,7 @@ class MtebScore:
     score: float
 
 
-def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebScore]:
+def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder = load_encoder) -> list[MtebScore]:
     """Run `angle-llm eval mteb`: evaluate the model on tasks of MTEB, print the table of scores, write the files.
 
     Task names are checked before the model is opened.

@@ -2,7 +2,7 @@
 
     distinct texts ──► encode ──► similarity of each query with every candidate ──► rank of each answer ──► metrics
 
-Contents, in order: settings, result types, ranks and metrics, `evaluate_retrieval`, the command, comparison, report.
+Contents, in order: result types, ranks and metrics, `evaluate_retrieval`, the command, comparison, report.
 `retrieval_tasks` reads the tasks.
 
 Rank of an answer = 1 + the number of candidates that are not answers and at least as similar to the query + the number
@@ -29,11 +29,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import tyro
 
 from angle_llm.data.examples import training_source
 from angle_llm.data.sources import evaluation_source
@@ -43,11 +41,11 @@ from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
     EncoderFacts,
-    EvalSettings,
     OpenEncoder,
     Rows,
     check_names,
     encode_sides,
+    load_encoder,
     run_evaluation,
     write_results,
 )
@@ -69,8 +67,7 @@ from angle_llm.evaluate.retrieval_tasks import (
 )
 from angle_llm.evaluate.task_files import unique_names
 from angle_llm.model.vectors import unit_rows
-from angle_llm.settings.parsing import SettingsError, settings_class
-from angle_llm.settings.rows import RowSettings
+from angle_llm.settings.commands import RetrievalSettings
 
 METRIC = "exact retrieval by cosine similarity, × 100; ties go to the candidate that is not an answer"
 
@@ -83,64 +80,6 @@ PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
 _TIE = 1e-9  # float64 products of float32 vectors differ by 1e-15 between shapes of a block
 _SIMILARITIES = 2**22  # most numbers in a block of similarities, and in the vectors of its candidates: 32 MiB
 _QUERIES = 256
-
-
-@settings_class
-class RetrievalSettings(RowSettings, EvalSettings):
-    """Exact retrieval by cosine similarity: BEIR folders, questions with answers, lists of texts, Flickr30k captions.
-
-    Intervals cover the choice of queries, not the training seed. --against compares models query by query.
-    Truncation changes scores: compare models at the same --max-length.
-    """
-
-    folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = ()
-    """BEIR folders with corpus.jsonl, queries.jsonl and qrels/test.tsv. FOLDER@NAME uses qrels/NAME.tsv instead."""
-
-    binary: bool = False
-    """In BEIR folders, count every grade above 0 as 1 in nDCG. Default: grades are gains, as in trec_eval."""
-
-    pairs: tuple[str, ...] = ()
-    """Files of questions and their answers (positive_pair, or another --format). Candidates of a question are all
-    answers in its file. Equal answers are one candidate."""
-
-    corpus: Path | None = None
-    """A text file or table with more candidates for --pairs."""
-
-    groups: tuple[Path, ...] = ()
-    """Files with a list of texts in each row. The first text is a query, and the other texts are its answers.
-    Candidates are all texts in the file. For DATA/flickr30k/test_2016.jsonl.gz, the report has AnglE's published scores
-    too."""
-
-    column: str | None = None
-    """Column with the lists of --groups, or with the texts of --corpus. None: captions, texts or set for --groups; text
-    or sentence for --corpus."""
-
-    against: tuple[str, ...] = ()
-    """Compare with other models, query by query: differences with 95 % interval and p-value. A value is a model, opened
-    with the same flags (prompt, pooling, …), or a .json file written by --json. Two or more models: one table with the size
-    and speed of all models."""
-
-    def __post_init__(self) -> None:
-        for name, default in (vars(RowSettings()) | {"corpus": None}).items():
-            if not self.pairs and getattr(self, name) != default:
-                raise SettingsError(f"--{name.replace('_', '-')} belongs to --pairs, which is not set.")
-
-    def read_tasks(self) -> list[RetrievalTask]:
-        """Read the retrieval tasks that the settings select. Tasks with equal names get their folders as prefixes.
-
-        Raises:
-            ValueError: if no task is selected, or a task is selected twice.
-        """
-        judged = [evaluation_source(folder) for folder in self.folders]
-        answers = [training_source(self.source_of(path)) for path in self.pairs]
-        groups = [evaluation_source(path) for path in self.groups]
-        if not (sources := [*judged, *answers, *groups]):
-            raise ValueError("no task: name a BEIR folder, or set --pairs or --groups.")
-        tasks = [read_beir(source, binary=self.binary) for source in judged]
-        tasks += [read_answers(self.source_of(source.text), self.corpus, self.column, source) for source in answers]
-        tasks += [read_groups(source, self.column) for source in groups]
-        renamed = zip(tasks, unique_names([task.name for task in tasks], sources), strict=True)
-        return [task if name == task.name else replace(task, name=name, label=name) for task, name in renamed]
 
 
 # --------------------------------------------------------------------------------------------------------- results
@@ -364,13 +303,33 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
 # --------------------------------------------------------------------------------------------------------- command
 
 
-def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> RetrievalResults:
+def read_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:
+    """Read the retrieval tasks that the settings select. Tasks with equal names get their folders as prefixes.
+
+    Raises:
+        ValueError: if no task is selected, or a task is selected twice.
+    """
+    judged = [evaluation_source(folder) for folder in settings.folders]
+    answers = [training_source(settings.source_of(path)) for path in settings.pairs]
+    groups = [evaluation_source(path) for path in settings.groups]
+    if not (sources := [*judged, *answers, *groups]):
+        raise ValueError("no task: name a BEIR folder, or set --pairs or --groups.")
+    tasks = [read_beir(source, binary=settings.binary) for source in judged]
+    tasks += [
+        read_answers(settings.source_of(source.text), settings.corpus, settings.column, source) for source in answers
+    ]
+    tasks += [read_groups(source, settings.column) for source in groups]
+    renamed = zip(tasks, unique_names([task.name for task in tasks], sources), strict=True)
+    return [task if name == task.name else replace(task, name=name, label=name) for task, name in renamed]
+
+
+def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder = load_encoder) -> RetrievalResults:
     """Run `angle-llm eval retrieval`: evaluate the model, compare it with the `--against` models, and write the report.
 
     The report is printed, and results are written to the file of `--json`. Data and output paths are checked before a
     model is opened. One model is in memory at a time.
     """
-    tasks = settings.read_tasks()
+    tasks = read_tasks(settings)
     stored = {other: read_query_metrics(other) for other in settings.against if other.endswith(".json")}
 
     def run(model: str, resamples: int) -> tuple[RetrievalResults, EncoderFacts]:

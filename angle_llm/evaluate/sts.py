@@ -2,7 +2,7 @@
 
     distinct sentences of all tasks ──► encode ──► E (N, D) ──► cosine of each pair ──► correlations of each task
 
-Contents, in order: settings and published scores, result types, `evaluate`, the command, its report, saved scores.
+Contents, in order: published scores, result types, `evaluate`, the command, its report, saved scores.
 
 Correlations are × 100. An undefined correlation is NaN with a reason; vectors that are not finite raise an error.
 
@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ from angle_llm.evaluate.encoding import (
     encode_distinct,
     encode_functions,
     encode_sides,
+    load_encoder,
     run_evaluation,
     write_results,
 )
@@ -61,37 +62,18 @@ from angle_llm.evaluate.sts_tasks import (
     PUBLISHED_TASKS,
     TABLE,
     StsTask,
-    StsTaskSettings,
     read_pairs,
     select_tasks,
     with_published_edits,
 )
 from angle_llm.model.vectors import unit_rows
-from angle_llm.settings.parsing import settings_class
+from angle_llm.settings.commands import StsEvalSettings
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
 METRIC = "Spearman and Pearson correlation × 100 of cosine similarity; sub-tasks of a year concatenated"
 _PAIRS_AT_ONCE = 4096
-
-
-@settings_class
-class StsEvalSettings(StsTaskSettings):
-    """Spearman and Pearson correlation on STS tasks, with intervals and published scores.
-
-    Scores depend on the text of the sentences. Published tables and STS12 to STS16 of MTEB use SentEval's text (--variant
-    senteval); published scores of prompted models also use --edits published. Intervals cover the choice of test pairs,
-    not the training seed. --against compares two models pair by pair.
-    """
-
-    against: str | None = None
-    """Compare with a second model, pair by pair: differences with 95 % interval and p-value. The value is a model, opened
-    with the same flags (prompt, pooling, …), or a .json file written by --json."""
-
-    edits: Literal["none", "published"] = "none"
-    """Edits of each sentence, with any prompt. published: the edits of PromptEOL and AnglE in evaluation with a prompt.
-    They add a full stop, make double quotes single, and replace a final question mark by a full stop."""
 
 
 PUBLISHED = tuple(
@@ -303,7 +285,7 @@ def _mean(subtasks: dict[str, Correlations], weighted: bool) -> Correlations | N
 # --------------------------------------------------------------------------------------------------------- command
 
 
-def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults:
+def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder = load_encoder) -> StsResults:
     """Run `angle-llm eval sts`: evaluate the model, compare it with the `--against` model, print and write the results.
 
     Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time.

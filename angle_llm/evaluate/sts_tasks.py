@@ -19,7 +19,7 @@ Files in a data directory have this project's layout, or the layout of SentEval'
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -29,7 +29,6 @@ import yaml
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError
 from angle_llm.data.sources import Source, evaluation_source, is_data_name
-from angle_llm.evaluate.encoding import EvalSettings
 from angle_llm.evaluate.task_files import (
     Layout,
     data_file,
@@ -61,28 +60,6 @@ PUBLISHED_TASKS = tuple(TABLE["published_tasks"])
 
 PUBLISHED_EDITS = ("append_full_stop", "double_quotes_to_single", "final_question_mark_to_full_stop")
 """Text edits that `with_published_edits` applies, as names for `PromptTemplate.edits`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StsTaskSettings(EvalSettings):
-    """Settings that select STS tasks and the variant of their text."""
-
-    data_dir: Path | None = None
-    """Directory with sts/, stsb/ and sick/ (SentEval's text: sts_senteval_tok/, …), or with STS/ and SICK/ as
-    SentEval's download script writes them. `angle-llm data get sts --to DATA` downloads them."""
-
-    tasks: tuple[str, ...] = ()
-    """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv, or files (TSV, CSV,
-    JSONL, Parquet; FOLDER@NAME) with columns sentence1, sentence2, score, or column names that training recognises.
-    Empty: all available published tasks."""
-
-    columns: dict[str, str] = field(default_factory=dict)
-    """Pairs of FIELD COLUMN, such as `text1 question score rating`, if the files in --tasks have other column names. The
-    fields are text1, text2, score."""
-
-    variant: Literal["auto", "raw", "senteval"] = "auto"
-    """raw: sentences as released. senteval: tokenised and lower-cased (published tables, STS12 to STS16 of MTEB). auto:
-    the text with which the directory has more of the tasks, raw if equal."""
 
 
 class StsPair(NamedTuple):

@@ -8,20 +8,16 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
 import yaml
 
+from angle_llm.settings.commands import CheckSettings
 from angle_llm.settings.parsing import (
-    Positive,
-    SettingsError,
     check_new_folder,
     flags_of,
     merged_settings,
-    settings_class,
 )
-from angle_llm.settings.rows import RowFilter, RowSettings, TextEncoding
 from angle_llm.settings.train import SIMCSE_SETTINGS, DataSource, ModelSettings
 
 if TYPE_CHECKING:
@@ -43,39 +39,10 @@ _LARGE = 1_000_000_000
 """Number of weights above which a decoder gets the settings `large_decoder`."""
 
 
-@settings_class
-class CheckSettings(RowFilter, TextEncoding, RowSettings):
-    """Check data files: format, bad, repeated and contradictory rows, overlap with evaluation sets, token lengths."""
-
-    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
-    """Data files, as for training. A row that repeats a row of an earlier file is reported for the later file."""
-    against: tuple[str, ...] = ()
-    """Evaluation sets that must not be trained on: files (also FOLDER@NAME, starter:NAME), BEIR folders (or one split,
-    FOLDER@test), or folders of them. In a folder, files and splits named after train are skipped; if any file is named
-    after a test, dev, valid or held-out set, only such files are read."""
-    model: str | None = None
-    """Model whose tokenizer counts and prints tokens; its weights are not loaded. none: count no tokens.
-    None: SmolLM2 if installed."""
-    prompt: str | dict[str, str] | None = None
-    """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model."""
-    max_length: Positive | None = None
-    """Maximum tokens of a text with its prompt. None: as saved with the model."""
-    json: bool = False
-    """Print JSON instead of text."""
-    fix: Path | None = None
-    """A new folder for cleaned copies, NAME.jsonl, without bad rows, repeated rows and rows of --against. Rows
-    that contradict each other, and rows that label equal texts as dissimilar, are all removed too. Case, spacing and
-    punctuation are ignored. Removed rows are written to NAME.quarantine.jsonl with the reason."""
-
-    def __post_init__(self) -> None:
-        if not self.files:
-            raise SettingsError("data check: expected at least one FILE.")
-
-    @property
-    def model_settings(self) -> ModelSettings:
-        """Model settings for the token counts and for the printed training command."""
-        path = self.model or DEFAULT_MODEL
-        return ModelSettings(path=path, prompt=self.prompt, max_length=self.max_length)
+def model_settings(settings: CheckSettings) -> ModelSettings:
+    """Return the model settings for the token counts and for the printed training command."""
+    path = settings.model or DEFAULT_MODEL
+    return ModelSettings(path=path, prompt=settings.prompt, max_length=settings.max_length)
 
 
 def check_main(settings: CheckSettings) -> None:
@@ -104,7 +71,7 @@ def check_main(settings: CheckSettings) -> None:
         write_folder(out, lambda folder: fixed.extend(write_fixed(fixable, folder, out)))
     trouble = sum(report.trouble for report in reports)
     cleaned = {report.path: each["cleaned"] for (_, report), each in zip(fixable, fixed, strict=False)}
-    model = {} if tokens is None else _recommended(settings.model_settings, tokens)
+    model = {} if tokens is None else _recommended(model_settings(settings), tokens)
     for source, report in checked:
         if report.path in cleaned:
             source = replace(source, path=cleaned[report.path])
@@ -260,7 +227,7 @@ def _open_tokens_or_explain(settings: CheckSettings) -> tuple[TokenCounter | Non
     """Return the token counter of `--model` and a line that describes it; without a model, None and the reason."""
     if settings.model == "none":
         return None, f"no model: {_WITHOUT}"
-    model = settings.model_settings
+    model = model_settings(settings)
     try:
         tokens = open_tokens(model)
     except FileNotFoundError as error:

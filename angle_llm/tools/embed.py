@@ -10,13 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tyro
 
 from angle_llm.data.corpus import SKIP, Corpus, CorpusText, Survey, TextBlock, bad_row
 from angle_llm.data.formats import DataError
@@ -27,7 +26,6 @@ from angle_llm.model.vectors import (
     INDEX,
     SKIPPED,
     Array,
-    Precision,
     ShardOptions,
     VectorForm,
     encoder_identity,
@@ -35,9 +33,8 @@ from angle_llm.model.vectors import (
     untokenizable,
     write_shard,
 )
-from angle_llm.prompts import Side
-from angle_llm.settings.encoder import EncoderName, EncoderOptions
-from angle_llm.settings.parsing import Positive, SettingsError, settings_class
+from angle_llm.settings.commands import EmbedSettings
+from angle_llm.settings.parsing import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
@@ -50,68 +47,6 @@ _POLL_SECONDS = 1.0
 """Seconds between two checks whether other processes have written their shards."""
 _LOG_SECONDS = 60
 """Seconds between two messages while waiting for other processes."""
-
-
-@dataclass(frozen=True)
-class EmbedFiles(EncoderName):
-    """Encoder, input and output of `angle-llm embed`."""
-
-    input: Path
-    """UTF-8 text, one text per line; .jsonl, .csv, .tsv (each also .gz) or .parquet; a folder of such files;
-    `-` reads text from standard input."""
-    output: Path
-    """A folder for shards and their index; or a .npy file with a row per text.
-    The same command resumes after a kill."""
-    column: str | None = None
-    """Column of a table that contains the text. None: `text`, `sentence`, or the only column."""
-    id_column: str | None = None
-    """Column of a table with ids, which are stored with the vectors as text."""
-
-
-@settings_class
-class EmbedSettings(EncoderOptions, EmbedFiles):
-    """Files, encoder and form of the vectors of `angle-llm embed`."""
-
-    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
-    """Whether the texts are queries or documents (in YAML `side`). Required if queries and documents have different prompts."""
-    normalize: bool = False
-    """Scale every row to length 1. An encoder that normalises always does this."""
-    dim: Positive | None = None
-    """Number of first dimensions to keep; rows are cut before they are scaled. None: all."""
-    precision: Precision = "float32"
-    """Type of the stored values. int8: with a scale per row, the largest magnitude / 127. binary: the signs, eight per byte."""
-    complex: bool = False
-    """Store the first half of a vector as real parts and the second half as imaginary parts: two columns, or complex64 in
-    .npy."""
-    format: Literal["parquet", "npy"] = "parquet"
-    """Where a folder holds the vectors: in a column of the Parquet shards, or in a .npy file beside each shard."""
-    shard_rows: Positive = 8192
-    """Rows per shard. This many rows are in memory at a time, and at most this many are embedded again after a kill."""
-    store_text: bool = False
-    """Store the texts with the vectors."""
-    on_bad_row: Literal["error", "skip"] = "error"
-    """What to do with a text that is empty or not valid UTF-8. error: stop before the model is loaded. skip: skip the row,
-    and list it in a .skipped.jsonl file beside the shard or the .npy file."""
-
-    def __post_init__(self) -> None:
-        whole = self.precision in ("float32", "float16")
-        half_npy = self.precision == "float16" and (self.one_file or self.format == "npy")
-        one_file = "needs more than one .npy file. Give a folder as --output."
-        for wrong, message in (
-            (self.complex and self.dim, "--dim cuts a vector whose halves --complex stores as pairs. Use one of them."),
-            (self.complex and not whole, f"--complex needs --precision float32 or float16, got {self.precision}."),
-            (self.complex and half_npy, "--complex: .npy has no complex float16. Use float32, or --format parquet."),
-            (self.one_file and self.id_column, f"--id-column {one_file}"),
-            (self.one_file and self.store_text, f"--store-text {one_file}"),
-            (self.one_file and self.precision == "int8", f"--precision int8 {one_file}"),
-        ):
-            if wrong:
-                raise SettingsError(message)
-
-    @property
-    def one_file(self) -> bool:
-        """Whether the output is one .npy file."""
-        return self.output.suffix == ".npy"
 
 
 def embed_main(settings: EmbedSettings) -> None:

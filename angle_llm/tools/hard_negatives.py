@@ -15,14 +15,15 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from angle_llm.data.positives import MiningData, Query
 from angle_llm.model.text_vectors import TextVectors
 from angle_llm.model.vectors import Array
-from angle_llm.settings.parsing import Finite, Positive, SettingsError
+from angle_llm.settings.commands import NegativeRules
+from angle_llm.settings.parsing import SettingsError
 from angle_llm.tools.search import Search, cosines, on_grid
 
 SCORES_AT_ONCE = 10_000_000
@@ -45,66 +46,33 @@ _WINDOW = 40
 """Default number of nearest-candidate ranks from which negatives are chosen, after the first rank."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NegativeRules:
-    """Rules that decide which candidates become negatives of a query."""
+def ranks_of(rules: NegativeRules, count: int) -> tuple[int, int]:
+    """Return the first and last rank of possible negatives among `count` candidates; rank 1 is the nearest."""
+    if rules.ranks is not None:
+        return rules.ranks[0], rules.ranks[1] or count
+    first = min(_FIRST_RANK, 1 + count // _POOL_PER_RANK)
+    return first, min(count, first + max(_WINDOW, _WINDOW // 10 * rules.negatives))
 
-    ranks: tuple[int, int | None] | None = None
-    """First and last rank to use; rank 1 is the candidate nearest to the query. The nearest candidates are often unlabelled
-    paraphrases. None as the last rank: no limit. Not set: chosen by the number of candidates, from 1 41 for few to 10 50
-    for 9,000 or more."""
-    margin: Finite | None = None
-    """The cosine of a negative must be below the cosine of every positive by more than this. None: no bound."""
-    relative_margin: Finite | None = 0.05
-    """The cosine of a negative must be below the cosine of every positive by more than this fraction: with 0.05, below
-    95 % of the positive cosine, the best positive-aware rule in NV-Retriever (arXiv 2407.15831). None: no bound."""
-    max_score: Finite | None = None
-    """Largest cosine of a negative with its query. None: no bound."""
-    negatives: Positive = 1
-    """Negatives to mine per query."""
-    sampling: Literal["top", "random"] = "top"
-    """Which candidates to use of those that pass all rules: the nearest, or random ones."""
-    short: Literal["keep", "drop"] = "keep"
-    """What to do with a query that gets fewer negatives than requested, or none: keep it, or drop it."""
 
-    def __post_init__(self) -> None:
-        if self.ranks is not None:
-            first, last = self.ranks
-            if first < 1 or (last is not None and last < first):
-                raise SettingsError(
-                    f"--ranks needs a first and a last rank, from 1, such as 10 50; got {first} {last}."
-                )
-            if last is not None and self.negatives > (ranks := last - first + 1):
-                raise SettingsError(
-                    f"--negatives {self.negatives} is more than the {ranks} ranks of --ranks {first} {last}."
-                )
+def check_candidates(rules: NegativeRules, count: int) -> str | None:
+    """Return a warning if `--ranks` omits more than the nearest 1 % of `count` candidates, else None.
 
-    def ranks_of(self, count: int) -> tuple[int, int]:
-        """Return the first and last rank of possible negatives among `count` candidates; rank 1 is the nearest."""
-        if self.ranks is not None:
-            return self.ranks[0], self.ranks[1] or count
-        first = min(_FIRST_RANK, 1 + count // _POOL_PER_RANK)
-        return first, min(count, first + max(_WINDOW, _WINDOW // 10 * self.negatives))
-
-    def check_candidates(self, count: int) -> str | None:
-        """Return a warning if `--ranks` omits more than the nearest 1 % of `count` candidates, else None.
-
-        Raises:
-            SettingsError: if the ranks or the number of negatives need more than `count` candidates.
-        """
-        first, last = self.ranks_of(count)
-        if (needed := max(last, first + self.negatives - 1)) > count:
-            named = f"--negatives {self.negatives}" if self.ranks is None else f"--ranks {first} {last}"
-            raise SettingsError(
-                f"{named} needs at least {needed:,} candidates, and there are {count:,}. Lower it, or give a larger --corpus."
-            )
-        if (first - 1) * 100 <= count:
-            return None
-        low, high = replace(self, ranks=None).ranks_of(count)
-        return (
-            f"warning: --ranks {first} {last} suits a larger pool: it omits the nearest {first - 1} of {count:,} candidates, so "
-            f"the negatives are easy. Omit --ranks, or set --ranks {low} {high}"
+    Raises:
+        SettingsError: if the ranks or the number of negatives need more than `count` candidates.
+    """
+    first, last = ranks_of(rules, count)
+    if (needed := max(last, first + rules.negatives - 1)) > count:
+        named = f"--negatives {rules.negatives}" if rules.ranks is None else f"--ranks {first} {last}"
+        raise SettingsError(
+            f"{named} needs at least {needed:,} candidates, and there are {count:,}. Lower it, or give a larger --corpus."
         )
+    if (first - 1) * 100 <= count:
+        return None
+    low, high = ranks_of(replace(rules, ranks=None), count)
+    return (
+        f"warning: --ranks {first} {last} suits a larger pool: it omits the nearest {first - 1} of {count:,} candidates, so "
+        f"the negatives are easy. Omit --ranks, or set --ranks {low} {high}"
+    )
 
 
 # --- guards -----------------------------------------------------------------------------------------------------------
@@ -234,7 +202,7 @@ class Miner:
     def _windows(self, queries: Sequence[Query]) -> Iterator[tuple[Query, Window, list[float]]]:
         """Yield each query, its candidate negatives, and its cosines with the positives and negatives of the input."""
         candidates_C = self.material.candidates_C
-        first, last = self.rules.ranks_of(len(candidates_C))
+        first, last = ranks_of(self.rules, len(candidates_C))
         ranks = np.arange(first, last + 1)
         size = max(1, SCORES_AT_ONCE // (last + min(len(candidates_C), CANDIDATES_AT_ONCE)))
         for start in range(0, len(queries), size):

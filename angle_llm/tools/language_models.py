@@ -11,17 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import field
 from functools import cached_property
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
-from annotated_types import Ge, Gt, Le, Lt
 
 from angle_llm.data import DataError
-from angle_llm.settings.parsing import NonNegative, Positive, PositiveFloat, SettingsError, need_library, settings_class
+from angle_llm.settings.commands import LanguageModelSettings
+from angle_llm.settings.parsing import SettingsError, need_library
 from angle_llm.tools.journal import Journal
 
 LOCAL = "local:"
@@ -35,57 +34,6 @@ TIMEOUT = 120.0
 """Seconds to wait for an answer of a server."""
 MAX_FAILURES = 20
 """Number of consecutive failed requests after which the program stops."""
-
-
-@settings_class
-class Prices:
-    """Prices of a server, in the currency of --max-cost."""
-
-    read: Annotated[float, Ge(0)] = 0.0
-    """Price of a million tokens of messages."""
-    new: Annotated[float, Ge(0)] = 0.0
-    """Price of a million tokens of answers."""
-
-    def cost(self, read_tokens: int, new_tokens: int) -> float:
-        """Return the price of a request with these numbers of tokens."""
-        return (read_tokens * self.read + new_tokens * self.new) / 1e6
-
-
-@settings_class
-class LanguageModelSettings:
-    """Language models that generate texts, their sampling, and limits on requests and cost."""
-
-    llm: tuple[str, ...] = ()
-    """local:MODEL (a folder, a .gguf file, a hub id, package:NAME/path), run with transformers; or URL#MODEL, such as
-    http://127.0.0.1:8000/v1#MODEL, a server with OpenAI's chat completions API. Every model gets all requests."""
-    seed: int = 42
-    """Seed from which the seed of each request is derived."""
-    max_new_tokens: Positive = 128
-    """Maximum tokens of an answer. If an answer is cut off, its last line is dropped."""
-    temperature: Annotated[float, Ge(0), Lt(10)] = 0.7
-    """Sampling temperature. 0: always the most likely token."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 0.9
-    """Sample from the smallest set of tokens with this total probability."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Dtype of a local model."""
-    device: str | None = None
-    """Device of a local model and the judge, such as cpu or cuda:0. None: a GPU if there is one."""
-    batch_size: Positive = 32
-    """Number of requests that a local model answers in a batch."""
-    concurrency: Positive = 4
-    """Number of requests that are sent to a server at the same time."""
-    requests_per_minute: PositiveFloat | None = None
-    """Maximum number of new requests to a server per minute; retries are not counted."""
-    retries: NonNegative = 5
-    """Number of times that a failed request to a server is repeated, with growing waiting times."""
-    api_key_variable: str = "OPENAI_API_KEY"
-    """Environment variable with the key of a server.
-    The key is sent by https or to this machine only, and never written."""
-    max_requests: NonNegative | None = None
-    """Maximum number of requests, including answered requests of earlier runs with the same settings."""
-    max_cost: Annotated[float, Ge(0)] | None = None
-    """Maximum cost by --prices.read and --prices.new, including the cost of earlier runs with the same settings."""
-    prices: Prices = field(default_factory=Prices)
 
 
 class LlmRequest(NamedTuple):

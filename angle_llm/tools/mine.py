@@ -16,13 +16,12 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-import tyro
 
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.formats import Example, Group
@@ -44,15 +43,14 @@ from angle_llm.io import (
 )
 from angle_llm.model.text_vectors import vectors_of
 from angle_llm.model.vectors import encoder_identity
-from angle_llm.settings.encoder import EncoderName, EncoderOptions
-from angle_llm.settings.parsing import Finite, Positive, SettingsError, need_library, settings_class
-from angle_llm.settings.rows import RowFilter, RowSettings
+from angle_llm.settings.commands import MineSettings, NegativeRules
+from angle_llm.settings.parsing import SettingsError, need_library
 from angle_llm.tools.hard_negatives import (
     CANDIDATES_AT_ONCE,
     QUERIES_AT_ONCE,
     REASONS,
     Miner,
-    NegativeRules,
+    check_candidates,
     group_lines,
 )
 from angle_llm.tools.search import searcher
@@ -68,59 +66,6 @@ _NAMED = (
 )  # fmt: skip
 """Names of settings that name the pairs, corpus and encoders. The report lists their values. To resume, hashes of the
 content are compared instead."""
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class MineFiles(EncoderName):
-    """Encoder, pairs, corpus and output of mining."""
-
-    pairs: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PAIRS")]
-    """Positive pairs, scored pairs, triples or groups: a file, dataset folder or hub id, as for training.
-    With two prompts, the first texts of the pairs are queries, and candidates are documents."""
-    out: Path
-    """The .jsonl file of groups (a query, positives, negatives). NAME.report.json in the same folder is the report.
-    The same command resumes after a kill."""
-
-    limit: Positive | None = None
-    """Mine for at most this many queries. All examples are read and all candidates embedded, so that no positive becomes
-    a negative."""
-    shuffle_seed: int | None = None
-    """Shuffle the examples with this seed. None: file order."""
-    positive_above: Finite = 0.8
-    """Scored pairs above this score (rescaled to 0..1) are positive pairs."""
-    split_positives: bool = False
-    """Write a group for each positive, with all negatives of its query, instead of a group for each query. Each
-    positive is then a separate example in training."""
-
-    corpus: Path | None = None
-    """Candidates (UTF-8): text, .jsonl, .csv, .tsv, .parquet, a folder of them, or a BEIR folder (title and text). None: the
-    positives of all pairs."""
-    column: str | None = None
-    """Column of the corpus that contains the text. None: `text`, `sentence`, or the only column."""
-    judge: str | None = None
-    """A second encoder. By its cosines too, a negative must be less similar to the query than every positive."""
-
-    index: Literal["exact", "faiss"] = "exact"
-    """exact: compare with every candidate. faiss: faiss finds the nearest candidates in float32, then they are ranked
-    exactly."""
-    vectors: Path | None = None
-    """A folder that keeps the vectors, to mine the same texts with other rules.
-    None: vectors are removed when the groups are written."""
-
-
-@settings_class
-class MineSettings(NegativeRules, RowFilter, RowSettings, EncoderOptions, MineFiles):
-    """Files and rules of `angle-llm data mine`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.column and not self.corpus:
-            raise SettingsError("--column names a column of --corpus, which is not set. For PAIRS use --columns.")
-
-
-# --- command ----------------------------------------------------------------------------------------------------------
 
 
 def mine_main(settings: MineSettings) -> None:
@@ -146,7 +91,7 @@ def mine_main(settings: MineSettings) -> None:
     log_replaced_scores(loaded.examples)
     material = collect_pairs(loaded.examples, corpus, settings.positive_above)
     material = replace(material, queries=material.queries[: settings.limit])
-    warning = settings.check_candidates(len(material.candidates_C))
+    warning = check_candidates(settings, len(material.candidates_C))
     print(material.summary(), flush=True)
     if warning is not None:
         log(warning)

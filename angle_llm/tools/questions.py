@@ -25,10 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
-import tyro
 import yaml
 
 from angle_llm.data.corpus import Corpus, bad_row, corpus_texts
@@ -37,12 +36,11 @@ from angle_llm.data.keys import normalized
 from angle_llm.data.sources import BadRow, Row
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.model.vectors import Array, unit_rows
-from angle_llm.settings.encoder import EncoderName
-from angle_llm.settings.parsing import Positive, SettingsError, need_library, settings_class, unknown_name
+from angle_llm.settings.commands import FilterName, QuestionFiles, QuestionSettings
+from angle_llm.settings.parsing import SettingsError, need_library, unknown_name
 from angle_llm.tools.journal import Journal
 from angle_llm.tools.language_models import (
     Answers,
-    LanguageModelSettings,
     LlmRequest,
     make_request,
     open_language_model,
@@ -54,7 +52,6 @@ EASIER = (
     "Written questions are easier than questions of people: scores on them are too high. Measure the final encoder on real "
     "questions."
 )
-FilterName = Literal["copied", "language", "repeated", "many documents", "not found"]
 _PROMPTS = Path(__file__).with_suffix(".yaml")
 _EXAMPLES = "examples"
 """Key of the text that precedes a prompt if there are examples."""
@@ -72,68 +69,6 @@ _SURE = 0.8
 _BLOCK = 1024
 """Number of questions compared with all questions at a time."""
 _SHOWN = 10
-
-
-@dataclass(frozen=True)
-class QuestionFiles(EncoderName):
-    """Documents, encoder and output of `angle-llm data questions`."""
-
-    documents: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DOCUMENTS")]
-    """Documents (UTF-8): .jsonl, .csv, .tsv, .parquet, a text file with a document per line, or a folder of such files."""
-    out: Path
-    """The .jsonl file of pairs. The same command resumes after a kill."""
-
-    column: str | None = None
-    """Column with the texts. None: text, sentence, or the only column."""
-    id_column: str | None = None
-    """Column with the ids of the documents. None: id or _id, else the number of the row."""
-    limit: Positive | None = None
-    """Maximum number of documents for which questions are written. All documents are searched by the filters."""
-    shuffle_seed: int | None = None
-    """Seed to choose the documents of --limit at random. None: the first documents."""
-    passage_characters: Positive = 1200
-    """Documents with more characters are cut into passages, at headings, paragraphs or sentences."""
-
-    styles: tuple[str, ...] = ("question", "keyword", "symptom")
-    """Styles of questions, from --prompts. Each passage gets one request per style."""
-    count: Positive = 2
-    """Number of questions that a request asks for."""
-    prompts: Path | None = None
-    """YAML file with a template for each style, with {count} and {passage} once each. None: the built-in templates."""
-    examples: Path | None = None
-    """Your own questions: a text file with a question per line, or a table. Some of them are shown in each request."""
-
-    filters: tuple[FilterName, ...] = get_args(FilterName)
-    """Filters to apply. copied: --copied-words consecutive words of the passage. language: another language than the
-    passage. repeated: similar to an earlier question to the same document. many documents: similar to a question to another
-    document. not found: a search with --model does not find the document."""
-    first: Positive = 20
-    """The document must be among this many first results (not found)."""
-    copied_words: Positive = 7
-    """Number of consecutive words of the passage from which on a question is copied."""
-    similar: float = 0.95
-    """Cosine by --model from which on two questions are similar."""
-
-
-@settings_class
-class QuestionSettings(LanguageModelSettings, QuestionFiles):
-    """Documents, language models, and filters of `angle-llm data questions`."""
-
-    def __post_init__(self) -> None:
-        if self.out.suffix != ".jsonl":
-            raise SettingsError(f"--out must name the file of pairs, NAME.jsonl; got {self.out}.")
-        written = self.out.expanduser().resolve()
-        if Path(self.documents).expanduser().resolve() in (written, *written.parents):
-            raise SettingsError(f"--out: expected a file outside of {self.documents}, got {self.out}.")
-        for flag, values in (("--llm: expected local:MODEL or URL#MODEL", self.llm), ("--styles", self.styles)):
-            if not values or len(set(values)) < len(values):
-                raise SettingsError(f"{flag}: expected one or more names, each once; got {' '.join(values) or 'none'}.")
-        if self.max_cost is not None and not any(asdict(self.prices).values()):
-            raise SettingsError("--max-cost: expected also --prices.read or --prices.new.")
-
-    def beside(self, name: str) -> Path:
-        """Return the path of an output file beside the file of pairs."""
-        return self.out.expanduser().with_suffix(f".{name}")
 
 
 class Passage(NamedTuple):

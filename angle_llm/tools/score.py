@@ -11,48 +11,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from angle_llm.data.positives import MiningData, collect_pairs
 from angle_llm.io import ResumableFolder, plain
 from angle_llm.model.text_vectors import TextVectors, vectors_of
 from angle_llm.model.vectors import encoder_identity
-from angle_llm.settings.encoder import EncoderOptions
-from angle_llm.settings.parsing import Finite, settings_class
-from angle_llm.settings.rows import RowSettings
+from angle_llm.settings.commands import ScoreSettings
 from angle_llm.tools.hard_negatives import group_lines, group_row, own_cosines
 from angle_llm.tools.mine import GroupsOutput, format_quantiles, log_replaced_scores
 
 FORMAT_VERSION = 1
 _BLOCK_QUERIES = 1024
 """Number of queries scored at a time."""
-
-
-@dataclass(frozen=True)
-class ScoreFiles:
-    """Data file, teacher and output of `angle-llm data score`."""
-
-    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """Examples of any format, as for training. With two prompts, the first text of an example is a
-    query; its other texts are documents."""
-    teacher: str
-    """The encoder that scores: a saved directory, a model folder, a hub id, a .gguf file, or package:NAME/path/inside."""
-    out: Path
-    """The .jsonl file of groups (a query, positives, negatives). The same command resumes after a kill."""
-
-    positive_above: Finite = 0.8
-    """Scored pairs above this score (rescaled to 0..1) are positives of their first text, other pairs are negatives."""
-    split_positives: bool = False
-    """Write a group for each positive, with all negatives of its query, instead of a group for each query."""
-
-
-@settings_class
-class ScoreSettings(RowSettings, EncoderOptions, ScoreFiles):
-    """Score the pairs of a data file with the cosines of an encoder."""
 
 
 def score_main(settings: ScoreSettings) -> None:

@@ -15,15 +15,15 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import tyro
 
 from angle_llm.io import FolderError
 from angle_llm.model.vectors import Array, Piece, VectorIndex, fingerprint, read_index, read_vectors
 from angle_llm.prompts import Side
-from angle_llm.settings.parsing import Positive, SettingsError, settings_class
+from angle_llm.settings.commands import SearchSettings
+from angle_llm.settings.parsing import SettingsError
 
 STEPS = 2.0**26
 """Number of steps between 0 and 1 to which the values of unit vectors are rounded."""
@@ -134,34 +134,6 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
 
 
 # --- angle-llm search -------------------------------------------------------------------------------------------------
-
-
-@settings_class
-class SearchSettings:
-    """Folder, queries and encoder of `angle-llm search`."""
-
-    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """A folder that `angle-llm embed` wrote."""
-    queries: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="QUERY [QUERY …]")] = ()
-    """Texts to search for."""
-    file: Path | None = None
-    """A text file, one query per line, or a table with more queries."""
-    column: str | None = None
-    """Column of a table that contains the query. None: `text`, `sentence`, or the only column."""
-    top: Positive = 5
-    """Number of hits to print for each query."""
-    json: bool = False
-    """Print a JSON object per query, with the whole texts."""
-    model: str | None = None
-    """Path of the encoder, if it was moved. None: the path in the folder."""
-    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
-    """Whether QUERY is a query or a document (in YAML `side`). None: query; required if the folder was embedded as queries."""
-
-    def __post_init__(self) -> None:
-        if not (self.queries or self.file) or not all(query.strip() for query in self.queries):
-            raise SettingsError("search needs a text to search for, in quotes if it contains spaces, or --file.")
-        if self.column is not None and self.file is None:
-            raise SettingsError("--column names a column of --file, which is not set. Set --file, or unset --column.")
 
 
 class Hit(NamedTuple):

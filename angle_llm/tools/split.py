@@ -10,48 +10,13 @@ The output of `--out FOLDER`; rows keep all their columns:
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import field
 from pathlib import Path
-from typing import Annotated
 
-import tyro
+from angle_llm.settings.commands import CORPUS, REST, SplitSettings
 
-from angle_llm.settings.parsing import SettingsError, check_new_folder, settings_class
-from angle_llm.settings.rows import RowSettings, TextEncoding
-
-REST, CORPUS = "train", "corpus"
 SHARES = {"valid": 0.15, "held_out": 0.15}
-
-
-@settings_class
-class SplitSettings(TextEncoding, RowSettings):
-    """Split a data file into parts that share no text, for training, selection of the best model, and evaluation.
-
-    Rows that share a text, up to case, spacing and punctuation, are in the same part, also if other rows link them. A
-    hash of the texts selects the part: the same rows give the same parts. Split before negatives are mined.
-    """
-
-    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """Rows of any format, as training reads them. `data check --fix` removes bad and repeated rows first."""
-    out: Path
-    """A new folder for the parts, NAME.jsonl, and for corpus.jsonl: the distinct second texts of all rows."""
-    parts: dict[str, float] = field(default_factory=dict)
-    """Name of each part and its fraction of the rows. Other rows: train.jsonl. Empty: valid 0.15 held_out 0.15."""
-
-    def __post_init__(self) -> None:
-        for name, share in self.parts.items():
-            if not re.fullmatch(r"\w[\w.-]*", name) or name in (REST, CORPUS):
-                raise SettingsError(
-                    f"--parts: expected file names other than {REST} and {CORPUS}, such as valid; got {name!r}."
-                )
-            if not 0 < share < 1:
-                raise SettingsError(f"--parts {name}: expected a share between 0 and 1, got {share}.")
-        if sum(self.parts.values()) >= 1:
-            raise SettingsError(f"--parts: expected shares that add up to less than 1, got {self.parts}.")
-        check_new_folder("--out", self.out)
 
 
 def split_main(settings: SplitSettings) -> None:

@@ -10,9 +10,10 @@ from tiny import tiny_encoder
 
 from angle_llm.evaluate import StsPair, StsTask, evaluate
 from angle_llm.evaluate.held_out import held_out_evaluation
-from angle_llm.evaluate.mteb_tasks import MtebSettings, evaluate_mteb, mteb_main, named_after
+from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_main, named_after
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask
+from angle_llm.settings.commands import MtebSettings
 from angle_llm.settings.train import EvaluationSettings
 
 needs_mteb = pytest.mark.needs("mteb")

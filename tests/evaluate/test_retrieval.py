@@ -17,16 +17,11 @@ from hypothesis import strategies as st
 
 from angle_llm.data import DataError
 from angle_llm.evaluate import retrieval as ranks
-from angle_llm.evaluate.retrieval import (
-    RetrievalSettings,
-    answer_ranks,
-    evaluate_retrieval,
-    query_metrics,
-    retrieval_main,
-)
+from angle_llm.evaluate.retrieval import answer_ranks, evaluate_retrieval, query_metrics, read_tasks, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import read_beir, read_groups
 from angle_llm.export.push import _read_scores
 from angle_llm.prompts import PromptTemplate, Side, SidePrompts
+from angle_llm.settings.commands import RetrievalSettings
 
 
 def ranks_by_sorting(
@@ -296,7 +291,7 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path) -> N
     corpus = write(tmp_path / "more.txt", " an old dog \nfish\nsomething else\n")
     words = ["--model", "m", "--pairs", held_out, "--columns", "text1", "Question", "text2", "Answer"]
     settings: Any = parsed(RetrievalSettings, *words, "--corpus", corpus)
-    [task] = settings.read_tasks()
+    [task] = read_tasks(settings)
     assert task.queries == ("red car", "blue car", "old dog", "fish")
     assert task.candidates == ("the car", "a dog", "an old dog", "no idea", "fish", "something else")
     assert task.relevant == ({0: 1.0}, {0: 1.0}, {1: 1.0, 2: 1.0}, {3: 1.0})
@@ -310,11 +305,11 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path) -> N
     other = write(tmp_path / "other/held.csv", held_out.read_text())
     (tmp_path / "deep").mkdir()
     folder = beir_folder(tmp_path / "deep/held", "q\td1\t2")
-    tasks = replace(settings, folders=(str(folder),), pairs=(str(held_out), str(other))).read_tasks()
+    tasks = read_tasks(replace(settings, folders=(str(folder),), pairs=(str(held_out), str(other))))
     assert [task.name for task in tasks] == ["deep/held", f"{tmp_path.name}/held", "other/held"]
     assert all(task.label == task.name for task in tasks)
     with pytest.raises(ValueError, match=r"held\.out\.csv.*columns"):
-        RetrievalSettings(model="m", pairs=(str(held_out),)).read_tasks()
+        read_tasks(RetrievalSettings(model="m", pairs=(str(held_out),)))
 
 
 @pytest.mark.slow

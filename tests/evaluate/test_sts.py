@@ -17,7 +17,6 @@ from scipy import stats
 
 from angle_llm.data import DataError
 from angle_llm.evaluate import (
-    StsEvalSettings,
     StsPair,
     StsTask,
     UndefinedCorrelationError,
@@ -32,6 +31,7 @@ from angle_llm.evaluate import (
 from angle_llm.evaluate.sts import pair_cosines
 from angle_llm.evaluate.sts_tasks import PUBLISHED_EDITS
 from angle_llm.prompts import load_prompt
+from angle_llm.settings.commands import StsEvalSettings
 
 TSV = "sentence1\tsentence2\tscore\na b\ta b\t5\na b\ta c\t3\na b\td e\t0\n"
 

@@ -38,8 +38,9 @@ from angle_llm.model.source.backbone import is_causal
 from angle_llm.model.source.bidirectional import check_bidirectional
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.model.source.resolve import resolve_model
+from angle_llm.settings.commands import EmbedSettings
 from angle_llm.settings.train import LoraSettings, ModelSettings, TrainSettings
-from angle_llm.tools.embed import EmbedSettings, embed_main
+from angle_llm.tools.embed import embed_main
 from angle_llm.tools.search import VectorSearch
 
 KINDS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt", "gpt2"]

@@ -18,9 +18,9 @@ from angle_llm.data import DataError
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import VectorForm, fingerprint, read_index, read_vectors
+from angle_llm.settings.commands import EmbedSettings
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import LoraSettings
-from angle_llm.tools.embed import EmbedSettings
 
 
 @pytest.fixture(scope="module")

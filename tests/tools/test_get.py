@@ -27,10 +27,11 @@ from angle_llm.data.formats import DataError
 from angle_llm.evaluate.retrieval_tasks import read_beir
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsPair, read_pairs, select_tasks
 from angle_llm.evaluate.task_files import data_file
+from angle_llm.settings.commands import GetSettings
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource
 from angle_llm.tools.public_data import get
-from angle_llm.tools.public_data.get import GetSettings, check_file, get_main, read_table
+from angle_llm.tools.public_data.get import check_file, get_main, read_table
 
 YEARS = {
     12: ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),

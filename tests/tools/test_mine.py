@@ -23,11 +23,21 @@ from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.text_vectors import TextVectors, vectors_of
 from angle_llm.prompts import load_prompts
+from angle_llm.settings.commands import MineSettings
 from angle_llm.settings.parsing import MissingLibraryError, SettingsError
 from angle_llm.settings.train import DataSource
 from angle_llm.tools import hard_negatives
-from angle_llm.tools.hard_negatives import REASONS, Judge, MinedPart, Miner, Window, make_guards
-from angle_llm.tools.mine import MineSettings, count_outcomes, describe_groups, mine_main
+from angle_llm.tools.hard_negatives import (
+    REASONS,
+    Judge,
+    MinedPart,
+    Miner,
+    Window,
+    check_candidates,
+    make_guards,
+    ranks_of,
+)
+from angle_llm.tools.mine import count_outcomes, describe_groups, mine_main
 from angle_llm.tools.search import searcher
 
 PAIRS = [
@@ -419,18 +429,18 @@ def test_default_ranks_follow_the_number_of_candidates(
     count: int, changed: dict[str, Any], ranks: tuple[int, int]
 ) -> None:
     rules = settings(**{"ranks": None, **changed})
-    assert rules.ranks_of(count) == ranks
-    assert rules.check_candidates(count) is None
+    assert ranks_of(rules, count) == ranks
+    assert check_candidates(rules, count) is None
 
 
 def test_ranks_of_a_larger_pool_get_a_warning() -> None:
-    assert settings(ranks=(10, 50)).check_candidates(5_000) is None
-    warning = settings(ranks=(10, 50)).check_candidates(287)
+    assert check_candidates(settings(ranks=(10, 50)), 5_000) is None
+    warning = check_candidates(settings(ranks=(10, 50)), 287)
     assert warning is not None
     assert "--ranks 10 50 suits a larger pool" in warning
     assert "--ranks 1 41" in warning
     with pytest.raises(SettingsError, match=r"--negatives 9 .*9 candidates.* 8\."):
-        settings(ranks=None, negatives=9).check_candidates(8)
+        check_candidates(settings(ranks=None, negatives=9), 8)
 
 
 def test_a_finished_command_is_recognised_and_other_settings_are_refused(

@@ -15,9 +15,10 @@ from tiny import save_tiny_base
 
 from angle_llm import cli
 from angle_llm.data import DataError
+from angle_llm.settings.commands import LanguageModelSettings, Prices, QuestionSettings
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.tools.language_models import LanguageModelSettings, Prices, make_request
-from angle_llm.tools.questions import Question, QuestionSettings, drop_questions, questions_main, read_passages
+from angle_llm.tools.language_models import make_request
+from angle_llm.tools.questions import Question, drop_questions, questions_main, read_passages
 
 for library in ("openai", "semantic_text_splitter", "py3langid"):
     pytest.importorskip(library)

@@ -16,10 +16,11 @@ from angle_llm.data.examples import load_examples
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.prompts import PromptTemplate
+from angle_llm.settings.commands import MineSettings, ScoreSettings
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource
-from angle_llm.tools.mine import MineSettings, mine_main
-from angle_llm.tools.score import ScoreSettings, score_main
+from angle_llm.tools.mine import mine_main
+from angle_llm.tools.score import score_main
 
 TRIPLES = [
     {"anchor": "A man eats.", "positive": "Someone eats.", "negative": "A dog runs."},

@@ -19,16 +19,9 @@ from angle_llm.data import DataError
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
+from angle_llm.settings.commands import SearchSettings
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.tools.search import (
-    SearchSettings,
-    VectorSearch,
-    cosine_matrix,
-    cosines,
-    on_grid,
-    search_folder,
-    searcher,
-)
+from angle_llm.tools.search import VectorSearch, cosine_matrix, cosines, on_grid, search_folder, searcher
 
 
 def brute_force(anchors: np.ndarray, candidates: np.ndarray, top: int) -> tuple[list[list[int]], list[list[float]]]:

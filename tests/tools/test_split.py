@@ -11,8 +11,9 @@ from json_lines import read_rows, write_rows
 from angle_llm import cli
 from angle_llm.data import DataError
 from angle_llm.data.keys import normalized
+from angle_llm.settings.commands import SplitSettings
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.tools.split import SplitSettings, split_rows
+from angle_llm.tools.split import split_rows
 
 ROWS = [{"id": n, "question": f"Where is file {n}?", "answer": f"In folder {n % 60}."} for n in range(80)]
 

@@ -15,9 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-import tyro
 import yaml
 
 from angle_llm.data.formats import DataError
@@ -26,7 +25,8 @@ from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.sts_tasks import read_pairs, read_task
 from angle_llm.evaluate.task_files import data_file, score_of
 from angle_llm.io import log, write_file, write_json_lines
-from angle_llm.settings.parsing import SettingsError, settings_class, unknown_name
+from angle_llm.settings.commands import GetSettings
+from angle_llm.settings.parsing import SettingsError, unknown_name
 from angle_llm.tools.public_data.senteval import Split, read_senteval
 
 TABLE = Path(__file__).with_name("data_sets.yaml")
@@ -88,42 +88,15 @@ def select_sets(names: Sequence[str]) -> dict[str, PublicSet]:
     return {name: entry for name, entry in sets.items() if wanted & {name, entry.group}}
 
 
-@settings_class
-class GetSettings:
-    """Names of public data sets, and the folder that they are written to.
-
-    Without NAME, the command lists the sets with size and license. `sts` and `transfer` are groups: all STS sets, and all
-    of SentEval's transfer tasks. The files have the layout that `eval sts`, `eval retrieval` and `eval/transfer.py` read.
-
-    STS12 to STS16 have SentEval's text, as in published tables; the hub has no raw text of them. Training data have a
-    column `sts_overlap`: 1 for a row with a text of four words or more that is in an STS or SICK evaluation set, else 0.
-    These sets are downloaded with training data. Train with `where: {sts_overlap: 0}`.
-
-    Sources are downloaded from pinned commits into the cache of huggingface_hub (HF_HOME). With HF_HUB_OFFLINE=1 only the
-    cache is read. A file is written if its number of rows and its gold scores or classes equal the stored values. After an
-    interruption, run the same command again: complete files are checked and kept, a partial download is repeated.
-    """
-
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME …]")] = ()
-    """Data sets or groups, such as sts transfer nanobeir all-nli. Without NAME: list them."""
-    to: Path | None = None
-    """The data directory, new or not. Later commands read it by --data-dir or the variable ANGLE_LLM_DATA."""
-
-    def __post_init__(self) -> None:
-        select_sets(self.names)
-        if bool(self.names) != bool(self.to):
-            expected = "a folder, such as --to data" if self.names else "a data set before it, such as sts --to data"
-            raise SettingsError(f"--to: expected {expected}. `angle-llm data get` lists the data sets.")
-
-
 def get_main(settings: GetSettings) -> None:
     """List the public data sets; or download the named sets, and print what was written."""
+    sets = select_sets(settings.names)
     if settings.to is None:
         for name, entry in read_table().items():
             print(f"{name:13} {entry.size:11} {entry.content}. License: {entry.license}")
         print("Groups: sts, transfer. Download: angle-llm data get NAME … --to DATA")
         return
-    root, sets = settings.to.expanduser(), select_sets(settings.names)
+    root = settings.to.expanduser()
     tests = [file.path for entry in select_sets(["sts"]).values() for file in entry.files if "train" not in file.path]
     evaluated = cache(lambda: evaluation_texts(data_file(root / path) for path in tests))
 

@@ -79,7 +79,7 @@ FAULTS = [
     Fault("few-tokens-in-the-probe", "_probe", "states(full * -(-len(padded_RD) // sum(map(len, full))))",
           "states(full)",
           "tests/model/test_attention.py -k kernels_that"),
-    Fault("compiled-rotary-kept", "Trainer._use", "use_plain_rotary(encoder.model)", "pass",
+    Fault("compiled-rotary-kept", "Trainer._use", "use_plain_rotary(self._encoder.model)", "pass",
           "tests/train/test_trainer.py -k failed_kernel"),
     # texts and tokens
     Fault("missing-deduplication", "plan_micro_batches", "texts = list(row_of_ids)",

@@ -95,7 +95,7 @@ def read_results(path: str, parse: Callable[[Any], Parsed]) -> Parsed:
         raise FileNotFoundError(f"--against: no results file at {path}; expected a model, or a file written by --json.")
     try:
         return parse(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"--against: {path}: expected a file that this command wrote with --json ({type(error).__name__}: {error}). "
             "Evaluate that model again."

@@ -351,7 +351,7 @@ def read_index(folder: Path) -> VectorIndex:
     path, hint = folder / INDEX, "Name a folder that `angle-llm embed --output FOLDER` wrote."
     if not folder.is_dir():
         raise FolderError(f"{folder} {'is a file' if folder.exists() else 'does not exist'}. {hint}")
-    if not path.is_file():  # opening a pipe would block
+    if not path.is_file():
         if (folder / IDENTITY).is_file():
             hint = "Embedding was not finished: run the same `angle-llm embed` again."
         raise FolderError(f"{folder} has no {INDEX}. {hint}")

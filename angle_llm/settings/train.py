@@ -235,13 +235,6 @@ BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointi
 """Settings of memory use and of the layout of texts. A run can resume with different values."""
 
 
-_LATER = (("model", "attention", None), ("lora", "train_dense", False), ("objective", "teacher_similarity_weight", 0.0))
-"""Settings (group, name, default) that checkpoints of earlier versions do not have.
-
-`TrainSettings.fingerprint` omits such a setting if it has its default, so that a run can resume from these checkpoints.
-"""
-
-
 @settings_class
 class TrainSettings:
     """All settings of a training run."""
@@ -358,13 +351,7 @@ class TrainSettings:
 
     def fingerprint(self) -> str:
         """Return a hash of `identity`, which is stored with checkpoints."""
-        unused = (*BUDGET_SETTINGS, "report_to", "allow_cpu")
-        values = {name: value for name, value in settings_to_dict(self.identity).items() if name not in unused}
-        for group, name, default in _LATER:
-            if values[group][name] == default:
-                del values[group][name]
-        if self.pretraining.task is None:
-            del values["pretraining"]
+        values = settings_to_dict(self.identity)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

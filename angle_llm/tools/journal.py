@@ -57,7 +57,7 @@ class Journal:
         """Parse a line of the file as a JSON object."""
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             row = None
         if not isinstance(row, dict):
             raise DataError(

@@ -39,7 +39,7 @@ from angle_llm.model.source.bidirectional import check_bidirectional
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.settings.commands import EmbedSettings
-from angle_llm.settings.train import LoraSettings, ModelSettings, TrainSettings
+from angle_llm.settings.train import LoraSettings
 from angle_llm.tools.embed import embed_main
 from angle_llm.tools.search import VectorSearch
 
@@ -272,10 +272,3 @@ def test_a_source_has_its_own_attention(tmp_path: Path) -> None:
     assert not SentenceEncoder.from_pretrained(source, device="cpu", attention="bidirectional").model.options.causal
     with pytest.raises(ValueError, match="attention"):
         SentenceEncoder.from_pretrained(resolve_model(str(base)), device="cpu", attention="bidirectional")
-
-
-def test_settings_without_attention_have_the_hash_of_earlier_versions() -> None:
-    """Checkpoints contain the hash."""
-    assert TrainSettings().fingerprint() == "20cedbdd55f00538"
-    attention = ModelSettings(attention="bidirectional")
-    assert TrainSettings(model=attention).fingerprint() != TrainSettings().fingerprint()

@@ -160,7 +160,7 @@ FAULTS = [
           contract("embed", "cut_scaled")),
     Fault("farthest-found", "best", "np.argsort(-score_QC", "np.argsort(score_QC", contract("embed", "nearest_rows")),
     # export
-    Fault("dense-not-merged", "merge", "dense_folders(source, card.dense)", "()",
+    Fault("dense-not-merged", "_write_usage", "dense_folders(source, card.dense)", "()",
           "tests/model/test_dense.py -k keeps_or_trains"),
     Fault("dense-of-any-weights", "_open_parts", "read_dense(source.dense, ", "read_dense(source.dense[:0], ",
           "tests/model/test_dense.py -k not_merged"),

@@ -26,7 +26,7 @@ from angle_llm.export.card import file_name
 from angle_llm.export.comparison import Verification
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import VerificationError, VerifyOptions, finish_folder, write_report
-from angle_llm.export.weights import MergedWeights, count_differences, open_adapters_base
+from angle_llm.export.weights import MergedWeights, WeightsCount, count_differences, open_adapters_base
 from angle_llm.io import write_json
 from angle_llm.model.source.artifact import (
     check_writable,
@@ -110,34 +110,30 @@ def merge(
         VerificationError: if the merged model differs from the adapter; nothing is written.
         ValueError: for `weights` or a method that do not fit the models.
     """
-    source, target, models = Path(run).expanduser(), Path(out).expanduser(), [str(run), *map(str, others)]
-    given = list(weights) or [1.0] * len(models)
-    if len(given) != len(models) or not all(0 <= weight < float("inf") for weight in given) or not any(given):
-        raise ValueError(f"--weights: expected {len(models)} numbers, 0 or larger and not all 0; got {given}.")
-    if method == "slerp" and len(models) != 2:
-        raise ValueError(f"--method slerp: expected two models, got {len(models)}.")
-    if not others and not is_saved_encoder(source):
-        raise FileNotFoundError(
-            f"{source} is not a saved adapter. Give the model folder of a run.{model_inside(source)}"
-        )
-    if not others and EncoderCard.read(source).base is None:
-        raise ArtifactError(f"expected an adapter, got a whole model in {source}, which needs no merge.")
-    original, shares = base == "original", [weight / sum(given) for weight in given]
+    # What is merged: one adapter, or several models with their shares.
+    models = [str(run), *map(str, others)]
+    shares = _shares(models, weights, method)
+    if not others:
+        _check_adapter(Path(run).expanduser())
     sources = [resolve_model(model) for model in models]
-    first = next((number for number, one in enumerate(sources) if one.card is not None), None)
+    first = next((number for number, source in enumerate(sources) if source.card is not None), None)
     if first is None:
         raise ArtifactError(f"merge: expected a saved encoder with {CARD_NAME}, got {' and '.join(models)}.")
-    cards, parts = _open_parts(sources, sources[first], target, original)
-    source, (opened, adapter) = Path(sources[first].location.name), parts[first]
-    skeleton, merged = opened.skeleton, MergedWeights(parts, shares, method == "slerp")
-    card = next((card for card, one in zip(cards, sources, strict=True) if one.card is None), cards[first])
-    made: dict[str, Any] = {
-        "method": method,
-        "parts": [{"name": model, "weight": share} for model, share in zip(models, shares, strict=True)],
-    }
-    if adapter is not None and not others:
+    original = base == "original"
+    cards, parts = _open_parts(sources, sources[first], Path(out).expanduser(), original)
+    merged = MergedWeights(parts, shares, method == "slerp")
+    encoder_folder = Path(sources[first].location.name)
+
+    # Where the merged model comes from.
+    base_cards = [card for card, source in zip(cards, sources, strict=True) if source.card is None]
+    card = base_cards[0] if base_cards else cards[first]
+    adapter = parts[first][1]
+    if others or adapter is None:
+        named_parts = [{"name": model, "weight": share} for model, share in zip(models, shares, strict=True)]
+        made_from: dict[str, Any] = {"method": method, "parts": named_parts}
+    else:
         options = {key: adapter.config.get(key) for key in ("r", "lora_alpha", "use_rslora", "use_dora")}
-        made = {"adapter_sha256": adapter.sha256, "adapter": options}
+        made_from = {"adapter_sha256": adapter.sha256, "adapter": options}
     provenance = {
         "base": card.base,
         "base_revision": card.base_revision,
@@ -146,39 +142,24 @@ def merge(
         "base_dtype": "float32" if original else card.dtype,
         "bits": None if original else card.bits,
         "layers": card.layers,
-        **made,
+        **made_from,
         "dtype": dtype,
         "angle_llm": __version__,
     }
 
     def fill(folder: Path) -> Verification | None:
-        alone = MergedWeights([parts[first]]) if check else merged
-        _write_weights(folder, skeleton, alone, torch_dtype(dtype), shard_bytes)
-        config: Any = skeleton.config
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config  # the merged model is not quantised, unlike its base
-        config.dtype = torch_dtype(dtype)
-        config.architectures = [type(skeleton).__name__]
-        config.save_pretrained(folder)
-        write_read_window(folder, config)
-        write_earlier_names(folder)
-        tokenizer = load_tokenizer(BackboneLocation(str(source)))
-        tokenizer.save_pretrained(folder)
-        whole = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
-        whole.write(folder)
-        for path in dense_folders(source, card.dense):
-            shutil.copytree(path, folder / path.name)
-        write_library_form(folder, skeleton, tokenizer, whole)
+        skeleton = parts[first][0].skeleton
+        # With several models, the first one alone is verified; then its weights are replaced.
+        verified = MergedWeights([parts[first]]) if check else merged
+        _write_weights(folder, skeleton, verified, torch_dtype(dtype), shard_bytes)
+        _write_usage(folder, skeleton, encoder_folder, card, dtype)
         write_json(folder / MERGE_NAME, provenance)
         name = f"{out} with the weights of {models[first]} alone" if others else str(out)
-        options = VerifyOptions(device=device, names=(models[first], name), original_base=original)
-        report = finish_folder(folder, source, name, options if check else None)
+        verify_options = VerifyOptions(device=device, names=(models[first], name), original_base=original)
+        report = finish_folder(folder, encoder_folder, name, verify_options if check else None)
         if others and report is not None:
             _write_weights(folder, skeleton, merged, torch_dtype(dtype), shard_bytes)
-            stored = open_base(BackboneLocation(str(folder)), dtype=dtype)
-            count = count_differences(stored, skeleton.state_dict(), merged)
-            if count.wrong:
-                raise VerificationError(f"{out} was not written: {count}; most in {count.worst_tensor}.")
+            count = _check_combination(folder, skeleton, merged, dtype, str(out))
             used = f"{method}, {' and '.join(f'{share:.4g}' for share in shares)}"
             note = (
                 f"The comparison is of {file_name(models[first])} alone. Then the weights were replaced by the combination "
@@ -189,7 +170,62 @@ def merge(
             write_report(folder, report, str(out))
         return report
 
-    return write_directory(target, fill)
+    return write_directory(Path(out).expanduser(), fill)
+
+
+def _shares(models: Sequence[str], weights: Sequence[float], method: str) -> list[float]:
+    """Return the share of each model in a merge: its weight divided by their sum, or equal shares without weights.
+
+    Raises:
+        ValueError: for `weights` or a method that do not fit the models.
+    """
+    weights = list(weights) or [1.0] * len(models)
+    if len(weights) != len(models) or not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
+        raise ValueError(f"--weights: expected {len(models)} numbers, 0 or larger and not all 0; got {weights}.")
+    if method == "slerp" and len(models) != 2:
+        raise ValueError(f"--method slerp: expected two models, got {len(models)}.")
+    return [weight / sum(weights) for weight in weights]
+
+
+def _check_adapter(folder: Path) -> None:
+    """Raise `FileNotFoundError` or `ArtifactError` if a folder is not a saved adapter."""
+    if not is_saved_encoder(folder):
+        raise FileNotFoundError(
+            f"{folder} is not a saved adapter. Give the model folder of a run.{model_inside(folder)}"
+        )
+    if EncoderCard.read(folder).base is None:
+        raise ArtifactError(f"expected an adapter, got a whole model in {folder}, which needs no merge.")
+
+
+def _write_usage(folder: Path, skeleton: nn.Module, source: Path, card: EncoderCard, dtype: str) -> None:
+    """Write all files of a merged model except the weights of its backbone: configuration, tokenizer, card, Dense.
+
+    `source` is the folder of the encoder that is merged, and `card` its card.
+    """
+    config: Any = skeleton.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the merged model is not quantised, unlike its base
+    config.dtype = torch_dtype(dtype)
+    config.architectures = [type(skeleton).__name__]
+    config.save_pretrained(folder)
+    write_read_window(folder, config)
+    write_earlier_names(folder)
+    tokenizer = load_tokenizer(BackboneLocation(str(source)))
+    tokenizer.save_pretrained(folder)
+    whole = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
+    whole.write(folder)
+    for path in dense_folders(source, card.dense):
+        shutil.copytree(path, folder / path.name)
+    write_library_form(folder, skeleton, tokenizer, whole)
+
+
+def _check_combination(folder: Path, skeleton: nn.Module, merged: MergedWeights, dtype: str, out: str) -> WeightsCount:
+    """Compare all stored weights with the combination of models. Raises `VerificationError` if a weight differs."""
+    stored = open_base(BackboneLocation(str(folder)), dtype=dtype)
+    count = count_differences(stored, skeleton.state_dict(), merged)
+    if count.wrong:
+        raise VerificationError(f"{out} was not written: {count}; most in {count.worst_tensor}.")
+    return count
 
 
 def _open_parts(

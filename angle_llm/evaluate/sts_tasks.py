@@ -115,6 +115,8 @@ def select_tasks(
         FileNotFoundError: for a missing directory or file, or if no published task is available.
         ValueError: if a task is selected twice, if `columns` is set without a file, or a task without a directory.
     """
+    if columns and not any(map(_is_path, names)):
+        raise SettingsError("--columns names columns of files: expected a file in --tasks, got none.")
     if variant != "auto" and data_dir is None:
         raise SettingsError(f"--variant {variant}: expected STS tasks of --data-dir, which is not set.")
     text = variant
@@ -133,8 +135,6 @@ def select_tasks(
                 "stsb/test.tsv or sick/test.tsv (folders end in _senteval_tok for senteval text), or SentEval's STS/ and "
                 "SICK/ (senteval text). Or set --tasks to task names or files."
             )
-    if columns and not any(map(_is_path, names)):
-        raise SettingsError("--columns names columns of files: expected a file in --tasks, got none.")
     files = {name: evaluation_source(name) for name in names if _is_path(name)}
     tasks = [read_pairs(files[name], columns) if name in files else read_task(data_dir, name, text) for name in names]
     unique = unique_names([task.name for task in tasks], [files.get(name) for name in names])

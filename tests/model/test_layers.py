@@ -107,7 +107,7 @@ def test_dropout_of_lora_is_that_of_peft_with_the_same_random_numbers(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     found: list[list[Tensor]] = []
-    for use in (lora.use_fused_lora, lambda model: None):
+    for use in (fused_lora.use_fused_lora, lambda model: None):
         layer = get_peft_model(
             nn.Sequential(frozen_linear(True)), LoraConfig(r=3, lora_dropout=0.3, target_modules=["0"])
         )

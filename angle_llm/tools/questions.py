@@ -221,6 +221,7 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
     """Mark lines as dropped: too short or too long, more than requested, or by one of the filters of the settings."""
     from angle_llm.model.encoder import SentenceEncoder
 
+    # Length, and number of questions of a request
     asked: Counter[str] = Counter()
     for question in kept(questions):
         words = len(_WORD.findall(question.text))
@@ -229,10 +230,14 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
             continue
         asked[question.request.key] += 1
         question.dropped = "more than requested" if asked[question.request.key] > settings.count else None
-    _drop(questions, "copied", settings, lambda each: _copied_words(each) >= settings.copied_words)
+
+    # Filters that compare a question with its passage
+    if "copied" in settings.filters:
+        _drop(questions, "copied", lambda question: _copied_words(question) >= settings.copied_words)
     if "language" in settings.filters:
-        is_other = _language_filter()
-        _drop(questions, "language", settings, is_other)
+        _drop(questions, "language", _language_filter())
+
+    # Filters by an encoder
     if {"repeated", "many documents", "not found"}.isdisjoint(settings.filters) or not kept(questions):
         return
     encoder = SentenceEncoder.from_pretrained(settings.model, device=settings.device)
@@ -245,13 +250,10 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
         _drop_not_found(left, rows_QD, passages, passages_PD, settings)
 
 
-def _drop(
-    questions: Sequence[Question], name: FilterName, settings: QuestionSettings, applies: Callable[[Question], bool]
-) -> None:
-    """Mark the questions that a filter applies to as dropped, if the settings have the filter."""
-    if name in settings.filters:
-        for question in kept(questions):
-            question.dropped = name if applies(question) else None
+def _drop(questions: Sequence[Question], name: FilterName, applies: Callable[[Question], bool]) -> None:
+    """Mark the questions that a filter applies to as dropped."""
+    for question in kept(questions):
+        question.dropped = name if applies(question) else None
 
 
 def _copied_words(question: Question) -> int:
@@ -267,8 +269,9 @@ def _language_filter() -> Callable[[Question], bool]:
     identifier: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
     def is_other(question: Question) -> bool:
-        found = [identifier.classify(text) for text in (question.text, question.request.text)]
-        return found[0][0] != found[1][0] and all(probability >= _SURE for _, probability in found)
+        language, probability = identifier.classify(question.text)
+        passage_language, passage_probability = identifier.classify(question.request.text)
+        return bool(language != passage_language and min(probability, passage_probability) >= _SURE)
 
     return is_other
 
@@ -281,9 +284,8 @@ def _drop_similar(
     `rows_QD` are the vectors of the questions (Q, D).
     """
     number_of: dict[str, int] = {}
-    document_Q = np.array(
-        [number_of.setdefault(passages[each.request.row].document, len(number_of)) for each in questions]
-    )
+    documents = [passages[question.request.row].document for question in questions]
+    document_Q = np.array([number_of.setdefault(document, len(number_of)) for document in documents])
     unit_QD = unit_rows(rows_QD)
     for start in range(0, len(questions), _BLOCK):
         similar = unit_QD[start : start + _BLOCK] @ unit_QD.T >= settings.similar
@@ -304,9 +306,9 @@ def _drop_not_found(
 ) -> None:
     """Mark questions whose document is not among the first results of a search with their vectors (Q, D)."""
     search = searcher(passages_PD, block=_BLOCK)
-    found_QR, _ = search(on_grid(rows_QD), min(settings.first, len(passages)))
-    for question, found_R in zip(questions, found_QR, strict=True):
-        documents = {passages[place].document for place in found_R}
+    passage_QR, _ = search(on_grid(rows_QD), min(settings.first, len(passages)))
+    for question, passage_R in zip(questions, passage_QR, strict=True):
+        documents = {passages[number].document for number in passage_R}
         if question.dropped is None and passages[question.request.row].document not in documents:
             question.dropped = "not found"
 
@@ -332,7 +334,9 @@ def _write(
     dropped = [question for question in questions if question.dropped is not None]
     write_json_lines(settings.beside("passages.jsonl"), (passage._asdict() for passage in passages), writer="")
     write_json_lines(
-        settings.beside("dropped.jsonl"), (row(each) | {"reason": each.dropped} for each in dropped), writer=""
+        settings.beside("dropped.jsonl"),
+        (row(question) | {"reason": question.dropped} for question in dropped),
+        writer="",
     )
     write_json_lines(settings.out.expanduser(), map(row, kept(questions)), writer="")
     report = {

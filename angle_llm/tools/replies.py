@@ -61,7 +61,7 @@ def _read(answer: str, finished: bool) -> list[Line]:
     pieces = [piece for line in answer.splitlines() for piece in _inline_pieces(line)]
     is_list = any(_MARKER.match(piece) for piece in pieces)
     dropped = [_why_dropped(piece, is_list) for piece in pieces]
-    last = max((place for place, why in enumerate(dropped) if why != "blank"), default=None)
+    last = max((index for index, reason in enumerate(dropped) if reason != "blank"), default=None)
     if not finished and last is not None:
         dropped[last] = dropped[last] or "cut"
     lines = (Line(piece if why else _without_marks(piece), why) for piece, why in zip(pieces, dropped, strict=True))
@@ -80,28 +80,27 @@ def _why_dropped(piece: str, is_list: bool) -> str | None:
 
 def _without_marks(line: str) -> str:
     """Return a line without list marker, label such as `Output:`, and quotes or stars around the whole line."""
-    text = _LABEL.sub("", _MARKER.sub("", line.strip(), count=1), count=1).strip()
-    while True:
-        bare = text.removesuffix(",") if text.endswith(('",', "',", "”,")) else text
-        for start, end in _QUOTES.items():
-            inner = bare[len(start) : len(bare) - len(end)]
-            within = _APOSTROPHE.sub("", inner)
-            around = len(bare) > len(start) + len(end) and bare.startswith(start) and bare.endswith(end)
-            if around and start not in within and end not in within:
-                bare = inner.strip()
-                break
-        else:
-            return bare
-        text = bare
+    return _without_quotes(_LABEL.sub("", _MARKER.sub("", line.strip(), count=1), count=1).strip())
+
+
+def _without_quotes(text: str) -> str:
+    """Return a text without quotes or stars around the whole text; quotes that also occur inside are kept."""
+    text = text.removesuffix(",") if text.endswith(('",', "',", "”,")) else text
+    for start, end in _QUOTES.items():
+        inner = text[len(start) : len(text) - len(end)]
+        letters = _APOSTROPHE.sub("", inner)
+        if inner and text.startswith(start) and text.endswith(end) and start not in letters and end not in letters:
+            return _without_quotes(inner.strip())
+    return text
 
 
 def _inline_pieces(line: str) -> Iterator[str]:
     """Yield the items of a line that is a list numbered from 1, such as `1. … 2. …`; yield any other line unchanged."""
-    found = list(_INLINE.finditer(line))
-    starts = [match.start() for match in found]
-    before = line[: starts[0]].strip() if found else ""
-    numbers = [int(match[1]) for match in found]
-    if len(found) < 2 or numbers != list(range(1, len(found) + 1)) or (before and not before.endswith(":")):
+    markers = list(_INLINE.finditer(line))
+    numbers = [int(marker[1]) for marker in markers]
+    starts = [marker.start() for marker in markers]
+    before = line[: starts[0]].strip() if starts else ""
+    if len(starts) < 2 or numbers != list(range(1, len(starts) + 1)) or (before and not before.endswith(":")):
         yield line
         return
     if before:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from angle_llm.io import json_text, log, read_object, restore_folder, write_file, write_json
+from angle_llm.io import json_text, log, plain, read_object, restore_folder, write_file, write_json
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.lora import is_adapted
 from angle_llm.model.layout.micro_batches import LayoutSupport
@@ -75,7 +75,7 @@ class BestModel:
         if not target.exists():
             log(f"warning: {target}, the best model so far, is missing; the best model from now on is saved")
             return None, None
-        if saved is not None and json_text(saved) != json_text(progress.best):  # NaN equals NaN
+        if saved is not None and json_text(saved) != json_text(plain(progress.best)):  # NaN is null in JSON
             log(f"warning: {target} may be newer than the checkpoint; the best model from now on is saved")
             return None, progress.evaluated
         return progress.best, progress.evaluated
@@ -111,7 +111,7 @@ class BestModel:
             self._keep_items("start")
         elif best is None or score > best or (math.isnan(best) and not math.isnan(score)):
             self._strategy.processes.from_main(
-                lambda: write_json(self.folder.with_name(BEST_METRICS), values, writer="")
+                lambda: write_json(self.folder.with_name(BEST_METRICS), plain(values), writer="")
             )
             self._save()
             self.best = values

@@ -471,6 +471,23 @@ def test_a_model_from_after_the_checkpoint_is_not_reported_with_earlier_metrics(
     np.testing.assert_array_equal(saved.encode(SENTENCES), encoder.encode(SENTENCES))
 
 
+def test_a_metric_that_is_not_a_number_ends_no_run(settings: TrainSettings, encoder: SentenceEncoder) -> None:
+    settings = replace(
+        settings,
+        max_steps=2,
+        resume="auto",
+        evaluation=EvaluationSettings(tasks=["scripted"], every_steps=1),
+        checkpoint=CheckpointSettings(every_steps=1),
+    )
+    scores = [1.0, 2.0]  # steps 0 and 1; the second step fails
+    with pytest.raises(IndexError, match="pop from empty list"):
+        fit(encoder, TRIPLES, AngleObjective(), settings, lambda _: {"score": scores.pop(0), "other": math.nan})
+    assert json.loads((settings.run_path / "best.json").read_text()) == {"score": 2.0, "other": None}
+    scores = [1.5]
+    fit(encoder, TRIPLES, AngleObjective(), settings, lambda _: {"score": scores.pop(0), "other": math.nan})
+    assert json.loads((settings.run_path / "best.json").read_text()) == {"score": 2.0, "other": None}
+
+
 def test_a_saved_adapter_is_verified_and_a_bad_one_replaces_no_file(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

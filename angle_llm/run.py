@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def fine_tune(settings: TrainSettings) -> Path:
     """Fine-tune a language model into a text-embedding model; return the directory of the saved encoder.
 
-    The encoder is the best encoder if the settings have an evaluation, else the last encoder. Names, paths and the run
-    directory are checked first, then the data are read, and then the weights are loaded. If a launcher starts several
+    The encoder is the best encoder if the settings have an evaluation, else the last encoder. Names, paths, the run
+    directory and the evaluation tasks are checked first, then the data are read, and then the weights are loaded. If a launcher starts several
     processes, every process calls this function. `train.run_folder` lists the files of the run directory.
 
     Raises:
@@ -43,7 +43,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.train.trainer import Trainer
 
     with Run.start(settings) as run:
-        # 1. Settings that can be checked without reading data or weights.
+        # 1. Settings, the evaluation tasks (read once, here) and the models: what can be checked before training data.
         check_trackers(settings.report_to)
         losses = make_losses(settings)
         evaluate = held_out_evaluation(settings.evaluation, settings.micro_batch_tokens)

@@ -1,7 +1,8 @@
 """Training on texts without labels: masked next-token prediction (MNTP), and two views of each text (SimCSE).
 
-A task makes the loss of a dataset and the head of the model, and checks that the model can be trained with it. No other
-module depends on the task.
+A task makes the loss of a dataset and the head of the model, and checks that the model can be trained with it.
+Elsewhere, a task is named by its setting (`settings.train`), its command (`cli`) and `make_losses`
+(`train.objectives`). The task of labelled data, with the same methods, is `train.objectives.PairTask`.
 
 MNTP masks tokens of a text, and predicts each from the state of the token before it. Each token of a training text is
 stored as one integer, its code:

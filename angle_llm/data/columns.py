@@ -139,7 +139,7 @@ def resolve_format(
     required, fields = FORMATS[name].fields, fields_of(name, mapping, columns)
     if unknown := [field for field in mapping if field not in fields]:
         raise DataError(f"{flags}columns: format {name} has no field {listed(unknown)}. Its fields: {listed(fields)}")
-    found = {}
+    column_of = {}
     for field in fields:
         possible = _candidates(field, mapping, columns)
         if not possible and field not in required:
@@ -155,8 +155,8 @@ def resolve_format(
                 f"format {name} needs a column for the field {field!r} (recognised: {', '.join(USUAL_NAMES[field])}); columns: "
                 f"{listed(columns)}{hints}. Add `{flags}columns {field} COLUMN`"
             )
-        found[field] = possible[0]
-    return name, found
+        column_of[field] = possible[0]
+    return name, column_of
 
 
 def listed(columns: Sequence[str]) -> str:
@@ -183,8 +183,8 @@ def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) 
     """
     if field in mapping:
         return [mapping[field]]
-    found = [name for name in USUAL_NAMES.get(field, (field,)) if name in columns]
-    return [name for name in found if name in _OF_LISTS] or found
+    usual = [name for name in USUAL_NAMES.get(field, (field,)) if name in columns]
+    return [name for name in usual if name in _OF_LISTS] or usual
 
 
 def _names_a_group(mapping: Mapping[str, str], used: set[str]) -> bool:
@@ -207,12 +207,12 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
         if name == "text":
             continue
         fields = fields_of(name, mapping, columns)
-        found = {field: _candidates(field, mapping, columns) for field in fields}
-        if format.combine is None and all(found[field] for field in format.fields) and set(mapping) <= set(fields):
-            used = {column for candidates in found.values() for column in candidates}
-            if name != "group" or (found["negatives"] and found["scores"]) or _names_a_group(mapping, used):
+        choices = {field: _candidates(field, mapping, columns) for field in fields}
+        if format.combine is None and all(choices[field] for field in format.fields) and set(mapping) <= set(fields):
+            used = {column for candidates in choices.values() for column in candidates}
+            if name != "group" or (choices["negatives"] and choices["scores"]) or _names_a_group(mapping, used):
                 fits[name] = used
-    best = [name for name, used in fits.items() if not any(used < other for other in fits.values())]
+    best = [name for name, used in fits.items() if not any(used < superset for superset in fits.values())]
     if set(best) == {"scored_pair", "nli_pairs"} and fits["scored_pair"] == fits["nli_pairs"]:
         return "scored_pair"  # a label next to texts that are not named premise and hypothesis is a score
     if len(best) == 1:

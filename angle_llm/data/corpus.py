@@ -187,10 +187,10 @@ class Corpus:
             text = read_text(row.values, column)
             if self.id_column is None:
                 return CorpusText(text, None, row.place)
-            found = row.values.get(self.id_column)
-            if isinstance(found, bool) or not isinstance(found, str | int):
-                raise RowError(f"{self.id_column} is {found!r:.60}; expected a text or an integer as id")
-            return CorpusText(text, read_text({self.id_column: str(found)}, self.id_column), row.place)
+            identifier = row.values.get(self.id_column)
+            if isinstance(identifier, bool) or not isinstance(identifier, str | int):
+                raise RowError(f"{self.id_column} is {identifier!r:.60}; expected a text or an integer as id")
+            return CorpusText(text, read_text({self.id_column: str(identifier)}, self.id_column), row.place)
         except RowError as error:
             return BadRow(row.file, row.line, str(error), row.unit)
 

@@ -198,11 +198,11 @@ class ExampleReader:
             DataError: for the first bad row, unless `settings.skips_bad_rows`.
         """
         format = FORMATS[self.format]
-        each = (example for _, example in self.used_rows(report))
+        parsed = (example for _, example in self.used_rows(report))
         if format.combine is None:
-            yield from each
+            yield from parsed
             return
-        rows = list(each)
+        rows = list(parsed)
         examples = format.combine(rows)
         report.drop("unpaired", len(rows) - len(examples) * format.rows_per_example)
         yield from examples
@@ -365,7 +365,7 @@ def _stored(settings: DataSource, folder: Path | None) -> tuple[Sequence[Example
         return None
     try:
         examples = store.StoredExamples(folder)
-        rejected = [BadRow(*each) for each in examples.account["rejected"]]
+        rejected = [BadRow(*fields) for fields in examples.account["rejected"]]
         return examples, DataReport(settings, **examples.account | {"rejected": rejected})
     except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow and json raise these
         if getattr(error, "errno", None) not in (None, errno.ENOENT):

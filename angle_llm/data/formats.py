@@ -103,8 +103,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     Returns an empty string if no name is similar.
     """
-    found = difflib.get_close_matches(name, list(known), n=3)
-    return f"; nearest: {', '.join(map(repr, found))}" if found else ""
+    similar = difflib.get_close_matches(name, list(known), n=3)
+    return f"; nearest: {', '.join(map(repr, similar))}" if similar else ""
 
 
 # ------------------------------------------------------------------------------------------------ single values
@@ -293,11 +293,11 @@ def _group(row: Values, _: ScoreRange | None) -> Group:
     if not positives:
         raise RowError("positives is empty, expected one text or more")
     scores = _read_scores(row, len(positives), len(negatives))
-    if both := sorted(set(positives) & set(negatives)):
-        raise RowError(f"the text {_short(both[0])} is a positive and a negative")
+    if repeated := sorted(set(positives) & set(negatives)):
+        raise RowError(f"the text {_short(repeated[0])} is a positive and a negative")
     score_of: dict[str, float | None] = {}
-    each: Sequence[float | None] = scores or [None] * len(positives + negatives)
-    for text, score in zip((*positives, *negatives), each, strict=True):
+    score_of_text: Sequence[float | None] = scores or [None] * len(positives + negatives)
+    for text, score in zip((*positives, *negatives), score_of_text, strict=True):
         if score_of.setdefault(text, score) != score:
             raise RowError(f"the text {_short(text)} has the scores {score_of[text]} and {score}")
     kept = None if scores is None else tuple(score for score in score_of.values() if score is not None)
@@ -319,7 +319,7 @@ def _read_texts(row: Values, field: str) -> list[str]:
         return [read_text(row, field)]
     if not isinstance(value, list | tuple):
         raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a list of texts")
-    return [_read_passage(item, f"{field}[{place}]") for place, item in enumerate(value)]
+    return [_read_passage(item, f"{field}[{index}]") for index, item in enumerate(value)]
 
 
 def _read_passage(item: Any, name: str) -> str:
@@ -372,9 +372,9 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
         if len(values) != count:
             counted = f" ({positives} positives and {negatives} negatives)" if name == "scores" else ""
             raise RowError(f"{name} has {len(values)} numbers, expected {count}{counted}")
-        for place, value in enumerate(values):
+        for index, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise RowError(f"{name}[{place}] is {_short(value)}, expected a finite number")
+                raise RowError(f"{name}[{index}] is {_short(value)}, expected a finite number")
         scores += map(float, values)
     return scores
 

@@ -98,8 +98,8 @@ class FileKeys:
         `values` is column → value of the row; the ids in its id columns are stored too.
         """
         for column in _ID_COLUMNS:
-            if isinstance(found := values.get(column), str | int):
-                self.ids.extend((line, key(str(found))))
+            if isinstance(identifier := values.get(column), str | int):
+                self.ids.extend((line, key(str(identifier))))
         bare_of = {text: normalized(text) for text in texts_of(example)}
         exact_key, near_key = _row_key(example, {text: text for text in bare_of}), _row_key(example, bare_of)
         self.rows.extend((line, exact_key, near_key, key(next(iter(bare_of.values())))))
@@ -191,17 +191,17 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
             are `pairs`, `queries` and `texts of 4 words or more`; kinds without a common text are missing.
     """
     kinds = {"pairs": "pairs", "queries": "queries", "sentences": "texts of 4 words or more"}
-    keys_of = [{name: set(getattr(each, name).tolist()) for name in kinds} for each in sets]
+    keys_of = [{name: set(getattr(tested, name).tolist()) for name in kinds} for tested in sets]
     wanted = {name: set().union(*(keys[name] for keys in keys_of)) for name in kinds}
-    found: dict[str, set[int]] = {name: set() for name in kinds}
+    shared_of: dict[str, set[int]] = {name: set() for name in kinds}
     for at in range(0, len(examples), len(examples) // _COMPARED + 1):
         pairs = pairs_of(examples[at])
         bare = {text: normalized(text) for text in texts_of(examples[at])}
-        found["sentences"] |= wanted["sentences"] & set(map(key, bare.values()))
-        found["queries"] |= wanted["queries"] & {key(bare[left]) for left, _, _ in pairs}
-        found["pairs"] |= wanted["pairs"] & {pair_key(bare[left], bare[right]) for left, right, _ in pairs}
+        shared_of["sentences"] |= wanted["sentences"] & set(map(key, bare.values()))
+        shared_of["queries"] |= wanted["queries"] & {key(bare[left]) for left, _, _ in pairs}
+        shared_of["pairs"] |= wanted["pairs"] & {pair_key(bare[left], bare[right]) for left, right, _ in pairs}
     return [
-        {kinds[name]: (shared, len(keys)) for name, keys in by_kind.items() if (shared := len(keys & found[name]))}
+        {kinds[name]: (shared, len(keys)) for name, keys in by_kind.items() if (shared := len(keys & shared_of[name]))}
         for by_kind in keys_of
     ]
 
@@ -308,13 +308,13 @@ def _add_tested_rows(
 def _add_tested_texts(findings: list[Finding], keys: FileKeys, sets: Sequence[EvaluationSet]) -> None:
     """Add findings with the numbers of texts of a file that are also in evaluation sets, or are judged documents."""
     sentences = _array(keys.sentences)
-    for kind, text in (
+    for attribute, text in (
         ("sentences", "texts of 4 words or more that are also in evaluation sets"),
         ("documents", "texts of 4 words or more that are judged documents"),
     ):
-        counts = {tested.name: int(np.isin(sentences, getattr(tested, kind)).sum()) for tested in sets}
+        counts = {tested.name: int(np.isin(sentences, getattr(tested, attribute)).sum()) for tested in sets}
         if listed := ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count):
-            findings.append(Finding(kind, False, sum(counts.values()), f"{text}: {listed}"))
+            findings.append(Finding(attribute, False, sum(counts.values()), f"{text}: {listed}"))
 
 
 def _add_repeats(report: _Report, rows: pd.DataFrame) -> None:

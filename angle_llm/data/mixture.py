@@ -53,8 +53,10 @@ class Mixture(ByIndex):
 
     def __init__(self, sets: Sequence[LoadedSet], *, by_set: bool = False) -> None:
         self.sets = list(sets)
-        self.draws = Draws.of([len(each.examples) for each in sets], [each.weight for each in sets], by_set=by_set)
-        self._ends = list(accumulate(len(each.examples) for each in sets))
+        self.draws = Draws.of(
+            [len(dataset.examples) for dataset in sets], [dataset.weight for dataset in sets], by_set=by_set
+        )
+        self._ends = list(accumulate(len(dataset.examples) for dataset in sets))
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Mixture:
@@ -78,19 +80,19 @@ class Mixture(ByIndex):
     def digest(self) -> str:
         """Hash of the examples of all datasets, their order in epochs, and the prompts of the datasets."""
         plain = self.draws == Draws((len(self),), (len(self),)) and self.sets[0].prompt is None
-        how = "" if plain else f" {self.draws} {[each.prompt for each in self.sets]}"
-        return "+".join(digest_of(each.examples) for each in self.sets) + how
+        how = "" if plain else f" {self.draws} {[dataset.prompt for dataset in self.sets]}"
+        return "+".join(digest_of(dataset.examples) for dataset in self.sets) + how
 
     def summary(self) -> Iterator[str]:
         """Yield lines to print: for each dataset its row counts, and which fraction of an epoch it supplies."""
         total = sum(self.draws.counts)
-        for each, count in zip(self.sets, self.draws.counts, strict=True):
-            if each.report is not None:
-                yield each.report.summary()
+        for dataset, count in zip(self.sets, self.draws.counts, strict=True):
+            if dataset.report is not None:
+                yield dataset.report.summary()
             if len(self.sets) > 1:
-                prompt = {"prompt": each.prompt} if each.prompt else {}
-                more = "".join(f", {name} {value}" for name, value in (prompt | each.objective).items())
-                yield f"  as {each.name}: {count:,} of an epoch's {total:,} examples ({count / total:.1%}){more}"
+                prompt = {"prompt": dataset.prompt} if dataset.prompt else {}
+                more = "".join(f", {name} {value}" for name, value in (prompt | dataset.objective).items())
+                yield f"  as {dataset.name}: {count:,} of an epoch's {total:,} examples ({count / total:.1%}){more}"
 
 
 def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
@@ -101,10 +103,12 @@ def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
     """
     sets = sets_of(settings)
     loaded = []
-    for name, each in zip(_names([each.path for each in sets]), sets, strict=True):
-        source = DataSource(**{item.name: getattr(each, item.name) for item in fields(DataSource)})
+    for name, mixed_set in zip(_names([mixed_set.path for mixed_set in sets]), sets, strict=True):
+        source = DataSource(**{item.name: getattr(mixed_set, item.name) for item in fields(DataSource)})
         data = load_examples(source, cache)
-        loaded.append(LoadedSet(name, data.examples, each.weight, each.prompt, each.objective, data.report))
+        loaded.append(
+            LoadedSet(name, data.examples, mixed_set.weight, mixed_set.prompt, mixed_set.objective, data.report)
+        )
     return Mixture(loaded, by_set=settings.batches == "by_set")
 
 
@@ -121,10 +125,10 @@ def sets_of(settings: DataSettings) -> list[MixedSet]:
     if not sets:
         common = {item.name: getattr(settings, item.name) for item in fields(DataSource)}
         sets = [MixedSet(**common | {"path": path}, weight=weight) for path, weight in _listed(settings.path)]
-    for number, each in enumerate(sets):
-        if replace(each, weight=1) in [replace(other, weight=1) for other in sets[:number]]:
+    for number, mixed_set in enumerate(sets):
+        if replace(mixed_set, weight=1) in [replace(earlier, weight=1) for earlier in sets[:number]]:
             raise DataError(
-                f"{each.path} is named twice; to use its examples twice, set a weight, such as {each.path}:2"
+                f"{mixed_set.path} is named twice; to use its examples twice, set a weight, such as {mixed_set.path}:2"
             )
     return sets
 
@@ -138,8 +142,8 @@ def _listed(path: str) -> list[tuple[str, float]]:
         return [(path, 1.0)]
     listed = []
     for part in map(str.strip, path.split(",")):
-        found = None if find_path(part).exists() else _WEIGHT.fullmatch(part)
-        listed.append((found["path"], float(found["weight"])) if found else (part, 1.0))
+        weighted = None if find_path(part).exists() else _WEIGHT.fullmatch(part)
+        listed.append((weighted["path"], float(weighted["weight"])) if weighted else (part, 1.0))
     if len(listed) > 1 and not all(name for name, _ in listed):
         raise DataError(f"{path!r}: expected dataset paths separated by commas, got an empty path; remove the comma")
     return listed
@@ -149,7 +153,7 @@ def _names(paths: Sequence[str]) -> list[str]:
     """Return a short, distinct name for each path: the file name without extension; a repeated name gets #2, #3, …"""
     names: list[str] = []
     for path in paths:
-        extension = next((each for each in sorted(EXTENSIONS, key=len, reverse=True) if path.endswith(each)), "")
+        extension = next((known for known in sorted(EXTENSIONS, key=len, reverse=True) if path.endswith(known)), "")
         short = Path(path).name.removesuffix(extension).removeprefix(STARTER) or path
         same = sum(name == short or name.startswith(f"{short}#") for name in names)
         names.append(f"{short}#{same + 1}" if same else short)

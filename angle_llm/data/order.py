@@ -80,7 +80,7 @@ class Draws:
         key = _key(len(self.sizes), seed, epoch)
         if self.by_set:
             cut = [stream[at : at + batch_size] for stream in streams for at in range(0, len(stream), batch_size)]
-            batches = [cut[place] for place in random_order(len(cut), key)]
+            batches = [cut[index] for index in random_order(len(cut), key)]
         else:
             order = streams[0] if len(streams) == 1 else _mixed(streams, key)
             batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]

@@ -82,23 +82,23 @@ class MiningData:
 
         Texts that are only candidates are missing.
         """
-        found: dict[int, str] = {}
+        origins: dict[int, str] = {}
         for query in self.queries:
-            found.setdefault(query.text, f"the query of example {query.examples[0]} (from 0)")
+            origins.setdefault(query.text, f"the query of example {query.examples[0]} (from 0)")
             for text, example in zip(query.positives, query.examples, strict=True):
-                found.setdefault(text, f"a positive of example {example} (from 0)")
+                origins.setdefault(text, f"a positive of example {example} (from 0)")
             for text in query.negatives:
-                found.setdefault(text, f"a negative of the query of example {query.examples[0]} (from 0)")
-        return found
+                origins.setdefault(text, f"a negative of the query of example {query.examples[0]} (from 0)")
+        return origins
 
     def digest(self) -> str:
         """Return the SHA-256 of all texts, queries and pairs that affect which negatives are mined."""
         known = sorted((key, *sorted(others)) for key, others in self.known.items())
         content = [self.texts, self.queries, self.candidates_C.tolist(), known]
         used = {(self.key_T[query.text], self.key_T[text]) for query in self.queries for text in query.positives}
-        links = {(key, other) for key, others in self.positives.items() for other in others}
+        links = {(key, positive) for key, others in self.positives.items() for positive in others}
         if (
-            unused := links - used - {(other, key) for key, other in used}
+            unused := links - used - {(positive, key) for key, positive in used}
         ):  # positive pairs of queries that were removed
             content.append(sorted(unused))
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -119,7 +119,7 @@ class MiningData:
 
     def summary(self) -> str:
         """Return the numbers of queries, texts and skipped pairs, and the size of the largest cluster, as one line."""
-        found = self.counts()
+        counts = self.counts()
         skipped = {
             "repeated pairs": self.repeated,
             "pairs scored lower": self.scored_lower,
@@ -128,7 +128,7 @@ class MiningData:
         }
         named = ", ".join(f"{count:,} {name}" for name, count in skipped.items() if count)
         return (
-            f"{found['queries']:,} queries with {found['positives']:,} positives and {found['own_negatives']:,} negatives"
+            f"{counts['queries']:,} queries with {counts['positives']:,} positives and {counts['own_negatives']:,} negatives"
             f"{f' (skipped: {named})' if named else ''}; {len(self.candidates_C):,} candidates, {len(self.texts):,} texts; the "
             f"largest cluster (texts linked by positive pairs) has {np.bincount(self.cluster_T).max():,} texts"
         )
@@ -221,14 +221,14 @@ def components(size: int, links: Sequence[tuple[int, int]]) -> Array:
 
     left, right = np.array(links).T
     graph = coo_array((np.ones(len(links)), (left, right)), shape=(size, size))
-    found: Array = connected_components(graph, directed=False)[1]
-    return found
+    component_N: Array = connected_components(graph, directed=False)[1]
+    return component_N
 
 
 def _linked(links: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
     """Return node → adjacent nodes of an undirected graph; `links` are the edges."""
-    found: defaultdict[int, set[int]] = defaultdict(set)
+    adjacent: defaultdict[int, set[int]] = defaultdict(set)
     for left, right in links:
-        found[left].add(right)
-        found[right].add(left)
-    return dict(found)
+        adjacent[left].add(right)
+        adjacent[right].add(left)
+    return dict(adjacent)

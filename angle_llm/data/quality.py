@@ -223,7 +223,7 @@ def check_files(
             report.rows_in = 0
             report.add("unreadable", 1, str(error), trouble=True)
         checked.append((settings, report))
-    other_sets = [[each for each in sets if each.identity not in survey.identities] for _, survey in surveys]
+    other_sets = [[tested for tested in sets if tested.identity not in survey.identities] for _, survey in surveys]
     compared = compare_rows([report.path for report, _ in surveys], [survey.keys for _, survey in surveys], other_sets)
     for (report, _), (findings, removed) in zip(surveys, compared, strict=True):
         report.findings += findings

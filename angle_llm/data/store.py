@@ -35,7 +35,9 @@ _ROWS_PER_BATCH = 1024
 _BYTES_PER_OBJECT = 300
 _SECONDS_KEPT = 24 * 3600
 """Age in seconds after which temporary folders of killed processes are deleted."""
-_KINDS: dict[str, Callable[..., Example]] = {kind.__name__: kind for kind in (ScoredPair, PositivePair, Triple, Group)}
+_KINDS: dict[str, Callable[..., Example]] = {
+    example_class.__name__: example_class for example_class in (ScoredPair, PositivePair, Triple, Group)
+}
 
 
 def cache_folder() -> Path:
@@ -77,7 +79,7 @@ class ByIndex(Sequence[Example], ABC):
 
     def __getitem__(self, index: int | slice) -> Example | list[Example]:
         indices = range(len(self))[index]
-        return [self._at(each) for each in indices] if isinstance(indices, range) else self._at(indices)
+        return [self._at(index) for index in indices] if isinstance(indices, range) else self._at(indices)
 
 
 class StoredExamples(ByIndex):
@@ -124,9 +126,11 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
     Raises:
         DataError: if the disk is full or the folder cannot be written.
     """
-    rows, digest = iter(examples), hashlib.sha256()
+    digest = hashlib.sha256()
+    rows = iter(examples)
     first = next(rows)
-    kind, rows = type(first), chain([first], rows)
+    rows = chain([first], rows)
+    example_class = type(first)
 
     def fill(place: Path) -> None:
         import pyarrow
@@ -136,12 +140,16 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
             "score": number, "scores": pyarrow.list_(number),
             "positives": pyarrow.list_(text), "negatives": pyarrow.list_(text),
         }  # fmt: skip
-        schema = pyarrow.schema([(name, types.get(name, text)) for name in kind.__slots__], {"kind": kind.__name__})
+        schema = pyarrow.schema(
+            [(name, types.get(name, text)) for name in example_class.__slots__], {"kind": example_class.__name__}
+        )
         with pyarrow.ipc.new_file(str(place / "examples.arrow"), schema) as writer:
             while batch := list(islice(rows, _ROWS_PER_BATCH)):
                 for example in batch:
                     digest.update(repr(example).encode())
-                arrays = [pyarrow.array([getattr(each, field.name) for each in batch], field.type) for field in schema]
+                arrays = [
+                    pyarrow.array([getattr(example, field.name) for example in batch], field.type) for field in schema
+                ]
                 writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
         content = {"digest": digest.hexdigest()[:16], "account": account()}
         (place / "account.json").write_text(json.dumps(content), encoding="utf-8")

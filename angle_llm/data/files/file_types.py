@@ -282,14 +282,15 @@ class JsonLinesFile(FileReader):
     def columns(self) -> list[str]:
         """Names of all columns of the file. Reads the whole file, because later rows can have more keys."""
         names: dict[str, None] = {}
-        first_bad, found = "", False
+        first_bad = ""
+        has_rows = False
         for row in self.rows():
             if isinstance(row, Row):
                 names |= dict.fromkeys(row.values)
-                found = True
+                has_rows = True
             else:
                 first_bad = first_bad or f": {row.place}: {row.reason}"
-        if not found:
+        if not has_rows:
             raise DataError(f"{self.name}: no usable row{first_bad}")
         return list(names)
 
@@ -348,8 +349,8 @@ def _json_problem(error: json.JSONDecodeError) -> str:
 
 def _twice(names: Iterator[str] | list[str]) -> list[str]:
     """Return, in sorted order, the names that occur more than once."""
-    found = sorted(names)
-    return [name for name, group in itertools.groupby(found) if len(list(group)) > 1]
+    in_order = sorted(names)
+    return [name for name, group in itertools.groupby(in_order) if len(list(group)) > 1]
 
 
 # ------------------------------------------------------------------------------------------------ tables

@@ -259,9 +259,9 @@ def mean_difference(
     """
     ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_P, theirs_P))
     resampled_B = _resampled_means(ours - theirs, resamples, seed, stream)
-    value, other, difference = (float(values.mean()) for values in (ours, theirs, ours - theirs))
+    value, their_value, difference = (float(values.mean()) for values in (ours, theirs, ours - theirs))
     interval, p_value = percentile_interval(resampled_B), two_sided_p(resampled_B)
-    return Difference(len(ours), value, other, difference, interval, p_value)
+    return Difference(len(ours), value, their_value, difference, interval, p_value)
 
 
 def compare(
@@ -290,9 +290,9 @@ def compare(
             f"--against: the models have no task in common: {', '.join(ours) or 'none'} and "
             f"{', '.join(theirs) or 'none'}. Evaluate both on the same tasks."
         )
-    both = {name: _both(name, ours[name], theirs[name], resamples, seed) for name in common}
+    resampled = {name: _both(name, ours[name], theirs[name], resamples, seed) for name in common}
     averaged = tuple(name for name in averaged if name in common)
-    average = _difference(*(both[name] for name in averaged)) if averaged else None
+    average = _difference(*(resampled[name] for name in averaged)) if averaged else None
     means = {}
     for name in common:
         parts = ours[name].by_subtask()
@@ -302,7 +302,7 @@ def compare(
             means[name] = _difference(*tasks)
     left_out = tuple(name for name in (*ours, *theirs) if name not in common)
     return PairedDifferences(
-        {name: _difference(both[name]) for name in common}, averaged, average, means, left_out, resamples
+        {name: _difference(resampled[name]) for name in common}, averaged, average, means, left_out, resamples
     )
 
 

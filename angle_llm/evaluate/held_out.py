@@ -92,8 +92,8 @@ class HeldOutEvaluation:
         sides = cached(encode), None if encode_document is None else cached(encode_document)
         measured = {task.name: task.measure(encoder, *sides) for task in self.tasks.values()}
         self.items = {task: items for task, (_, items) in measured.items() if items is not None}
-        found = {f"{task}/{name}": value for task, (values, _) in measured.items() for name, value in values.items()}
-        return {self.first: found[self.first], **found}
+        metrics = {f"{task}/{name}": value for task, (values, _) in measured.items() for name, value in values.items()}
+        return {self.first: metrics[self.first], **metrics}
 
     def verdict(self, saved: Mapping[str, Items], start: Mapping[str, Items]) -> str | None:
         """Return whether the saved encoder is better than before training, with the 95 % interval of the difference.
@@ -113,13 +113,13 @@ class HeldOutEvaluation:
             ):
                 continue
             try:
-                found = task.compare(saved_items, start_items)
+                comparison = task.compare(saved_items, start_items)
             except ValueError:  # another number of pairs than in the file
                 continue
-            low, high = found.interval.low, found.interval.high
+            low, high = comparison.interval.low, comparison.interval.high
             if not np.isnan(low):
                 verdict = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference to"
-                change = f"{found.difference:+.2f} ({low:+.2f} to {high:+.2f})"
+                change = f"{comparison.difference:+.2f} ({low:+.2f} to {high:+.2f})"
                 changes.append(f"{verdict} before training: {task.name}/{task.metrics[0]} {change}")
         return "; ".join(changes) or None
 
@@ -130,7 +130,7 @@ class HeldOutEvaluation:
         """
         sets = {source: task.keys() for source, task in self.tasks.items() if task.keys is not None}
         for source, shared in zip(sets, count_shared(data, list(sets.values())), strict=True):
-            if listed := ", ".join(f"{count:,} of its {total:,} {kind}" for kind, (count, total) in shared.items()):
+            if listed := ", ".join(f"{count:,} of its {total:,} {unit}" for unit, (count, total) in shared.items()):
                 yield (
                     f"warning: --evaluation.tasks {source}: the training data contain {listed}. Its scores can be too high. "
                     "`angle-llm data split` makes parts that share no text; `angle-llm data check TRAINING_FILE --against "
@@ -272,14 +272,14 @@ def _sts_task(task: StsTask) -> HeldOutTask:
     """Convert an STS task to a held-out task with the metrics Spearman and Pearson correlation."""
 
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> tuple[MetricValues, Items]:
-        found = evaluate_defined(encode, encode_document, task)
-        metrics = {"spearman": found.spearman, "pearson": found.pearson}
-        return metrics | _geometry(encode, encode_document, task), found.scores.cosine
+        correlations = evaluate_defined(encode, encode_document, task)
+        metrics = {"spearman": correlations.spearman, "pearson": correlations.pearson}
+        return metrics | _geometry(encode, encode_document, task), correlations.scores.cosine
 
     def compare(ours: Items, theirs: Items) -> Difference:
         gold = np.array([pair.score for pair in task.pairs])
-        both = [{task.name: PairScores(cosines, gold)} for cosines in (ours, theirs)]
-        return compare_pairs(*both).tasks[task.name]
+        scores = [{task.name: PairScores(cosines, gold)} for cosines in (ours, theirs)]
+        return compare_pairs(*scores).tasks[task.name]
 
     def keys() -> EvaluationSet:
         pairs = [pair[:2] for pair in task.pairs]
@@ -315,13 +315,13 @@ def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
     """
 
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> tuple[MetricValues, Items]:
-        found = evaluate_retrieval(encode, [task], encode_document=encode_document, resamples=0).tasks[task.name]
-        main = next(iter(found.metrics.values()))
-        return {name: metric.value for name, metric in found.metrics.items()}, np.array(main.values)
+        result = evaluate_retrieval(encode, [task], encode_document=encode_document, resamples=0).tasks[task.name]
+        main = next(iter(result.metrics.values()))
+        return {name: metric.value for name, metric in result.metrics.items()}, np.array(main.values)
 
     def keys() -> EvaluationSet:
         asked = zip(task.queries, task.relevant, strict=True)
-        pairs = [(query, task.candidates[place]) for query, relevant in asked for place in relevant]
+        pairs = [(query, task.candidates[candidate]) for query, relevant in asked for candidate in relevant]
         return EvaluationSet.of(task.name, pairs, () if judged else chain.from_iterable(pairs), task.queries)
 
     return HeldOutTask(task.name, tuple(query_metrics([], [])), measure, mean_difference, keys)
@@ -343,7 +343,7 @@ def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
         from angle_llm.evaluate.mteb_encoder import MtebEncoder
 
         model = MtebEncoder(encoder, name="local/training", micro_batch_tokens=micro_batch_tokens)
-        scores = [found.score for found in evaluate_mteb(model, [task])]
+        scores = [result.score for result in evaluate_mteb(model, [task])]
         return {"main_score": sum(scores) / len(scores)}, None
 
     return HeldOutTask(name, ("main_score",), measure)

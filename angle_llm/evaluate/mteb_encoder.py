@@ -93,10 +93,10 @@ class MtebEncoder:
         """
         texts = [text for batch in inputs for text in batch["text"]]
         rows_ND = np.zeros((len(texts), self._encoder.dimensions), dtype=np.float32)
-        full = [place for place, text in enumerate(texts) if text.strip()]
+        full = [index for index, text in enumerate(texts) if text.strip()]
         if full:
             rows_ND[full] = self.encoder_for(task_metadata, prompt_type).encode(
-                [texts[place] for place in full],
+                [texts[index] for index in full],
                 micro_batch_tokens=self._micro_batch_tokens,
                 show_progress=bool(kwargs.get("show_progress_bar", False)),
             )

@@ -74,7 +74,7 @@ def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None 
     """
     import mteb
 
-    found = mteb.evaluate(
+    results = mteb.evaluate(
         model,
         tasks,
         cache=None if output is None else mteb.ResultCache(output),
@@ -92,7 +92,7 @@ def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None 
             metric=described[result.task_name].main_score,
             score=100 * float(score["main_score"]),
         )
-        for result in found.task_results
+        for result in results.task_results
         for split, subsets in result.scores.items()
         for score in subsets
     ]

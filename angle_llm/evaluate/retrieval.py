@@ -147,7 +147,9 @@ class QueryMetrics:
             digests[name] = str(task["digest"])
             values[name] = {key: tuple(map(float, metric["values"])) for key, metric in task["metrics"].items()}
             queries = len(task["query_ids"])
-            if any(len(found) != queries or not np.isfinite(found).all() for found in values[name].values()):
+            if any(
+                len(of_queries) != queries or not np.isfinite(of_queries).all() for of_queries in values[name].values()
+            ):
                 raise ValueError(f"task {name!r}: expected a finite value of each query")
         texts, seconds = int(content["texts"]), float(content["encode_seconds"])
         speed = texts / seconds if seconds else None
@@ -183,9 +185,11 @@ def answer_ranks(
     candidates that are at least as similar.
     """
     answers = [np.array(sorted(places), dtype=np.intp) for places in relevant]
-    skipped = [places if own is None else np.append(places, own) for places, own in zip(answers, itself, strict=True)]
+    skipped = [
+        places if skip is None else np.append(places, skip) for places, skip in zip(answers, itself, strict=True)
+    ]
     step = max(1, _SIMILARITIES // max(queries_QD.shape[1], min(_QUERIES, len(queries_QD)), 1))
-    found = []
+    ranks_of = []
     for first in range(0, len(queries_QD), _QUERIES):
         block_QD = unit_rows(queries_QD[first : first + _QUERIES])
         numbers = range(first, first + len(block_QD))
@@ -202,8 +206,8 @@ def answer_ranks(
         for query, similar_R, ahead_R in zip(numbers, similarities, ahead, strict=True):
             order = np.argsort(-np.round(similar_R / _TIE), kind="stable")
             ranks = ahead_R[order] + np.arange(1, len(order) + 1)
-            found.append(dict(zip(answers[query][order].tolist(), ranks.tolist(), strict=True)))
-    return found
+            ranks_of.append(dict(zip(answers[query][order].tolist(), ranks.tolist(), strict=True)))
+    return ranks_of
 
 
 def query_metrics(
@@ -233,8 +237,8 @@ def query_metrics(
             "strict": places[-1] == len(places),
             "in top 5": places[-1] <= 5,
         }
-        for name, found in metrics.items():
-            found.append(float(values[name]))
+        for name, value_of_query in metrics.items():
+            value_of_query.append(float(values[name]))
     return metrics
 
 
@@ -291,7 +295,7 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
         queries=len(task.queries),
         candidates=len(task.candidates),
         answers=sum(map(len, task.relevant)),
-        skipped=sum(place is not None for place in task.itself),
+        skipped=sum(candidate is not None for candidate in task.itself),
         digest=task.digest,
         metrics=metrics,
         query_ids=task.query_ids,
@@ -330,7 +334,7 @@ def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder = load
     model is opened. One model is in memory at a time.
     """
     tasks = read_tasks(settings)
-    stored = {other: read_query_metrics(other) for other in settings.against if other.endswith(".json")}
+    stored = {path: read_query_metrics(path) for path in settings.against if path.endswith(".json")}
 
     def run(model: str, resamples: int) -> tuple[RetrievalResults, EncoderFacts]:
         def evaluate_tasks(_: Any, encode: Encode, encode_document: Encode | None) -> RetrievalResults:
@@ -341,11 +345,11 @@ def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder = load
     results, encoder = run(settings.model, RESAMPLES)
     content, comparisons = results.to_dict(), []
     ours = QueryMetrics.of(settings.model, encoder, content)
-    for other in settings.against:
-        theirs = stored.get(other)
+    for against in settings.against:
+        theirs = stored.get(against)
         if theirs is None:
-            found, other_encoder = run(other, resamples=0)
-            theirs = QueryMetrics.of(other, other_encoder, found.to_dict())
+            their_results, other_encoder = run(against, resamples=0)
+            theirs = QueryMetrics.of(against, other_encoder, their_results.to_dict())
         comparisons.append(compare_queries(ours, theirs))
     text = retrieval_report(results, ours, comparisons)
     write_results(settings, METRIC, text, content | {"comparisons": comparisons}, encoder)
@@ -374,7 +378,7 @@ def compare_queries(ours: QueryMetrics, theirs: QueryMetrics) -> RetrievalCompar
     Raises:
         ValueError: if `theirs` lacks a task, or has other queries, candidates, grades or metrics in a task.
     """
-    found: dict[str, dict[str, Difference]] = {}
+    differences: dict[str, dict[str, Difference]] = {}
     for name, values in ours.values.items():
         if theirs.digests.get(name) != ours.digests[name] or theirs.values[name].keys() != values.keys():
             problem = f"other queries, candidates, grades or metrics of task {name!r}"
@@ -384,10 +388,11 @@ def compare_queries(ours: QueryMetrics, theirs: QueryMetrics) -> RetrievalCompar
                 f"--against: {theirs.model} was evaluated on {problem}. Evaluate both models on the same files with the same "
                 "flags."
             )
-        found[name] = {
-            metric: mean_difference(own, theirs.values[name][metric], stream=name) for metric, own in values.items()
+        differences[name] = {
+            metric: mean_difference(our_values, theirs.values[name][metric], stream=name)
+            for metric, our_values in values.items()
         }
-    return RetrievalComparison(theirs.model, theirs.encoder, found, theirs.dimensions, theirs.texts_per_second)
+    return RetrievalComparison(theirs.model, theirs.encoder, differences, theirs.dimensions, theirs.texts_per_second)
 
 
 # ---------------------------------------------------------------------------------------------------------- report
@@ -434,7 +439,7 @@ def retrieval_report(
             header += [short_name(comparison.other), "difference", "95 %", "p"]
             others: list[list[object]] = [[value, None, None, None] for value in comparison.encoder.columns().values()]
             others += map(difference_cells, comparison.tasks[task.name].values())
-            rows = [[*row, *other] for row, other in zip(rows, others, strict=True)]
+            rows = [[*row, *their_cells] for row, their_cells in zip(rows, others, strict=True)]
         if len(comparisons) > 1:
             header, rows = _model_rows(task, ours, comparisons)
         tables.append(table(header, rows, words=1))
@@ -474,9 +479,9 @@ def _model_rows(
     header = [task.label, "weights", "dimensions", "tokens", "texts/s", *_COMPARED, "difference", "95 %", "p"]
     values = [task.metrics[name].value for name in _COMPARED]
     rows = [[*first(ours.model, ours.encoder, ours.dimensions, ours.texts_per_second), *values, None, None, None]]
-    for each in comparisons:
-        found = each.tasks[task.name]
-        others = [found[name].other for name in _COMPARED]
-        start = first(each.other, each.encoder, each.dimensions, each.texts_per_second)
-        rows.append([*start, *others, *difference_cells(found[_COMPARED[0]])[1:]])
+    for comparison in comparisons:
+        differences = comparison.tasks[task.name]
+        others = [differences[name].other for name in _COMPARED]
+        start = first(comparison.other, comparison.encoder, comparison.dimensions, comparison.texts_per_second)
+        rows.append([*start, *others, *difference_cells(differences[_COMPARED[0]])[1:]])
     return header, rows

@@ -179,13 +179,13 @@ def evaluate(
     else:
         firsts, seconds = (pair.sentence1 for pair in pairs), (pair.sentence2 for pair in pairs)
         encoded = encode_sides(encode, encode_document, firsts, seconds)
-    found: dict[str, StsTaskResult] = {}
+    results: dict[str, StsTaskResult] = {}
     resampled: dict[str, Floats] = {}
     for task in tasks:
-        found[task.name], resampled[task.name] = _evaluate_task(encoded, task, resamples, seed)
+        results[task.name], resampled[task.name] = _evaluate_task(encoded, task, resamples, seed)
     averaged = [resampled[name] for name in PUBLISHED_TASKS if name in resampled]
     interval = percentile_interval(np.mean(averaged, axis=0)) if resamples and averaged else None
-    return StsResults(found, PUBLISHED_TASKS, **encoded.facts(), average_interval=interval)
+    return StsResults(results, PUBLISHED_TASKS, **encoded.facts(), average_interval=interval)
 
 
 def evaluate_defined(encode: Encode, encode_document: Encode | None, task: StsTask) -> StsTaskResult:
@@ -263,10 +263,10 @@ def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) ->
     except UndefinedCorrelationError as reason:
         undefined = f"cosines (first) and gold scores (second): {reason}"
     interval = percentile_interval(resampled_B) if resamples else None
-    found = Correlations(
+    correlations = Correlations(
         pairs=len(scores.gold), spearman=values[0], pearson=values[1], undefined=undefined, interval=interval
     )
-    return found, resampled_B
+    return correlations, resampled_B
 
 
 def _mean(subtasks: dict[str, Correlations], weighted: bool) -> Correlations | None:
@@ -277,8 +277,8 @@ def _mean(subtasks: dict[str, Correlations], weighted: bool) -> Correlations | N
     if not subtasks:
         return None
     pairs = [part.pairs for part in subtasks.values()]
-    both = [(part.spearman, part.pearson) for part in subtasks.values()]
-    spearman, pearson = np.average(both, axis=0, weights=pairs if weighted else None).tolist()
+    correlations = [(part.spearman, part.pearson) for part in subtasks.values()]
+    spearman, pearson = np.average(correlations, axis=0, weights=pairs if weighted else None).tolist()
     return Correlations(pairs=sum(pairs), spearman=spearman, pearson=pearson)
 
 
@@ -293,10 +293,12 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder = load_encoder
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns)
     if settings.edits == "published":
         tasks = [with_published_edits(task) for task in tasks]
-    other, theirs, remarks = settings.against, None, list[str]()
-    if other is not None and other.endswith(".json"):
-        name, theirs, texts = read_scores(other)
-        other = f"{name}, {other}"
+    against = settings.against
+    theirs = None
+    remarks: list[str] = []
+    if against is not None and against.endswith(".json"):
+        name, theirs, texts = read_scores(against)
+        against = f"{name}, {against}"
         here = {task.name: (task.variant, task.edits) for task in tasks}
         if differ := [name for name, text in texts.items() if here.get(name, text) != text]:
             remarks.append(
@@ -311,12 +313,12 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder = load_encoder
 
     results, encoder = run(settings.model, RESAMPLES)
     comparison = None
-    if other is not None:
+    if against is not None:
         if theirs is None:
-            found, other_encoder = run(other, resamples=0)
-            other, theirs = f"{other} ({other_encoder})", found.scores
+            their_results, other_encoder = run(against, resamples=0)
+            against, theirs = f"{against} ({other_encoder})", their_results.scores
         comparison = compare(results.scores, theirs)
-    text = sts_report(results, settings.model, [str(encoder), *remarks], comparison=comparison, other=other or "")
+    text = sts_report(results, settings.model, [str(encoder), *remarks], comparison=comparison, other=against or "")
     write_results(settings, METRIC, text, results.to_dict() | {"comparison": comparison}, encoder)
     return results
 
@@ -369,11 +371,14 @@ def sts_report(
         tables.append(table(["sub-task", "pairs", "Spearman", _INTERVAL, "Pearson"], subtasks, words=1))
     notes = [*remarks, *_notes(results)]
     if comparison:
-        compared = {results.tasks[name].label: found for name, found in comparison.tasks.items()}
-        compared |= {f"{results.tasks[name].label}, mean": found for name, found in comparison.means.items()}
+        compared = {results.tasks[name].label: difference for name, difference in comparison.tasks.items()}
+        compared |= {f"{results.tasks[name].label}, mean": difference for name, difference in comparison.means.items()}
         if comparison.average:
             compared["average"] = comparison.average
-        rows = [[label, found.items, found.value, *difference_cells(found)] for label, found in compared.items()]
+        rows = [
+            [label, difference.items, difference.value, *difference_cells(difference)]
+            for label, difference in compared.items()
+        ]
         header = ["compared", "pairs", "this model", "the other", "difference", _INTERVAL, "p"]
         tables.append(table(header, rows, words=1))
         notes.append(
@@ -403,9 +408,13 @@ def _notes(results: StsResults) -> list[str]:
         notes.append(f"Text `{variant}{', edited' if edits else ''}`: {_VARIANT_MEANING[variant]}{also}.")
     if results.averaged:
         notes.append("Published rows: SentEval's text (`senteval`), with the edits for prompted models.")
-        other = [results.tasks[name].label for name in results.averaged if results.tasks[name].variant != "senteval"]
-        if other:
-            notes.append(f"Different text than the published rows, so not directly comparable: {', '.join(other)}.")
+        unpublished = [
+            results.tasks[name].label for name in results.averaged if results.tasks[name].variant != "senteval"
+        ]
+        if unpublished:
+            notes.append(
+                f"Different text than the published rows, so not directly comparable: {', '.join(unpublished)}."
+            )
     for task in tasks:
         if task.official_pairs not in (None, task.pairs):
             notes.append(f"{task.label}: {task.pairs:,} pairs here, {task.official_pairs:,} in the published task.")

@@ -76,7 +76,7 @@ def unique_names(names: Sequence[str], sources: Sequence[Source | None]) -> list
     """
     unique = list(names)
     for name in set(names):
-        equal = [index for index, other in enumerate(names) if other == name]
+        equal = [index for index, second in enumerate(names) if second == name]
         parts = [() if (source := sources[index]) is None else source.folder.parts for index in equal]
         for count in range(max(map(len, parts)) + 1):
             prefixes = [folder[len(folder) - count :] for folder in parts]

@@ -84,8 +84,8 @@ FAULTS = [
     # texts and tokens
     Fault("missing-deduplication", "plan_micro_batches", "texts = list(row_of_ids)",
           "row_of, texts = list(range(len(ids))), [tuple(text) for text in ids]", SHARED),
-    Fault("cut-prompt-tail", "SentenceTokenizer._apply", "[before + ids + after for ids in found]",
-          "[(before + ids + after)[: self._text_tokens] for ids in found]", contract("encoder", "loses_its_end")),
+    Fault("cut-prompt-tail", "SentenceTokenizer._apply", "[before + ids + after for ids in ids_of_texts]",
+          "[(before + ids + after)[: self._text_tokens] for ids in ids_of_texts]", contract("encoder", "loses_its_end")),
     Fault("special-tokens-parsed", "plain_ids", "split_special_tokens=True", "split_special_tokens=False",
           contract("encoder", "plain_text")),
     Fault("edits-skipped", "SentenceTokenizer.__call__", "self.prompt.edit(text)", "text",
@@ -167,7 +167,7 @@ FAULTS = [
     Fault("merged-in-bfloat16", "LoraUpdate.merged", "weight_OI.addmm_(self.b_OR, self.a_RI, alpha=self.scaling)",
           "weight_OI.add_(self.scaling * (self.b_OR.bfloat16() @ self.a_RI.bfloat16()).float())", MERGED),
     Fault("scale-without-rank", "_scaling", "/ (math.sqrt(rank) if", "/ (1.0 if True else math.sqrt(rank) if", MERGED),
-    Fault("verify-always-holds", "verify_main", "0 if found.holds else 1", "0", contract("export", "verify")),
+    Fault("verify-always-holds", "verify_main", "0 if result.holds else 1", "0", contract("export", "verify")),
 ]  # fmt: skip
 
 

@@ -103,13 +103,13 @@ def _print_verification(
     from angle_llm.export.verify import VerificationError
 
     try:
-        found = make(settings.run, settings.out, check=settings.verify, **options)
+        verification = make(settings.run, settings.out, check=settings.verify, **options)
     except VerificationError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     how = "" if options.get("others") else f" To verify later: angle-llm verify {settings.run} {settings.out}"
     later = f"NOT verified (--no-verify).{how}"
-    print(later if found is None else found.text())
+    print(later if verification is None else verification.text())
 
 
 def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> None:
@@ -133,13 +133,13 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
         base=settings.base,
         server={"send_prompt": settings.send_prompt, "model": settings.server_model},
     )
-    found = verify([*settings.forms, *settings.server], options)
+    result = verify([*settings.forms, *settings.server], options)
     if settings.json is not None:
-        write_json(settings.json, found.to_dict())
-    print(found.text())
-    if found.holds and found.base_difference is None and any(map(is_server, [*settings.forms, *settings.server])):
+        write_json(settings.json, result.to_dict())
+    print(result.text())
+    if result.holds and result.base_difference is None and any(map(is_server, [*settings.forms, *settings.server])):
         sys.exit(3)
-    sys.exit(0 if found.holds else 1)
+    sys.exit(0 if result.holds else 1)
 
 
 def _read_texts(path: Path) -> list[str]:

@@ -129,18 +129,18 @@ class Verification:
             f"  {self.first}",
             f"    difference from its base   {base}",
         ]
-        for other in self.comparisons:
+        for result in self.comparisons:
             lines += [
-                f"  {other.form}",
-                f"    difference from the first  1-cos {other.largest_difference:.1e} at most (limit {other.tolerance:.0e}), "
-                f"{other.mean_difference:.1e} in the mean",
-                f"                               relative difference {other.largest_relative_difference:.1e} at most",
+                f"  {result.form}",
+                f"    difference from the first  1-cos {result.largest_difference:.1e} at most "
+                f"(limit {result.tolerance:.0e}), {result.mean_difference:.1e} in the mean",
+                f"                               relative difference {result.largest_relative_difference:.1e} at most",
             ]
-            if other.weights is not None:
-                lines.append(f"                               {other.weights}")
-            if other.form.spearman is not None:
+            if result.weights is not None:
+                lines.append(f"                               {result.weights}")
+            if result.form.spearman is not None:
                 lines.append(
-                    f"                               Spearman {other.form.spearman:.2f}, expected {self.first.spearman:.2f}"
+                    f"                               Spearman {result.form.spearman:.2f}, expected {self.first.spearman:.2f}"
                 )
         lines += [f"note: {note}" for note in self.notes]
         lines += ["", "verdict: the same encoder" if self.holds else "verdict: NOT the same encoder"]
@@ -179,9 +179,9 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], toleranc
     else:
         allowed = TOLERANCE_HALF if half else TOLERANCE
     problems = [
-        f"{name} {found}, expected {expected}"
+        f"{name} {value}, expected {expected}"
         for name in ("prompt", "pooling", "max_length", "dimensions", "normalize")
-        if (found := getattr(theirs, name)) != (expected := getattr(ours, name))
+        if (value := getattr(theirs, name)) != (expected := getattr(ours, name))
     ]
     # A server does not report token ids.
     other_ids = sum(a != b for a, b in zip(first.ids, other.ids, strict=True)) if other.ids else 0

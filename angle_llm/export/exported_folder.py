@@ -120,9 +120,9 @@ class SentenceTransformersModel:
 
         The methods are those of sentence-transformers. The weights are shared.
         """
-        other = copy.copy(self)
-        other.side = side
-        return other
+        sided = copy.copy(self)
+        sided.side = side
+        return sided
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, including the prompt."""

@@ -141,7 +141,7 @@ KINDS = (
 
 def kind_of(path: FormPath) -> FormKind:
     """Return the kind of a form."""
-    return next(kind for kind in KINDS if kind.recognises(path))
+    return next(form_kind for form_kind in KINDS if form_kind.recognises(path))
 
 
 def open_form(path: FormPath, opening: Opening) -> Form:

@@ -322,9 +322,9 @@ def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
         raise ArtifactError(
             f"{target} is not the result of a merge, so it is not replaced. Choose another folder, and name it last."
         )
-    for what, path in read.items():
+    for name, path in read.items():
         if path.exists() and target.resolve().is_relative_to(path.resolve()):
-            raise ArtifactError(f"{target} is in the folder of the {what}, {path}. Choose another folder.")
+            raise ArtifactError(f"{target} is in the folder of the {name}, {path}. Choose another folder.")
 
 
 def _write_weights(

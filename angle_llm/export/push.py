@@ -222,8 +222,8 @@ def _read_scores(path: Path) -> list[tuple[str, str, float]]:
         scores: list[tuple[str, str, Any]] = []
         for name, task in content["tasks"].items():
             if "metrics" in task:
-                metric, found = next(iter(task["metrics"].items()))
-                scores.append((name, metric, found["value"]))
+                metric, values = next(iter(task["metrics"].items()))
+                scores.append((name, metric, values["value"]))
             else:
                 scores.append((f"{name} ({task['variant']})", "spearman", task["spearman"]))
         average = content.get("average")

@@ -130,10 +130,10 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
     options = options or VerifyOptions()
     names = options.names or [str(form) for form in forms]
     paths = [saved_folder(form) for form in forms]
-    kind = kind_of(paths[0])
-    if kind in PROGRAM_KINDS:
+    form_kind = kind_of(paths[0])
+    if form_kind in PROGRAM_KINDS:
         raise ValueError(
-            f"{names[0]} ({kind.name}) does not store how it was trained. Name the original encoder first."
+            f"{names[0]} ({form_kind.name}) does not store how it was trained. Name the original encoder first."
         )
 
     reference = _encode_reference(paths, names[0], options)
@@ -181,9 +181,9 @@ def _compare(
 ) -> tuple[Comparison, Sequence[str]]:
     """Compare another form with the first form; return the differences, and notes for the report."""
     # Vectors, token ids and facts.
-    kind = kind_of(path)
+    form_kind = kind_of(path)
     form = open_form(path, reference.opening)
-    encoded = _encode(form, kind.name, name, reference.texts, options.score, reference.sides)
+    encoded = _encode(form, form_kind.name, name, reference.texts, options.score, reference.sides)
     sided_texts = [(text, side) for side in reference.sides for text in reference.texts]
     comparison = compare_forms(reference.encoded, encoded, [text for text, _ in sided_texts], options.tolerance)
     problems = list(comparison.problems)
@@ -205,7 +205,7 @@ def _compare(
         )
 
     # The mistake of a wrong server.
-    if problems and kind is SERVER:
+    if problems and form_kind is SERVER:
         original = open_form(reference.path, replace(reference.opening, usage={}))
         assert isinstance(original, SentenceEncoder)
         original = original.with_prompt(reference.opening.usage["prompt"])

@@ -59,11 +59,11 @@ class MergedWeights:
         Adapters are merged in float32, and the bound is 0. With `exactly`, adapters are merged in float64, and the bound is
         an upper bound on the rounding error of the merge in float32. Models are combined in float64.
         """
-        path, _, kind = name.rpartition(".")
+        path, _, parameter = name.rpartition(".")
         tensors, bounds = list[Tensor](), list[Any]()
         for base, adapter in self.parts:
             tensor, bound = base.values(name), 0  # type: Tensor, Any
-            if adapter is not None and kind == "weight" and path in adapter.updates:
+            if adapter is not None and parameter == "weight" and path in adapter.updates:
                 update, transposed = adapter.updates[path], is_transposed(base.skeleton.get_submodule(path))
                 if exactly:
                     tensor, bound = update.exactly(tensor, transposed=transposed)
@@ -80,10 +80,10 @@ class MergedWeights:
             if abs(cosine) <= 0.9995:  # false for NaN, the cosine of a zero tensor
                 angle = math.acos(cosine)
                 factors = [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)]
-        found = list(zip(factors, tensors, bounds, strict=True))
+        parts = list(zip(factors, tensors, bounds, strict=True))
         # 2^-24: the factors of slerp depend on the rounding of the tensors.
-        bound = sum(factor * (b + 2.0**-24 * tensor.abs()) for factor, tensor, b in found) if exactly else 0
-        total: Any = sum(factor * tensor.double() for factor, tensor, _ in found)
+        bound = sum(factor * (b + 2.0**-24 * tensor.abs()) for factor, tensor, b in parts) if exactly else 0
+        total: Any = sum(factor * tensor.double() for factor, tensor, _ in parts)
         return total, bound
 
 
@@ -101,9 +101,9 @@ def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> Ba
     base = open_base(location, dtype=dtype, revision=card.base_revision, bits=bits)
     # Rounding to float16 and then to the fingerprint's bfloat16 differs from rounding to bfloat16 at once.
     comparable = not original or card.dtype != "float16"
-    if comparable and card.base_fingerprint not in (None, found := base.fingerprint()):
+    if comparable and card.base_fingerprint not in (None, fingerprint := base.fingerprint()):
         raise ArtifactError(
-            f"{source} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has {found}. "
+            f"{source} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has {fingerprint}. "
             f"Restore the original base, or name the right base in {source / CARD_NAME}."
         )
     if card.layers is not None:
@@ -136,11 +136,12 @@ def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool 
     if stored is None:
         return None
     base = open_adapters_base(adapter, EncoderCard.read(adapter), original=original)
-    wanted, found = (
+    wanted, stored_shapes = (  # shapes by name
         {name: tensor.shape for name, tensor in weights.skeleton.state_dict().items()} for weights in (base, stored)
     )
-    extra = found.keys() - wanted.keys()  # biases of 0, if Qwen2 is stored as LLaMA
-    if wanted != {name: found[name] for name in found.keys() - extra} or any(stored.read(name).any() for name in extra):
+    extra = stored_shapes.keys() - wanted.keys()  # biases of 0, if Qwen2 is stored as LLaMA
+    common = {name: shape for name, shape in stored_shapes.items() if name not in extra}
+    if common != wanted or any(stored.read(name).any() for name in extra):
         return None
     return count_differences(stored, wanted, MergedWeights([(base, read_adapter(adapter))]))
 

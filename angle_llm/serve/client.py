@@ -102,14 +102,14 @@ class ServerModel:
 
     def for_side(self, side: Side | None) -> ServerModel:
         """Return a client that requests the vectors of queries or of documents, if the server has sides."""
-        other = copy.copy(self)
-        other.side = side
+        sided = copy.copy(self)
+        sided.side = side
         if side is not None and not self.send_prompt:
             if self._protocol == "tei":
-                other._fields = self._fields | {"prompt_name": side}
+                sided._fields = self._fields | {"prompt_name": side}
             elif (named := f"{self._fields['model']}:{side}") in self._models:
-                other._fields = self._fields | {"model": named}
-        return other
+                sided._fields = self._fields | {"model": named}
+        return sided
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return no token ids, because a server does not report them."""

@@ -191,14 +191,14 @@ def _add_tensors(writer: gguf.GGUFWriter, weights: BaseWeights, architecture: st
         return values.contiguous().numpy()
 
     for source, parameter in weights.skeleton.state_dict().items():
-        kind = matrices if parameter.ndim > 1 else kinds.F32
-        if parameter.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
-            kind = kinds.F16
+        quantization = matrices if parameter.ndim > 1 else kinds.F32
+        if parameter.shape[-1] % gguf.GGML_QUANT_SIZES[quantization][0]:
+            quantization = kinds.F16
         meta = lazy.meta_with_dtype_and_shape(np.float32, tuple(parameter.shape))
-        values = gguf.quants.quantize(lazy(meta=meta, args=(source,), func=read), kind)
+        values = gguf.quants.quantize(lazy(meta=meta, args=(source,), func=read), quantization)
         name = names.get_name(f"model.{source}", try_suffixes=(".weight", ".bias"))
         assert name is not None, source
-        writer.add_tensor(name, values, raw_dtype=kind)
+        writer.add_tensor(name, values, raw_dtype=quantization)
 
 
 def _converted(source: str, values: Tensor, config: Any, architecture: str) -> Tensor:
@@ -234,9 +234,9 @@ def _check_config(config: Any, architecture: str) -> None:
         "rope scaling in sliding windows": gemma
         and config.rope_parameters["sliding_attention"]["rope_type"] != "default",
     }
-    for what, found in lacking.items():
-        if found:
-            raise ArtifactError(f"llama.cpp computes {architecture} without {what}, but this model has it.")
+    for feature, is_present in lacking.items():
+        if is_present:
+            raise ArtifactError(f"llama.cpp computes {architecture} without {feature}, but this model has it.")
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size: int) -> None:
@@ -247,7 +247,7 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size
     """
     rope = config.rope_parameters
     if architecture == "gemma3":
-        full = [number for number, kind in enumerate(config.layer_types, 1) if kind == "full_attention"]
+        full = [number for number, layer_type in enumerate(config.layer_types, 1) if layer_type == "full_attention"]
         period = full[0] if full else len(config.layer_types) + 1
         if full != list(range(period, len(config.layer_types) + 1, period)):
             raise ArtifactError(
@@ -258,23 +258,25 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
-    kind = rope["rope_type"]
-    if kind == "llama3" and architecture == "llama":
+    scaling = rope["rope_type"]
+    if scaling == "llama3" and architecture == "llama":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         plain = rope["rope_theta"] ** -(torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
         writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy().astype(np.float32))
-    elif kind != "default":
-        known = {"rope_type", "rope_theta", "factor", *(["original_max_position_embeddings"] if kind == "yarn" else [])}
+    elif scaling != "default":
+        known = {"rope_type", "rope_theta", "factor"}
+        if scaling == "yarn":
+            known.add("original_max_position_embeddings")
         usual = {"beta_fast": 32, "beta_slow": 1, "partial_rotary_factor": 1.0}
         extra = sorted(key for key in rope.keys() - known if rope[key] != usual.get(key))
-        if kind not in ("linear", "yarn") or extra:
-            found = f"{kind} with {', '.join(extra)}" if extra else kind
-            raise ArtifactError(f"llama.cpp files of {architecture} cannot hold rope scaling {found}.")
-        writer.add_rope_scaling_type(gguf.RopeScalingType[kind.upper()])
+        if scaling not in ("linear", "yarn") or extra:
+            described = f"{scaling} with {', '.join(extra)}" if extra else scaling
+            raise ArtifactError(f"llama.cpp files of {architecture} cannot hold rope scaling {described}.")
+        writer.add_rope_scaling_type(gguf.RopeScalingType[scaling.upper()])
         writer.add_rope_scaling_factor(rope["factor"])
-        if kind == "yarn":
+        if scaling == "yarn":
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
@@ -293,9 +295,9 @@ class Vocabulary:
         self.tokenizer = tokenizers.query.tokenizer
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         self.spec: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
-        kind = self.spec.get("model", {}).get("type") or type(self.tokenizer).__name__
-        if kind != "BPE":
-            raise ArtifactError(f"llama.cpp files are written with BPE tokenizers; this tokenizer is {kind}.")
+        algorithm = self.spec.get("model", {}).get("type") or type(self.tokenizer).__name__
+        if algorithm != "BPE":
+            raise ArtifactError(f"llama.cpp files are written with BPE tokenizers; this tokenizer is {algorithm}.")
         self.sentencepiece = bool(self.spec["model"].get("byte_fallback"))
         """BPE of sentencepiece, with a score for each token; otherwise byte-level BPE with merges."""
         pre = "default" if self.sentencepiece else _split_name(self.spec)
@@ -344,7 +346,7 @@ def _steps(part: Any) -> list[Any]:
     if part is None:
         return []
     inside = part.get("normalizers", part.get("pretokenizers"))
-    return [part] if inside is None else [step for each in inside for step in _steps(each)]
+    return [part] if inside is None else [step for child in inside for step in _steps(child)]
 
 
 def _adds_space(spec: dict[str, Any]) -> bool | None:

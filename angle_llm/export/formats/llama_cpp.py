@@ -174,9 +174,9 @@ class LlamaCppModel:
 
     def for_side(self, side: Side) -> LlamaCppModel:
         """Return a model that formats texts with the prompt of a side."""
-        other = copy.copy(self)
-        other.side = side
-        return other
+        sided = copy.copy(self)
+        sided.side = side
+        return sided
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids that llama.cpp computes for each text, prompt included."""
@@ -188,8 +188,8 @@ class LlamaCppModel:
         rows: list[list[float]] = []
         for first in range(0, len(contents), _TOGETHER):
             part = contents[first : first + _TOGETHER]
-            found = self._post("/embedding", {"content": part, "embd_normalize": 2 if self.normalize else -1})
-            rows += [row["embedding"][0] for row in sorted(found, key=lambda row: row["index"])]
+            answer = self._post("/embedding", {"content": part, "embd_normalize": 2 if self.normalize else -1})
+            rows += [row["embedding"][0] for row in sorted(answer, key=lambda row: row["index"])]
         return np.array(rows, dtype=np.float32)
 
     def _contents(self, texts: Sequence[str]) -> list[str | list[int]]:
@@ -239,8 +239,8 @@ def stored_facts(file: Path) -> tuple[str, str]:
 
     try:
         stored = GGUFReader(file).fields
-        kind = stored["general.file_type"].contents()
-        dtype = next((dtype for dtype, number in FILE_TYPES.items() if number == kind), "other")
+        file_type = stored["general.file_type"].contents()
+        dtype = next((dtype for dtype, number in FILE_TYPES.items() if number == file_type), "other")
         pooling = stored.get(f"{stored['general.architecture'].contents()}.pooling_type")
         return dtype, PoolingType(pooling.contents() if pooling else 0).name.lower()
     except (OSError, ValueError, KeyError, IndexError) as error:

@@ -91,9 +91,9 @@ class OnnxModel:
 
     def for_side(self, side: Side) -> OnnxModel:
         """Return a model that encodes all texts as queries, or as documents."""
-        other = copy.copy(self)
-        other.side = side
-        return other
+        sided = copy.copy(self)
+        sided.side = side
+        return sided
 
     @property
     def _head(self) -> str:

@@ -203,9 +203,9 @@ class SentenceEncoder:
 
     def changed(self, **attributes: Any) -> SentenceEncoder:
         """Return an encoder with other attributes, such as `layouts` or `tokenizers`, and the same weights, without a copy."""
-        other = copy.copy(self)
-        vars(other).update(attributes)
-        return other
+        encoder = copy.copy(self)
+        vars(encoder).update(attributes)
+        return encoder
 
     def with_prompt(self, prompt: PromptChoice) -> SentenceEncoder:
         """Return an encoder with another prompt and the same weights, without a copy; `prompt` as in `from_pretrained`."""

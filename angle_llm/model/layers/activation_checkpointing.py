@@ -84,11 +84,11 @@ def checkpointing_problem(backbone: nn.Module) -> str | None:
         layers = LayerStack.of(backbone).layers
     except ValueError as error:
         return str(error)
-    other = [type(layer).__name__ for layer in layers if not isinstance(layer, GradientCheckpointingLayer)]
+    unsupported = [type(layer).__name__ for layer in layers if not isinstance(layer, GradientCheckpointingLayer)]
     name = type(without_adapter(backbone)).__name__
-    if not other:
+    if not unsupported:
         return None
-    return f"activation checkpointing: {name} has layers of type {other[0]}, which do not support it."
+    return f"activation checkpointing: {name} has layers of type {unsupported[0]}, which do not support it."
 
 
 def checkpoint_layers(backbone: nn.Module, *, enabled: bool) -> None:

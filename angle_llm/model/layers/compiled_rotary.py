@@ -38,11 +38,11 @@ def use_compiled_rotary(adapted: nn.Module, backend: str = "inductor") -> None:
     if are_plain() or torch._dynamo.config.disable or (weight.device.type != "cuda" and backend == "inductor"):
         return
     for layer in adapted.modules():
-        kind: Any = type(layer)
-        rotate, sizes = _rotation(kind), _sizes(layer)
+        layer_class: Any = type(layer)
+        rotate, sizes = _rotation(layer_class), _sizes(layer)
         known = rotate is not None and sizes is not None and "forward" not in vars(layer)
         if known and _problem(rotate, sizes, weight.dtype, weight.device, backend) is None:
-            layer.__class__ = _compiled_class(kind, backend)
+            layer.__class__ = _compiled_class(layer_class, backend)
 
 
 def use_plain_rotary(adapted: nn.Module) -> None:
@@ -102,9 +102,9 @@ def _problem(
     For the first length torch compiles the function for this length, for the second one for any length.
     """
     cases = [(trained, tokens) for trained in (False, True) for tokens in (256, 384)]
-    found = (_difference(rotate, sizes, dtype, device, backend, *case) for case in cases)
+    differences = (_difference(rotate, sizes, dtype, device, backend, *case) for case in cases)
     # transformers rounds every product and sum, the kernel only the result.
-    problem = trial_problem(found, 4 * torch.finfo(dtype).eps)
+    problem = trial_problem(differences, 4 * torch.finfo(dtype).eps)
     if problem is not None:
         log(f"warning: rotary position embeddings are not compiled: {problem}")
     return problem
@@ -137,4 +137,4 @@ def _difference(
             rotated = function(*states, angle_1TS.cos(), angle_1TS.sin())
             slopes = torch.autograd.grad(rotated, leaves, upstream) if trained else ()
             results.append([one.detach() for one in (*rotated, *slopes)])
-    return largest(relative_difference(one, other) for one, other in zip(*results, strict=True))
+    return largest(relative_difference(fused, plain) for fused, plain in zip(*results, strict=True))

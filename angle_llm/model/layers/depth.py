@@ -59,8 +59,8 @@ class LayerStack:
                 f"layers: {type(backbone).__name__} has {len(paths)} lists of {count} modules, so states between its layers "
                 "are not available. Use all layers."
             )
-        place, _, name = paths[0].rpartition(".")
-        owner = backbone.get_submodule(place)
+        owner_path, _, name = paths[0].rpartition(".")
+        owner = backbone.get_submodule(owner_path)
         parts = [getattr(owner, part, None) for part in _AFTER]
         return cls(owner, name, tuple(part for part in parts if isinstance(part, nn.Module)))
 
@@ -83,17 +83,17 @@ class LayerStack:
         Yields a dictionary from layer number to `pick(output)`. The output (B, T, D) of a layer is before the final norm
         (see `finish`).
         """
-        found: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
 
         def keeper(number: int) -> Callable[..., None]:
             def keep(_: nn.Module, __: Any, output: Any) -> None:
-                found[number] = pick(output[0] if isinstance(output, tuple) else output)
+                states[number] = pick(output[0] if isinstance(output, tuple) else output)
 
             return keep
 
         handles = [self.layers[number - 1].register_forward_hook(keeper(number)) for number in numbers]
         try:
-            yield found
+            yield states
         finally:
             for handle in handles:
                 handle.remove()
@@ -118,11 +118,11 @@ class LayerStack:
         with (
             evaluating(backbone) as device,
             without_outliers(backbone),
-            self.states_after([number], self.finish) as found,
+            self.states_after([number], self.finish) as states_of_layer,
         ):
             ids_BT = torch.tensor([[7, 5, 3, 1], [4, 2, 6, 8]], device=device)
             states: Tensor = backbone(input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT)).last_hidden_state
-        return found[number], states
+        return states_of_layer[number], states
 
 
 def cut_layers(backbone: nn.Module, keep: int) -> None:

@@ -8,7 +8,7 @@ Legend: T tokens (any leading shape, flattened), I inputs, O outputs, R rank.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -156,9 +156,9 @@ def use_fused_lora(adapted: nn.Module) -> None:
     if are_plain():
         return
     for layer in adapted.modules():
-        kind: Any = type(layer)
-        if f"{kind.__module__}.{kind.__qualname__}" in _PEFT_LAYERS:
-            layer.__class__ = mixed_class(FusedLora, kind)
+        layer_class: Any = type(layer)
+        if f"{layer_class.__module__}.{layer_class.__qualname__}" in _PEFT_LAYERS:
+            layer.__class__ = mixed_class(FusedLora, layer_class)
 
 
 @cache
@@ -215,5 +215,5 @@ def _is_frozen_linear(layer: Any, x: Tensor) -> bool:
 def _is_patched(layer: nn.Module) -> bool:
     """Return whether a layer has a replaced forward method or hooks, except the hook `set_scale` of this package."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    hooks: list[Mapping[int, Callable[..., Any]]] = [getattr(layer, name) for name in names]
-    return "forward" in vars(layer) or any(hook is not set_scale for each in hooks for hook in each.values())
+    hooks: list[Callable[..., Any]] = [hook for name in names for hook in getattr(layer, name).values()]
+    return "forward" in vars(layer) or any(hook is not set_scale for hook in hooks)

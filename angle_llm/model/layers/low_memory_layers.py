@@ -159,10 +159,10 @@ def _difference(layer: nn.Module, replacement: Any, dtype: torch.dtype, device: 
             linear.weight = nn.Parameter(draw(*sizes), requires_grad=False)
             small._modules[name] = linear
     x, upstream = draw(2, 3, narrow).requires_grad_(), draw(2, 3, narrow)
-    found = []
+    results = []
     with torch.enable_grad():
         for layer_class in (type(layer), replacement):
             small.__class__ = layer_class
             value = small(x)
-            found.append([value.detach(), *torch.autograd.grad(value, x, upstream)])
-    return largest(float((one - other).abs().max()) for one, other in zip(*found, strict=True))
+            results.append([value.detach(), *torch.autograd.grad(value, x, upstream)])
+    return largest(float((one - replaced).abs().max()) for one, replaced in zip(*results, strict=True))

@@ -28,5 +28,7 @@ def replaced_layers(backbone: nn.Module) -> str:
         LowMemoryMlp: "low-memory MLP",
         CompiledRotary: "compiled rotary",
     }
-    counts = Counter(name for layer in backbone.modules() for kind, name in kinds.items() if isinstance(layer, kind))
+    counts = Counter(
+        name for layer in backbone.modules() for layer_class, name in kinds.items() if isinstance(layer, layer_class)
+    )
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

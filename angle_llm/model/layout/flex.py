@@ -57,12 +57,12 @@ def block_mask(sequence: TokenSequence, tokens: int, device: torch.device) -> Bl
     # BlockMask needs the number of key blocks of every query block and an array that starts with their indices: for partly
     # visible and for fully visible key blocks, and for query blocks of every key block (for the backward pass).
     partly_IJ = some_IJ & ~every_IJ
-    found = (partly_IJ, every_IJ, partly_IJ.T, every_IJ.T)
-    counts = np.stack([blocks.sum(axis=1) for blocks in found])
-    orders = np.stack([np.argsort(~blocks, axis=1, kind="stable") for blocks in found])
-    both = (on_device(torch.as_tensor(array, dtype=torch.int32)[:, None, None], device) for array in (counts, orders))
+    block_masks = (partly_IJ, every_IJ, partly_IJ.T, every_IJ.T)
+    counts = np.stack([blocks.sum(axis=1) for blocks in block_masks])
+    orders = np.stack([np.argsort(~blocks, axis=1, kind="stable") for blocks in block_masks])
+    arrays = (on_device(torch.as_tensor(array, dtype=torch.int32)[:, None, None], device) for array in (counts, orders))
     # Copies, because torch would compile again for views with other offsets.
-    lists: list[Any] = [tensor.clone() for pair in zip(*both, strict=True) for tensor in pair]
+    lists: list[Any] = [tensor.clone() for pair in zip(*arrays, strict=True) for tensor in pair]
     mask_mod = visible if sequence.causal else visible_in_text
     return BlockMask((tokens, tokens), *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod)  # type: ignore[misc]
 
@@ -140,8 +140,10 @@ def flex_problem(shape: AttentionShape, dtype: torch.dtype, precision: str, devi
     torch.set_float32_matmul_precision(precision)
     try:
         lengths = _trial_lengths(shape)
-        found = (_difference(shape, dtype, device, blocks, gradients) for gradients in (0, 1, 3) for blocks in lengths)
-        return trial_problem(found, TOLERANCE[dtype])
+        differences = (
+            _difference(shape, dtype, device, blocks, gradients) for gradients in (0, 1, 3) for blocks in lengths
+        )
+        return trial_problem(differences, TOLERANCE[dtype])
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -198,4 +200,4 @@ def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device,
             output = attend(*states)
             slopes = torch.autograd.grad(output, states[:gradients], upstream.to(output.dtype)) if gradients else ()
             results.append([one.detach().float() for one in (output, *slopes)])
-    return largest(float((one - other).norm() / other.norm()) for one, other in zip(*results, strict=True))
+    return largest(float((one - expected).norm() / expected.norm()) for one, expected in zip(*results, strict=True))

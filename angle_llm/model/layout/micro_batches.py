@@ -54,12 +54,12 @@ class MicroBatch:
 
     def inputs(self, device: torch.device) -> dict[str, Any]:
         """Return the keyword arguments of `EmbeddingModel.forward` for this micro-batch, on a device."""
-        given: dict[str, Any] = {"ids_BT": on_device(self.ids_BT, device)}
+        inputs: dict[str, Any] = {"ids_BT": on_device(self.ids_BT, device)}
         if self.mask_BT is not None:
-            given["mask_BT"] = on_device(self.mask_BT, device)
+            inputs["mask_BT"] = on_device(self.mask_BT, device)
         if self.sequence is not None:
-            given["sequence"] = self.sequence.to(device)
-        return given
+            inputs["sequence"] = self.sequence.to(device)
+        return inputs
 
 
 @dataclass(frozen=True)

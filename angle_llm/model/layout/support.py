@@ -127,7 +127,7 @@ def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch
     computed += [(torch.bfloat16, "highest")] if autocasts else []
     shape = AttentionShape(heads, kv_heads or heads, width, softcap, scaling, causal, shares)
     try:
-        problems = (flex_problem(shape, *each, device) for each in computed)
+        problems = (flex_problem(shape, *precision, device) for precision in computed)
         problem = next(filter(None, problems), None)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -202,8 +202,8 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
             alone_BTD = torch.cat([states([text]) for text in full])
             if shares:  # every prefix is a text, so every node is the last node of a text
                 sequence_RD = sequence_RD[sequence.end_R.to(device)]
-                place = {tuple(text[:end]): (row, end - 1) for row, text in enumerate(full) for end in range(1, 6)}
-                plain_RD = torch.stack([alone_BTD[place[tuple(text)]] for text in texts])
+                position = {tuple(text[:end]): (row, end - 1) for row, text in enumerate(full) for end in range(1, 6)}
+                plain_RD = torch.stack([alone_BTD[position[tuple(text)]] for text in texts])
             else:
                 plain_RD = torch.cat([states([text])[0] for text in probes])
     except Exception as error:  # an architecture can refuse unknown arguments in any way
@@ -214,8 +214,8 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
     # precision and TF32, but it can be 0 by chance for a few texts.
     rounding = relative_difference(together_BTD, alone_BTD)
     least = 0.02 if sequence_RD.dtype.itemsize == 2 else 1e-4
-    found = relative_difference(sequence_RD, plain_RD)
-    if found <= max(least, min(4 * rounding, _MOST_ROUNDING)):
+    difference = relative_difference(sequence_RD, plain_RD)
+    if difference <= max(least, min(4 * rounding, _MOST_ROUNDING)):
         return None
     how = "as a trie" if shares else "when texts are packed"
-    return f"the architecture gives other states {how} (difference {found:.1e}, rounding {rounding:.1e})"
+    return f"the architecture gives other states {how} (difference {difference:.1e}, rounding {rounding:.1e})"

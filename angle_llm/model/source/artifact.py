@@ -337,9 +337,9 @@ def check_writable(target: Path, **read: str | Path) -> None:
         raise ArtifactError(
             f"{target} exists and is not a saved encoder, so it is not overwritten. Choose another folder."
         )
-    for what, path in read.items():
+    for name, path in read.items():
         if path and Path(path).exists() and Path(path).resolve().is_relative_to(target.resolve()):
-            raise ArtifactError(f"writing {target} would overwrite the {what}, {path}. Choose another folder.")
+            raise ArtifactError(f"writing {target} would overwrite the {name}, {path}. Choose another folder.")
 
 
 def write_directory(target: Path, fill: Callable[[Path], Filled]) -> Filled:
@@ -352,6 +352,6 @@ def write_directory(target: Path, fill: Callable[[Path], Filled]) -> Filled:
     """
     target = target.expanduser()
     check_writable(target)
-    found: list[Filled] = []
-    write_folder(target, lambda folder: found.append(fill(folder)))
-    return found[0]
+    results: list[Filled] = []
+    write_folder(target, lambda folder: results.append(fill(folder)))
+    return results[0]

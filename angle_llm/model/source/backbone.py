@@ -84,9 +84,9 @@ def torch_device(name: str | torch.device | None) -> torch.device:
     except RuntimeError as error:
         raise ValueError(f"device: expected cpu, cuda, cuda:1, mps, …; got {name!r}.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
+        available = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
         raise ValueError(
-            f"device {str(device)!r}: this machine has {found} that torch can use. Use cpu, or unset device."
+            f"device {str(device)!r}: this machine has {available} that torch can use. Use cpu, or unset device."
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"device {str(device)!r}: this machine has no MPS device. Use cpu, or unset device.")

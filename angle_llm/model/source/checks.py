@@ -93,7 +93,7 @@ def check_links(folder: Path) -> None:
     allowed = [real, real.parent.parent / "blobs"] if real.parent.name == "snapshots" else [real]
     for path in sorted(real.rglob("*")):
         target = Path(os.path.realpath(path))
-        if path.is_symlink() and not any(target.is_relative_to(place) for place in allowed):
+        if path.is_symlink() and not any(target.is_relative_to(allowed_folder) for allowed_folder in allowed):
             raise ArtifactError(f"{path} is a link out of its folder, to {target}. Replace it with the file itself.")
 
 
@@ -109,13 +109,13 @@ def as_artifact_error(place: object) -> Iterator[None]:
     except ImportError as error:
         raise ArtifactError(f"{place} cannot be opened without another package: {error}") from error
     except BaseException as error:
-        kind = type(error).__name__
-        of_a_library = isinstance(error, Exception) or kind == "PanicException"
+        error_name = type(error).__name__
+        of_a_library = isinstance(error, Exception) or error_name == "PanicException"
         if not of_a_library or _is_of_the_machine(error) or _is_of_this_package(error):
             raise
         reason = " ".join(str(error).split())
         raise ArtifactError(
-            f"{place} cannot be opened: {kind}: {reason if len(reason) < 400 else reason[:400] + '…'}. One of its files is "
+            f"{place} cannot be opened: {error_name}: {reason if len(reason) < 400 else reason[:400] + '…'}. One of its files is "
             "damaged or of an unsupported kind; fetch or save it again."
         ) from error
 
@@ -131,10 +131,10 @@ def _is_of_this_package(error: BaseException) -> bool:
     """Return whether an error was raised by code of angle_llm, not by a library."""
     if type(error).__module__.startswith("angle_llm."):
         return True
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    raised_here = place is not None and str(place.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    raised_here = traceback is not None and str(traceback.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
     return raised_here and isinstance(error, ValueError | OSError | TypeError)
 
 

@@ -22,7 +22,8 @@ DENSE_FILES = ("*_Dense/config.json", "*_Dense/model.safetensors")
 """Patterns of the files of Dense modules in a model folder."""
 _WEIGHTS = "model.safetensors"
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
-    f"{kind.__module__}.{kind.__name__}": kind for kind in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid)
+    f"{activation.__module__}.{activation.__name__}": activation
+    for activation in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid)
 }
 """Class path of an activation in `config.json` → class."""
 
@@ -53,11 +54,11 @@ def check_dense(folder: Path) -> dict[str, Any]:
     Raises:
         ArtifactError: for a setting that this package does not support, or without weights in safetensors.
     """
-    place = folder / "config.json"
+    config_path = folder / "config.json"
     try:
-        config: dict[str, Any] = read_json(place)
+        config: dict[str, Any] = read_json(config_path)
     except FileNotFoundError as error:
-        raise ArtifactError(f"{place} is missing. Fetch or save the folder again.") from error
+        raise ArtifactError(f"{config_path} is missing. Fetch or save the folder again.") from error
     required = {"in_features", "out_features", "bias", "activation_function"}
     fixed = {
         "module_input_name": "sentence_embedding",
@@ -69,9 +70,9 @@ def check_dense(folder: Path) -> dict[str, Any]:
             str(value) in _ACTIVATIONS if key == "activation_function" else key in required or value == fixed.get(key)
         )
         if not supported and value is not None:
-            refuse_setting(place, key, value)
+            refuse_setting(config_path, key, value)
     if missing := required - config.keys():
-        raise ArtifactError(f"{place}: `{min(missing)}` is missing. Save the folder again.")
+        raise ArtifactError(f"{config_path}: `{min(missing)}` is missing. Save the folder again.")
     return config
 
 

@@ -193,7 +193,7 @@ def _scaling(config: dict[str, Any], path: Path) -> float:
     for key, value in config.items():
         if key not in _SUPPORTED and value not in (None, False, {}, [], "none"):
             raise ArtifactError(f"{path}: `{key}` = {value!r} is not supported.")
-    for key, (holds, what) in expected.items():
+    for key, (holds, description) in expected.items():
         if not holds:
-            raise ArtifactError(f"{path}: `{key}`: expected {what}, got {config.get(key)!r}.")
+            raise ArtifactError(f"{path}: `{key}`: expected {description}, got {config.get(key)!r}.")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)  # type: ignore[arg-type,operator]

@@ -30,7 +30,7 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
     with as_artifact_error(folder):
         config = read_json(folder / CONFIG_NAME)
         targets = config["target_modules"]
-        own = LoraSettings(
+        saved = LoraSettings(
             rank=config["r"],
             alpha=float(config["lora_alpha"]),
             dropout=float(config.get("lora_dropout") or 0.0),
@@ -38,7 +38,7 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
             train_dense=given.train_dense,
         )
     for name, value in vars(given).items():
-        expected: Any = getattr(own, name)
+        expected: Any = getattr(saved, name)
         same = sorted(value) == expected if name == "targets" else value == expected
         if value != getattr(default, name) and not same:
             raise SettingsError(
@@ -50,7 +50,7 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
             f"--model.bits is {model.bits}, but the adapter in {model.path} was trained with {bits} and fits these weights only. "
             f"Set --model.bits {bits}, or merge the adapter (angle-llm merge)."
         )
-    return own
+    return saved
 
 
 def make_trainable(adapted: nn.Module) -> None:

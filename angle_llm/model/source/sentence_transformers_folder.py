@@ -120,25 +120,26 @@ class SentenceTransformersFolder:
         for path in dense:
             check_dense(path)
         options = _read_options(folder)
-        config, place = _read_config(folder, "config_sentence_transformers.json")
-        if (kind := config.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
-            refuse_setting(place, "model_type", kind)
+        config, config_path = _read_config(folder, "config_sentence_transformers.json")
+        if (model_type := config.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
+            refuse_setting(config_path, "model_type", model_type)
         if config.get("truncate_dim") is not None:
             refuse_setting(
-                place, "truncate_dim", config["truncate_dim"], "Set it to null, and pass dimensions=… instead."
+                config_path, "truncate_dim", config["truncate_dim"], "Set it to null, and pass dimensions=… instead."
             )
         similarity = config.get("similarity_fn_name")
         if similarity not in (None, "cosine") and not (normalize and similarity in ("dot", "euclidean")):
             warnings.warn(
-                f"{place}: similarity_fn_name is {similarity!r:.40}, but this package compares vectors by cosine. The "
+                f"{config_path}: similarity_fn_name is {similarity!r:.40}, but this package compares vectors by cosine. The "
                 "vectors are unchanged.",
                 UserWarning,
                 stacklevel=3,
             )
-        own, prompt = prompt is None, prompt or _read_prompts(config, place)
+        is_own_prompt = prompt is None
+        prompt = prompt or _read_prompts(config, config_path)
         pooling = _read_pooling(folder, pooling_path, prompt)
         length = options.get("max_seq_length")
-        return cls(folder, prompt, own, pooling, dense, normalize, length, bool(options.get("do_lower_case")))
+        return cls(folder, prompt, is_own_prompt, pooling, dense, normalize, length, bool(options.get("do_lower_case")))
 
     def length_for(self, tokenizer: Tokenizer, positions: int | None) -> int:
         """Return the maximum number of tokens per text that sentence-transformers uses, and check the token ids.
@@ -303,8 +304,8 @@ def write_library_files(
 
 def _read_config(folder: Path, name: str) -> tuple[dict[str, Any], Path]:
     """Return the contents of a JSON file, or {} if it does not exist; and the path of the file."""
-    place = folder / name
-    return (read_json(place) if place.is_file() else {}), place
+    config_path = folder / name
+    return (read_json(config_path) if config_path.is_file() else {}), config_path
 
 
 def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
@@ -313,34 +314,34 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
     Return the folder of Pooling in the model folder, the folders of the Dense modules, and whether embeddings are
     normalized.
     """
-    place = folder / MODULES_NAME
-    modules = read_json(place, list)
+    modules_path = folder / MODULES_NAME
+    modules = read_json(modules_path, list)
     paths: list[tuple[str, str]] = []
     for module in modules:
-        kind, path = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
+        module_type, path = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
         if (
-            not (isinstance(kind, str) and isinstance(path, str))
+            not (isinstance(module_type, str) and isinstance(path, str))
             or ".." in Path(path).parts
             or Path(path).is_absolute()
         ):
-            raise ArtifactError(f"{place}: expected modules with `type` and `path`, got {module!r:.120}.")
-        package, _, name = kind.rpartition(".")
+            raise ArtifactError(f"{modules_path}: expected modules with `type` and `path`, got {module!r:.120}.")
+        package, _, name = module_type.rpartition(".")
         if package.partition(".")[0] != "sentence_transformers":
-            refuse_setting(place, "type", kind, "It is code of the folder, which is never run.")
+            refuse_setting(modules_path, "type", module_type, "It is code of the folder, which is never run.")
         if name not in ("Transformer", "Pooling", "Dense", "Normalize"):
-            refuse_setting(place, "type", kind)
+            refuse_setting(modules_path, "type", module_type)
         if module.get("kwargs"):
-            refuse_setting(place, "kwargs", module["kwargs"])
+            refuse_setting(modules_path, "kwargs", module["kwargs"])
         paths.append((name, path))
     names = [name for name, _ in paths]
     dense = [folder / path for name, path in paths if name == "Dense"]
     usual = ["Transformer", "Pooling", *["Dense"] * len(dense)]
     if names not in (usual, [*usual, "Normalize"]):
         raise ArtifactError(
-            f"{place}: expected Transformer, Pooling, and perhaps Dense and Normalize, got {', '.join(names)}."
+            f"{modules_path}: expected Transformer, Pooling, and perhaps Dense and Normalize, got {', '.join(names)}."
         )
     if paths[0][1]:
-        refuse_setting(place, "path", paths[0][1], "Save the folder again with a new sentence-transformers.")
+        refuse_setting(modules_path, "path", paths[0][1], "Save the folder again with a new sentence-transformers.")
     normalizes = names[-1] == "Normalize"
     if normalizes:
         config, where = _read_config(folder, f"{paths[-1][1]}/config.json")
@@ -353,43 +354,46 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
 def _read_options(folder: Path) -> dict[str, Any]:
     """Read the options of the Transformer module, such as the maximum length, and check that they are supported."""
     name = next((name for name in _TRANSFORMER_FILES if (folder / name).is_file()), _TRANSFORMER_FILES[0])
-    options, place = _read_config(folder, name)
+    options, config_path = _read_config(folder, name)
     if (task := options.get("transformer_task", "feature-extraction")) != "feature-extraction":
-        refuse_setting(place, "transformer_task", task)
+        refuse_setting(config_path, "transformer_task", task)
     modalities = options.get("modality_config") or {"text": {}}
     if "message" in modalities:
         refuse_setting(
-            place, "modality_config", "message", "The library applies the chat template of the tokenizer to each text."
+            config_path,
+            "modality_config",
+            "message",
+            "The library applies the chat template of the tokenizer to each text.",
         )
     text = modalities.get("text", {}) if list(modalities) == ["text"] else None
     if text is None or text.get("method", "forward") != "forward":
-        refuse_setting(place, "modality_config", modalities)
+        refuse_setting(config_path, "modality_config", modalities)
     if text.get("method_output_name", "last_hidden_state") not in ("last_hidden_state", ["last_hidden_state"]):
-        refuse_setting(place, "method_output_name", text["method_output_name"])
+        refuse_setting(config_path, "method_output_name", text["method_output_name"])
     if options.get("module_output_name", "token_embeddings") not in (None, "token_embeddings"):
-        refuse_setting(place, "module_output_name", options["module_output_name"])
+        refuse_setting(config_path, "module_output_name", options["module_output_name"])
     for key in options.keys() - _WITHOUT_EFFECT:
         if options[key]:
-            refuse_setting(place, key, options[key])
+            refuse_setting(config_path, key, options[key])
     tokenizer = options.get("tokenizer_args") or options.get("processor_kwargs") or {}
     model = options.get("model_args") or options.get("model_kwargs") or {}
     for name, values, known in (
         ("tokenizer_args", tokenizer, {"model_max_length", "padding_side", "use_fast", "trust_remote_code"}),
         ("model_args", model, {"add_pooling_layer", "attn_implementation", "use_safetensors", "trust_remote_code"}),
     ):
-        if other := set(values) - known:
-            refuse_setting(place, name, {key: values[key] for key in other})
+        if unknown := set(values) - known:
+            refuse_setting(config_path, name, {key: values[key] for key in unknown})
     length = tokenizer.get("model_max_length", options.get("max_seq_length"))
     if length is not None and not (isinstance(length, int) and length > 0):
-        refuse_setting(place, "max_seq_length", length)
+        refuse_setting(config_path, "max_seq_length", length)
     return options | {"max_seq_length": length}
 
 
 def _read_pooling(folder: Path, path: str, prompt: SidePrompts) -> str:
     """Read the config of the Pooling module in folder / path, and return the name of the pooling in this package."""
-    config, place = _read_config(folder, f"{path}/config.json")
+    config, config_path = _read_config(folder, f"{path}/config.json")
     if not config:
-        raise ArtifactError(f"{place} is missing or empty. Fetch or save the folder again.")
+        raise ArtifactError(f"{config_path} is missing or empty. Fetch or save the folder again.")
     flag = "pooling_mode"
     modes = config.get(flag) or [
         key.removeprefix(f"{flag}_") for key in config if key.startswith(f"{flag}_") and config[key]
@@ -399,9 +403,11 @@ def _read_pooling(folder: Path, path: str, prompt: SidePrompts) -> str:
         suffix: ours for name, ours in LIBRARY_POOLINGS.items() for suffix in (name, re.sub("_tokens?$", "", name))
     }
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in known:
-        refuse_setting(place, flag, modes)
+        refuse_setting(config_path, flag, modes)
     if not config.get("include_prompt", True) and any(prompt.of(side).template != PLACEHOLDER for side in SIDES):
-        refuse_setting(place, "include_prompt", False, "Its prompt is part of the state of each token, but not pooled.")
+        refuse_setting(
+            config_path, "include_prompt", False, "Its prompt is part of the state of each token, but not pooled."
+        )
     return known[modes[0]]
 
 

@@ -60,10 +60,10 @@ def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = Non
         part.append(text)
         characters += len(text)
         if number == len(texts) or len(part) == TEXTS_TOGETHER or characters >= CHARACTERS_TOGETHER:
-            found = tokenizer(
+            ids_of_part = tokenizer(
                 part, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
             )["input_ids"]
-            ids += (text_ids[:most] for text_ids in found)  # cut now: a text can be much longer than `most`
+            ids += (text_ids[:most] for text_ids in ids_of_part)  # cut now: a text can be much longer than `most`
             part, characters = [], 0
     return ids
 
@@ -220,21 +220,21 @@ class SentenceTokenizer:
         Error messages give the position of the text in `texts` plus `first`.
         """
         check_texts(texts, first)
-        found = self._apply([self.prompt.edit(text) for text in texts])
-        for position, ids in enumerate(found):
+        ids_of_texts = self._apply([self.prompt.edit(text) for text in texts])
+        for position, ids in enumerate(ids_of_texts):
             if ids == self._textless_ids:
                 raise ValueError(
                     f"text {first + position}: {texts[position]!r:.80} adds no token to prompt {self.prompt.name!r}. Either "
                     f"the tokenizer drops all characters of the text, or max_length {self.max_length} is too small for the "
                     "first token."
                 )
-        return [self.special_tokens.before + ids + self.special_tokens.after for ids in found]
+        return [self.special_tokens.before + ids + self.special_tokens.after for ids in ids_of_texts]
 
     def _apply(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the truncated token ids of texts with the prompt, without special tokens; edits are already applied."""
         before, head, merge_span, after = self.template
-        found = plain_ids(self.tokenizer, [head + text + merge_span for text in texts], self._text_tokens)
-        return [before + ids + after for ids in found]
+        ids_of_texts = plain_ids(self.tokenizer, [head + text + merge_span for text in texts], self._text_tokens)
+        return [before + ids + after for ids in ids_of_texts]
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class BaseWeights:
 
         With `bits`, the weight of a linear layer is quantized, and then dequantized to float32.
         """
-        path, _, kind = name.rpartition(".")
-        layer: Any = self.skeleton.get_submodule(path) if self.bits is not None and kind == "weight" else None
+        path, _, parameter = name.rpartition(".")
+        layer: Any = self.skeleton.get_submodule(path) if self.bits is not None and parameter == "weight" else None
         if self.bits is None or type(layer) is not nn.Linear:
             return self.read(name)
         alone = nn.Linear(layer.in_features, layer.out_features, device="meta")

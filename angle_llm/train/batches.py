@@ -56,15 +56,16 @@ class StepSchedule:
 
     def warnings(self) -> list[str]:
         """Return messages about `max_steps` above the length of the run, and a warm-up as long as the run."""
-        settings, found = self._settings, []
+        settings = self._settings
+        messages = []
         if settings.max_steps is not None and settings.max_steps > self.steps:
-            found.append(
+            messages.append(
                 f"--max-steps is {settings.max_steps}, but the run ends after {self.steps} (epochs: {settings.epochs}, steps in "
                 f"an epoch: {self._steps_per_epoch}). For more steps, raise --epochs."
             )
         if self.warmup >= self.steps:
-            found.append(f"the warm-up takes {self.warmup} of {self.steps} steps: the learning rate never falls")
-        return found
+            messages.append(f"the warm-up takes {self.warmup} of {self.steps} steps: the learning rate never falls")
+        return messages
 
     def after(self, done: int) -> Iterator[tuple[int, list[list[int]]]]:
         """Yield (epoch, batches) for every optimizer step after the first `done` steps.
@@ -159,16 +160,17 @@ class BatchPlanner:
         """
         self._vectors = vectors or {}
         self.encoder, self.data, self.losses, self.world_size = encoder, data, losses, world_size
-        encoders = [encoder if each.prompt is None else encoder.with_prompt(each.prompt) for each in data.sets]
+        encoders = [encoder if dataset.prompt is None else encoder.with_prompt(dataset.prompt) for dataset in data.sets]
         tokenizers = {
-            each.prompts.of(side).fingerprint: each.for_side(side).tokenize
-            for each in (encoder, *encoders)
+            set_encoder.prompts.of(side).fingerprint: set_encoder.for_side(side).tokenize
+            for set_encoder in (encoder, *encoders)
             for side in SIDES
         }
         self._tokenizers = list(tokenizers.values())
         number = {fingerprint: n for n, fingerprint in enumerate(tokenizers)}
         self.prompts = [
-            (number[each.prompts.query.fingerprint], number[each.prompts.document.fingerprint]) for each in encoders
+            (number[set_encoder.prompts.query.fingerprint], number[set_encoder.prompts.document.fingerprint])
+            for set_encoder in encoders
         ]
         """(query prompt number, document prompt number) of each dataset."""
         # A loss whose rows are not embeddings has no negatives, so prompts do not matter.
@@ -212,9 +214,10 @@ class BatchPlanner:
         """Return the token ids of each text inside its prompt; `prompts` has a prompt number per text."""
         ids: list[list[int]] = [[] for _ in texts]
         for prompt in set(prompts):
-            places = [place for place, one in enumerate(prompts) if one == prompt]
-            for place, made in zip(places, self._tokenizers[prompt]([texts[place] for place in places]), strict=True):
-                ids[place] = made
+            positions = [position for position, number in enumerate(prompts) if number == prompt]
+            ids_of_prompt = self._tokenizers[prompt]([texts[position] for position in positions])
+            for position, text_ids in zip(positions, ids_of_prompt, strict=True):
+                ids[position] = text_ids
         return ids
 
     def grouped(self, batches: Sequence[PlannedBatch], budget: TokenBudget) -> list[PlannedGroup]:
@@ -225,7 +228,7 @@ class BatchPlanner:
         never causes a batch to be encoded twice. The result depends on token ids, budget and number of ranks only.
         """
         layouts = budget.apply_to(self.encoder.layouts)
-        ids = [self.tokenize(each.batch.texts, each.batch.prompts) for each in batches]
+        ids = [self.tokenize(planned.batch.texts, planned.batch.prompts) for planned in batches]
         head = self.encoder.model.head
         ids = [head.input_ids(texts, batch.epoch) for texts, batch in zip(ids, batches, strict=True)]
         tokens = [sum(map(len, texts)) for texts in ids]
@@ -261,9 +264,9 @@ class BatchPlanner:
         """Return the batch of the examples at `indices`, with its loss, dataset counts and precomputed vectors."""
         batch = self.batch(indices)
         sets = [self.data.set_of(index) for index in indices]
-        names = [each.name for each in self.data.sets]
+        names = [dataset.name for dataset in self.data.sets]
         counts = {name: sets.count(number) for number, name in enumerate(names)} if len(names) > 1 else {}
-        vectors = {name: each.rows(batch) for name, each in self._vectors.items()}
+        vectors = {name: text_vectors.rows(batch) for name, text_vectors in self._vectors.items()}
         return PlannedBatch(batch, self._loss(batch, sets), counts, vectors, epoch)
 
     def _loss(self, batch: TextBatch, sets: list[int]) -> Objective:

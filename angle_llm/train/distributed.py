@@ -203,10 +203,10 @@ class Processes:
             RemoteRankError: on every rank; names the first rank whose value differs from the value of rank 0.
         """
         values = self.gather(value)
-        for rank, other in enumerate(values):
-            if other != values[0]:
+        for rank, rank_value in enumerate(values):
+            if rank_value != values[0]:
                 raise RemoteRankError(
-                    f"{what} differs between ranks: rank {rank} has {other}, rank 0 has {values[0]}. Use the same files, "
+                    f"{what} differs between ranks: rank {rank} has {rank_value}, rank 0 has {values[0]}. Use the same files, "
                     "packages and settings on every machine."
                 )
 

@@ -70,14 +70,14 @@ class Trackers:
         """
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        kind: Any = LOGGER_TYPE_TO_CLASS[name]
+        tracker_class: Any = LOGGER_TYPE_TO_CLASS[name]
         title = folder.name if step is None else f"{folder.name} from step {step + 1}"
         if name == "tensorboard":
-            tracker = kind("tensorboard", folder, purge_step=0 if step is None else step + 1)
+            tracker = tracker_class("tensorboard", folder, purge_step=0 if step is None else step + 1)
         elif name == "mlflow":
-            tracker = kind(PROJECT, run_name=title)
+            tracker = tracker_class(PROJECT, run_name=title)
         else:
-            tracker = kind(PROJECT, name=title)
+            tracker = tracker_class(PROJECT, name=title)
         tracker.start()
         self._trackers[name] = tracker
         if name != "tensorboard":  # TensorBoard would write the settings as a separate run
@@ -107,13 +107,13 @@ class Trackers:
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings to dotted names; values other than numbers, booleans and strings become strings."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            values |= flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return found
+            values[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return values
 
 
 class Metrics:
@@ -188,9 +188,9 @@ class Metrics:
         batches = [batch for result in results for batch in result.losses]
         parts: dict[str, list[float]] = {}
         for batch in batches:
-            for kind, found in (("loss", batch.parts), ("cosine", batch.cosines)):
-                for name, value in found.items():
-                    parts.setdefault(f"{kind}/{name}", []).append(value)
+            for prefix, numbers in (("loss", batch.parts), ("cosine", batch.cosines)):
+                for name, value in numbers.items():
+                    parts.setdefault(f"{prefix}/{name}", []).append(value)
         values = {
             "step": step,
             "epoch": epoch,

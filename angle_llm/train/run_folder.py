@@ -113,9 +113,9 @@ class Run:
         """
         settings, before = self.settings, self._identity_before()
         if before != settings.identity:
-            other = changed_settings(settings_to_dict(before), settings_to_dict(settings.identity))
+            changed = changed_settings(settings_to_dict(before), settings_to_dict(settings.identity))
             raise SettingsError(
-                f"{self.folder} contains a run with other settings ({', '.join(other)}). Choose another --run-dir, or remove "
+                f"{self.folder} contains a run with other settings ({', '.join(changed)}). Choose another --run-dir, or remove "
                 "that directory."
             )
         checkpoints = self.folder / FOLDER

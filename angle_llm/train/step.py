@@ -57,7 +57,7 @@ class StepResult:
     @property
     def loss(self) -> float:
         """Mean loss of the batches."""
-        return sum(each.loss for each in self.losses) / len(self.losses)
+        return sum(batch.loss for batch in self.losses) / len(self.losses)
 
 
 class DivergedError(RuntimeError):
@@ -122,7 +122,8 @@ def group_step(
         del rows_UD  # as large as the gradient
         with strategy.guard_ranks():
             encoding.backward(gradient_UD)
-    texts, pairs = sum(len(each.batch) for each in batches), sum(len(each.batch.left) for each in batches)
+    texts = sum(len(planned.batch) for planned in batches)
+    pairs = sum(len(planned.batch.left) for planned in batches)
     return StepResult(losses, texts, pairs, plan, cached)
 
 
@@ -139,7 +140,7 @@ class KeptGraphs:
 
         Rows of texts that other ranks encode are 0. `unique` is U.
         """
-        self._parts = [(row_index(each, self._device), self._encode(each)) for each in self._micro_batches]
+        self._parts = [(row_index(micro, self._device), self._encode(micro)) for micro in self._micro_batches]
         return own_rows(unique, ((index_R, part_RD.detach()) for index_R, part_RD in self._parts))
 
     def backward(self, gradient_UD: Tensor) -> None:
@@ -190,9 +191,9 @@ def losses_and_gradient(
         return checked_losses([value]), gradient_UD
     values = []
     gradient_UD = torch.zeros_like(rows_UD)
-    for each, (rows, relation) in zip(batches, relations(plan, batches), strict=True):
+    for batch, (rows, relation) in zip(batches, relations(plan, batches), strict=True):
         index_B = on_device(torch.tensor(rows), rows_UD.device)
-        value, gradient_BD = loss_and_gradient(each.loss, relation, weight, rows_UD[index_B])
+        value, gradient_BD = loss_and_gradient(batch.loss, relation, weight, rows_UD[index_B])
         gradient_UD.index_add_(0, index_B, gradient_BD)  # a row occurs once in index_B, so the sum is deterministic
         values.append(value)
     return checked_losses(values), gradient_UD

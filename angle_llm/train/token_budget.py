@@ -34,8 +34,8 @@ _COMPILERS = re.compile(r"torch\._(dynamo|inductor)|triton\.(runtime|compiler|ba
 def is_kernel_error(error: BaseException | None) -> bool:
     """Return whether an error, or its cause, comes from a compiled kernel, the compiler or recomputed activations."""
     while error is not None:
-        kind = type(error)
-        if _COMPILERS.search(f"{kind.__module__}.{kind.__name__} {error}"):
+        error_class = type(error)
+        if _COMPILERS.search(f"{error_class.__module__}.{error_class.__name__} {error}"):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -60,8 +60,10 @@ def guard_ranks(max_of_ranks: Callable[[int], int]) -> Iterator[None]:
             raise
         reason = str(first) or type(first).__name__
     if worst := max_of_ranks(code):
-        other = "another rank ran out of memory" if worst == 1 else "a compiled kernel failed on another rank"
-        error = _ERRORS[worst - 1](reason if code == worst else other)
+        reason_elsewhere = (
+            "another rank ran out of memory" if worst == 1 else "a compiled kernel failed on another rank"
+        )
+        error = _ERRORS[worst - 1](reason if code == worst else reason_elsewhere)
         try:
             raise error
         finally:

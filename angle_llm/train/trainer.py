@@ -145,7 +145,7 @@ class Trainer:
             "base weights": encoder.base_fingerprint,
             "kind of device": self._processes.device.type,
         }
-        identity |= {f"vectors of {name}": each.digest for name, each in (vectors or {}).items()}
+        identity |= {f"vectors of {name}": text_vectors.digest for name, text_vectors in (vectors or {}).items()}
         self._encoder = encoder
         self._budget = budget or default_budget(settings)
         self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, vectors)
@@ -157,8 +157,8 @@ class Trainer:
             )
         same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
         same |= {name: getattr(settings, name) for name in BUDGET_SETTINGS}
-        for what, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
-            self._processes.check_equal(what, value)
+        for fact, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
+            self._processes.check_equal(fact, value)
         self._precision = "high" if encoder.dtype == torch.float32 else "highest"
         with matmul_precision(self._processes.device, self._precision):
             peak = peak_flops(

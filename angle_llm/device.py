@@ -126,8 +126,10 @@ def keep_freed_memory() -> Iterator[None]:
     sets limits of glibc.
     """
     mallopt = _mallopt()
-    own = "malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name.startswith("MALLOC_") for name in os.environ)
-    if mallopt is None or own:
+    has_limits = "malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
+        name.startswith("MALLOC_") for name in os.environ
+    )
+    if mallopt is None or has_limits:
         yield
         return
     if not mallopt(_MMAP_THRESHOLD, _KEPT):  # an older glibc accepts at most 32 MiB

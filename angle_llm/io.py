@@ -545,17 +545,17 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = ""
 
     Fields that only `then` has are ignored. `above` is the prefix of the field names.
     """
-    found = []
+    lines = []
     for key, value in now.items():
         before = then.get(key)
         if isinstance(value, list) and isinstance(before, list) and len(value) == len(before):
-            before, value = ({str(place): item for place, item in enumerate(side)} for side in (before, value))
+            before, value = ({str(index): item for index, item in enumerate(side)} for side in (before, value))
         if isinstance(value, Mapping) and isinstance(before, Mapping):
-            found += differences(before, value, f"{above}{key}.")
+            lines += differences(before, value, f"{above}{key}.")
         elif before != value:
             left, right = (f"{json.dumps(side, ensure_ascii=False):.100}" for side in (before, value))
-            found.append(f"{above}{key} {left} (now {right})")
-    return found
+            lines.append(f"{above}{key} {left} (now {right})")
+    return lines
 
 
 # ------------------------------------------------------------------------------------------------ progress

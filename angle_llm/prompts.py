@@ -76,10 +76,10 @@ class PromptTemplate:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "edits", tuple(self.edits))
-        found = self.template.count(PLACEHOLDER)
-        if found != 1:
+        count = self.template.count(PLACEHOLDER)
+        if count != 1:
             raise PromptError(
-                f"prompt {self.name!r}: expected exactly one {PLACEHOLDER} in the template, got {found}: {self.template!r}. "
+                f"prompt {self.name!r}: expected exactly one {PLACEHOLDER} in the template, got {count}: {self.template!r}. "
                 f"Write {PLACEHOLDER} once, where the text is inserted."
             )
         for edit in self.edits:

@@ -106,7 +106,7 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
         need_library("bitsandbytes", "--model.bits (omit it to train without quantisation)", "quantization")
     if model.pooling is not None:
         pooling_named(model.pooling)
-    for prompt in (model.prompt, *(each.prompt for each in sets_of(settings.data))):
+    for prompt in (model.prompt, *(dataset.prompt for dataset in sets_of(settings.data))):
         if prompt is not None:
             load_prompts(prompt)
     source = resolve_model(model.path, attention=model.attention)
@@ -118,8 +118,8 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
     source.read_library(None if model.prompt is None else load_prompts(model.prompt))
     paths = {"guide": objective.false_negatives.guide, "teacher_vectors": objective.teacher}
     others = {name: resolve_model(path) for name, path in paths.items() if path is not None}
-    for each in (source, *others.values()):
-        _ = each.backbone  # raises if the base of an adapter is missing
+    for encoder_source in (source, *others.values()):
+        _ = encoder_source.backbone  # raises if the base of an adapter is missing
     return source, others
 
 

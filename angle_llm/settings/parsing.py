@@ -309,8 +309,8 @@ def flags_of(values: dict[str, Any], prefix: str = "--") -> list[str]:
             continue
         if isinstance(value, dict):
             value = [word for pair in value.items() for word in pair]
-        each = value if isinstance(value, list | tuple) else [value]
-        words += [flag, *map(_word, each)]
+        items = value if isinstance(value, list | tuple) else [value]
+        words += [flag, *map(_word, items)]
     return words
 
 
@@ -347,9 +347,11 @@ def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *
     Raises:
         SettingsError: for an invalid value, and for an unknown flag, with the most similar flag.
     """
-    kind = type(defaults)
-    loaded, rest = config_defaults(kind, sys.argv[1:] if arguments is None else arguments, defaults)
-    settings: Settings = parse_flags(kind, rest, default=loaded or defaults, description=describe(kind, description))
+    settings_class = type(defaults)
+    loaded, rest = config_defaults(settings_class, sys.argv[1:] if arguments is None else arguments, defaults)
+    settings: Settings = parse_flags(
+        settings_class, rest, default=loaded or defaults, description=describe(settings_class, description)
+    )
     return settings
 
 
@@ -403,18 +405,18 @@ def _completed_by_flags(kind: type[Settings], path: str) -> Settings | None:
     """
     from tyro import MISSING
 
-    given = _read_yaml(path)
+    content = _read_yaml(path)
     known: dict[str, Any] = {item.name: item for item in fields(cast(Any, kind))}
     required = {name for name, item in known.items() if item.default is item.default_factory is NO_DEFAULT}
-    if not isinstance(given, dict) or not required - given.keys():
+    if not isinstance(content, dict) or not required - content.keys():
         return None
     hints, made = get_type_hints(kind, include_extras=True), object.__new__(kind)
-    for name in (*known, *given):
+    for name in (*known, *content):
         if name not in known:
             raise SettingsError(f"{path}: {unknown_name('setting', str(name), known)}")
-        if name in given:
+        if name in content:
             try:
-                value = TypeAdapter(hints[name]).validate_python(given[name])
+                value = TypeAdapter(hints[name]).validate_python(content[name])
             except ValidationError as error:
                 problems = [{**problem, "loc": (name, *problem["loc"])} for problem in error.errors()]
                 raise SettingsError("\n".join(f"{path}: {_explain(kind, one)}" for one in problems)) from None
@@ -440,12 +442,12 @@ def unknown_flag(flag: str, settings: Any) -> str:
             yield from flags(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}".replace("_", "-")]
 
     known = list(flags(settings_to_dict(settings), ""))
-    given = flag[2:].partition("=")[0].replace("_", "-")
-    if given in known:  # a mapping with a value: tyro makes a flag for each of its keys
-        return f"--{given} is set by --config. Change single values of it with --{given}.NAME VALUE."
+    unknown = flag[2:].partition("=")[0].replace("_", "-")
+    if unknown in known:  # a mapping with a value: tyro makes a flag for each of its keys
+        return f"--{unknown} is set by --config. Change single values of it with --{unknown}.NAME VALUE."
     last = {name: name.rpartition(".")[2] for name in known}
-    similar = [name for name in known if last[name] == given.rpartition(".")[2]]
-    similar = similar or [name for name in known if "".join(word[:1] for word in last[name].split("-")) == given]
-    similar = similar or get_close_matches(given, known, n=3, cutoff=0.5)
+    similar = [name for name in known if last[name] == unknown.rpartition(".")[2]]
+    similar = similar or [name for name in known if "".join(word[:1] for word in last[name].split("-")) == unknown]
+    similar = similar or get_close_matches(unknown, known, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(f'--{name}' for name in similar[:3])}?" if similar else ""
-    return f"unknown flag --{given}.{hint} --help lists all flags."
+    return f"unknown flag --{unknown}.{hint} --help lists all flags."

@@ -199,8 +199,8 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         names = ("columns", "corpus", "every_steps")
-        if (given := [name for name in names if getattr(self, name)]) and not self.tasks:
-            raise SettingsError(f"evaluation.{given[0]} is set, but evaluation.tasks is not.")
+        if (set_names := [name for name in names if getattr(self, name)]) and not self.tasks:
+            raise SettingsError(f"evaluation.{set_names[0]} is set, but evaluation.tasks is not.")
 
 
 @settings_class
@@ -315,8 +315,8 @@ class TrainSettings:
             "objective.kl-weight": self.objective.kl_weight > 0,
             "objective.false-negatives.guide": self.objective.false_negatives.guide is not None,
         }
-        if self.pretraining.task is not None and (given := [name for name, is_set in conflicts.items() if is_set]):
-            raise SettingsError(f"--pretraining.task and --{given[0]} exclude each other. Omit one of them.")
+        if self.pretraining.task is not None and (set_names := [name for name, is_set in conflicts.items() if is_set]):
+            raise SettingsError(f"--pretraining.task and --{set_names[0]} exclude each other. Omit one of them.")
         if self.resume == "":
             raise SettingsError("resume is empty. Expected auto, never, or a checkpoint.")
 

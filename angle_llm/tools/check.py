@@ -70,14 +70,16 @@ def check_main(settings: CheckSettings) -> None:
         out = settings.fix
         write_folder(out, lambda folder: fixed.extend(write_fixed(fixable, folder, out)))
     trouble = sum(report.trouble for report in reports)
-    cleaned = {report.path: each["cleaned"] for (_, report), each in zip(fixable, fixed, strict=False)}
+    cleaned = {report.path: copy["cleaned"] for (_, report), copy in zip(fixable, fixed, strict=False)}
     model = {} if tokens is None else _recommended(model_settings(settings), tokens)
     for source, report in checked:
         if report.path in cleaned:
             source = replace(source, path=cleaned[report.path])
         is_utf_8 = report.path in cleaned or source.encoding == DataSource().encoding
         can_train = (
-            is_utf_8 and report.format is not None and not any(each.kind in NOTHING_LEFT for each in report.findings)
+            is_utf_8
+            and report.format is not None
+            and not any(finding.kind in NOTHING_LEFT for finding in report.findings)
         )
         report.train = _train_flags(model, source, report) if can_train else ""
 
@@ -85,7 +87,7 @@ def check_main(settings: CheckSettings) -> None:
         content = {
             "trouble": trouble > 0,
             "model": remark,
-            "against": [each.name for each in sets],
+            "against": [tested.name for tested in sets],
             "against_skipped": skipped,
             "fixed": fixed,
             "files": [{**asdict(report), "trouble": report.trouble} for report in reports],
@@ -94,18 +96,18 @@ def check_main(settings: CheckSettings) -> None:
     else:
         print(remark)
         if sets:
-            print(f"compared with evaluation sets: {', '.join(each.name for each in sets)}")
+            print(f"compared with evaluation sets: {', '.join(tested.name for tested in sets)}")
             print(f"  skipped: {', '.join(skipped) or 'nothing'}")
             files = {str(Path(path).resolve()) for path in settings.files}
-            if itself := [each.name for each in sets if each.identity in files]:
+            if itself := [tested.name for tested in sets if tested.identity in files]:
                 print(f"  not compared with itself: {', '.join(itself)}")
         for report in reports:
             lines = [report.path, *(f"  {name:12}{value}" for name, value in report.lines())]
             print("\n" + printable("\n".join(lines)))
-        for each in fixed:
+        for copy in fixed:
             print(
-                f"\n{each['path']}: {each['rows_in']:,} rows = {each['kept']:,} kept in {each['cleaned']} + "
-                f"{each['quarantined']:,} removed, with reasons in {each['quarantine']}"
+                f"\n{copy['path']}: {copy['rows_in']:,} rows = {copy['kept']:,} kept in {copy['cleaned']} + "
+                f"{copy['quarantined']:,} removed, with reasons in {copy['quarantine']}"
             )
         for report in reports if settings.fix is not None else ():
             if not report.fixable:
@@ -130,7 +132,9 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
         recommended: dict[str, Any] = {}
     else:
         is_decoder = encoder.model.options.causal or encoder.attention == "bidirectional"
-        weights = sum(each.numel() for each in meta_backbone(config, torch.float32).parameters()) if is_decoder else 0
+        weights = (
+            sum(weight.numel() for weight in meta_backbone(config, torch.float32).parameters()) if is_decoder else 0
+        )
         size = "large_decoder" if weights > _LARGE else "small_decoder"
         recommended = RECOMMENDED[size if is_decoder else "small_encoder"]
         # MNTP needs the output layer, which a saved whole model lacks, and an adapter keeps its attention.
@@ -141,8 +145,8 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
             for_texts = {**SIMCSE_SETTINGS, "lora": dropout}
     if tokens.source.adapter is not None:  # training continues with the rank and bits of the adapter
         recommended = {**recommended, "lora": {}, "model": {"bits": None if card is None else card.bits}}
-    given = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length")}
-    whole = {"path": model.path, **recommended.get("model", {}), **given}
+    chosen = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length")}
+    whole = {"path": model.path, **recommended.get("model", {}), **chosen}
     return {**recommended, "model": whole, "single texts": for_texts}
 
 
@@ -194,7 +198,7 @@ class TokenCounter:
             if len(texts) > 1:
                 return [self.lengths([text])[0] for text in texts]
             return [str(error).replace(str(_NO_LIMIT), str(self.max_length))]
-        return [max(both) for both in zip(*sides, strict=True)]
+        return [max(lengths) for lengths in zip(*sides, strict=True)]
 
     @cached_property
     def _unlimited(self) -> SideTokenizers:
@@ -214,7 +218,7 @@ class TokenCounter:
         from angle_llm.data.keys import printable
 
         (ids,) = tokenize([text])
-        tokens = [tokenize.tokenizer.decode([each], clean_up_tokenization_spaces=False) for each in ids]
+        tokens = [tokenize.tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in ids]
         tokens = [printable(token).replace("\n", "\\n").replace("\r", "\\r") for token in tokens]
         if (pooled := {"last": -1, "cls": 0}.get(self.pooling)) is not None:
             tokens[pooled] = f"⟦{tokens[pooled]}⟧"

@@ -268,5 +268,7 @@ def _encode_block(
     for row, vector in zip(texts.values(), vectors, strict=True):
         if not np.isfinite(vector).all():
             raise DataError(f"{row.place}: the vector is not finite. Load the model in bfloat16, or check its weights")
-    skipped = [{"row": number, "place": place, "reason": reason} for number, (place, reason) in sorted(bad.items())]
+    skipped = [
+        {"row": number, "place": location, "reason": reason} for number, (location, reason) in sorted(bad.items())
+    ]
     return texts, vectors, skipped

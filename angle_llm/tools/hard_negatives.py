@@ -126,8 +126,8 @@ def make_guards(material: MiningData, rules: NegativeRules, judge: Judge | None 
         assert judge is not None
         count = len(window.text_W)
         cosines_of_all = judge(window.query, np.append(window.text_W, window.positives))
-        found: Array = cosines_of_all[:count] >= cosines_of_all[count:].min()
-        return found
+        refused_W: Array = cosines_of_all[:count] >= cosines_of_all[count:].min()
+        return refused_W
 
     def is_near_positive(window: Window, margin: float) -> Array:
         return window.cosine_W >= window.positive_cosine - margin
@@ -190,8 +190,8 @@ class Miner:
                 part.refused[reason] += int(refused_W.sum())
                 window = window.where(~refused_W)
             taken = window.where(_sampled(len(window.text_W), rules, query.examples[0]))
-            found = len(taken.text_W)
-            outcome = "full" if found == rules.negatives else "short" if found else "without"
+            count = len(taken.text_W)
+            outcome = "full" if count == rules.negatives else "short" if count else "without"
             part.counts[outcome] += 1
             if outcome != "full" and rules.short == "drop":
                 part.counts["dropped"] += 1
@@ -208,10 +208,10 @@ class Miner:
         for start in range(0, len(queries), size):
             some = queries[start : start + size]
             position_QR, cosine_QR = self.search(on_grid(self.vectors.queries([query.text for query in some])), last)
-            for row, (query, own) in enumerate(zip(some, own_cosines(some, self.vectors), strict=True)):
+            for row, (query, input_cosines) in enumerate(zip(some, own_cosines(some, self.vectors), strict=True)):
                 text_W, cosine_W = candidates_C[position_QR[row, first - 1 :]], cosine_QR[row, first - 1 :]
-                smallest = min(own[: len(query.positives)])
-                yield query, Window(query.text, query.positives, smallest, text_W, cosine_W, ranks), own
+                smallest = min(input_cosines[: len(query.positives)])
+                yield query, Window(query.text, query.positives, smallest, text_W, cosine_W, ranks), input_cosines
 
     def _judge(self, query: int, text_W: Array) -> Array:
         """Return the cosines (W,) of a query with texts by the second encoder, given as indices of texts."""

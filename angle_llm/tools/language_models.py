@@ -115,7 +115,9 @@ class Answers:
         """
         for start in range(0, len(requests), llm.batch_size):
             batch = requests[start : start + llm.batch_size]
-            while missing := [each for each in batch if each.key not in self.by_key and each.key not in self.failures]:
+            while missing := [
+                request for request in batch if request.key not in self.by_key and request.key not in self.failures
+            ]:
                 affordable = self._affordable(missing)
                 if not affordable:
                     return
@@ -206,7 +208,9 @@ class LocalModel:
 
         model, tokenizer, _ = self._loaded
         positions = count_positions(model) or math.inf
-        rows = sorted(((each, message_ids(tokenizer, each.message)) for each in batch), key=lambda row: len(row[1]))
+        rows = sorted(
+            ((request, message_ids(tokenizer, request.message)) for request in batch), key=lambda row: len(row[1])
+        )
         most = positions - self._settings.max_new_tokens
         problem = f"message and answer need {{}} positions, the model has {positions}"
         if failed := [row for row in rows if len(row[1]) > most]:
@@ -232,7 +236,7 @@ class LocalModel:
             out_BT = model.generate(input_ids=ids_BT, attention_mask=mask_BT)[:, longest:].tolist()
         answered = []
         for (request, ids), out in zip(rows.items(), out_BT, strict=True):
-            end = next((place for place, token in enumerate(out) if token in ends), None)
+            end = next((position for position, token in enumerate(out) if token in ends), None)
             text = tokenizer.decode(out[:end], skip_special_tokens=True)
             new_tokens = len(out) if end is None else end + 1
             answered.append((request, Answer(text, end is not None, len(ids), new_tokens)))
@@ -268,7 +272,7 @@ class ChatServer:
             raise SettingsError(f"--llm: an address cannot have a password or a query; set {variable} instead.")
         if parts.scheme not in ("http", "https") or not parts.hostname or not parts.fragment:
             raise SettingsError(f"--llm: expected local:MODEL or http://HOST:PORT/v1#MODEL, got {name}.")
-        hosts = {urlsplit(each).netloc for each in settings.llm if urlsplit(each).scheme == "https"}
+        hosts = {urlsplit(address).netloc for address in settings.llm if urlsplit(address).scheme == "https"}
         if key and parts.hostname not in LOCALHOST and (parts.scheme != "https" or len(hosts) > 1):
             raise SettingsError(
                 f"--llm: {variable} would be sent unencrypted or to several hosts "
@@ -305,7 +309,9 @@ class ChatServer:
             # A request is sent only after an earlier answer is in the journal: a kill loses at most `concurrency`
             # answers.
             for _ in batch:
-                futures |= {pool.submit(self._answer, each): each for each in islice(left, most - len(futures))}
+                futures |= {
+                    pool.submit(self._answer, request): request for request in islice(left, most - len(futures))
+                }
                 future = next(as_completed(futures))
                 request, answer = futures.pop(future), future.result()
                 yield [(request, answer)]

@@ -101,7 +101,7 @@ def mine_main(settings: MineSettings) -> None:
 
 def log_replaced_scores(examples: Iterable[Example]) -> None:
     """Log a warning with the number of groups whose scores the output replaces by cosines of the encoder."""
-    if count := sum(isinstance(each, Group) and each.scores is not None for each in examples):
+    if count := sum(isinstance(example, Group) and example.scores is not None for example in examples):
         log(f"warning: {count:,} groups have scores; in the output they are replaced by cosines of the encoder")
 
 

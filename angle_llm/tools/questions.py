@@ -363,15 +363,18 @@ def format_report(report: dict[str, Any], questions: Sequence[Question]) -> str:
         )
         lines.append(f"{name:26}{shown or 'none'}")
     for name, counts in report["lines"].items():
-        found = sorted(counts.items(), key=lambda item: -item[1])
-        lines.append(f"  {name}: {', '.join(f'{count:,} {reason}' for reason, count in found) or 'no lines'}")
+        by_count = sorted(counts.items(), key=lambda item: -item[1])
+        lines.append(f"  {name}: {', '.join(f'{count:,} {reason}' for reason, count in by_count) or 'no lines'}")
     choice = random.Random(0)
-    for title, some in (("kept", kept(questions)), ("dropped", [each for each in questions if each.dropped])):
+    for title, some in (
+        ("kept", kept(questions)),
+        ("dropped", [question for question in questions if question.dropped]),
+    ):
         lines += ["", title]
-        for each in choice.sample(some, min(_SHOWN, len(some))):
-            reason = f"  ({each.dropped})" if each.dropped else ""
+        for question in choice.sample(some, min(_SHOWN, len(some))):
+            reason = f"  ({question.dropped})" if question.dropped else ""
             lines += [
-                f"  {' '.join(each.text.split()):.100}{reason}",
-                f"      {' '.join(each.request.text.split()):.100}",
+                f"  {' '.join(question.text.split()):.100}{reason}",
+                f"      {' '.join(question.request.text.split()):.100}",
             ]
     return "\n".join(lines)

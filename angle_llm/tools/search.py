@@ -88,18 +88,18 @@ def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array
     """
     starts = range(0, max(1, len(queries_QD)), QUERIES_AT_ONCE)
     sizes = [len(queries_QD[start : start + QUERIES_AT_ONCE]) for start in starts]
-    found: list[tuple[Array, Array]] = [(np.empty((size, 0), dtype=np.int64), np.empty((size, 0))) for size in sizes]
+    best_QR: list[tuple[Array, Array]] = [(np.empty((size, 0), dtype=np.int64), np.empty((size, 0))) for size in sizes]
     first = 0
     for grid_CD in blocks:
         for number, start in enumerate(starts):
             score_QC = cosine_matrix(queries_QD[start : start + QUERIES_AT_ONCE], grid_CD)
             position_QC = np.broadcast_to(np.arange(first, first + len(grid_CD)), score_QC.shape)
-            position_QR, score_QR = found[number]
-            found[number] = best(
+            position_QR, score_QR = best_QR[number]
+            best_QR[number] = best(
                 np.concatenate([position_QR, position_QC], axis=1), np.concatenate([score_QR, score_QC], axis=1), top
             )
         first += len(grid_CD)
-    positions, scores = zip(*found, strict=True)
+    positions, scores = zip(*best_QR, strict=True)
     return np.concatenate(positions), np.concatenate(scores)
 
 
@@ -214,9 +214,9 @@ class VectorSearch:
         """
         if top < 1:
             raise ValueError(f"top: expected 1 or more, got {top}.")
-        found = search_folder(self.folder, self.index, self.encoder.encode(texts), top, self._pieces)
-        known = source_texts(self.index, {hit.row for hits in found for hit in hits if hit.text is None})
-        return [[hit._replace(text=known.get(hit.row, hit.text)) for hit in hits] for hits in found]
+        hits_of_query = search_folder(self.folder, self.index, self.encoder.encode(texts), top, self._pieces)
+        known = source_texts(self.index, {hit.row for hits in hits_of_query for hit in hits if hit.text is None})
+        return [[hit._replace(text=known.get(hit.row, hit.text)) for hit in hits] for hits in hits_of_query]
 
 
 def search_main(settings: SearchSettings) -> None:
@@ -225,12 +225,12 @@ def search_main(settings: SearchSettings) -> None:
 
     queries = [*settings.queries, *([] if settings.file is None else corpus_texts(settings.file, settings.column))]
     search = VectorSearch(settings.out, model=settings.model, side=settings.side, in_memory=False)
-    found = search(queries, settings.top)
+    hits_of_query = search(queries, settings.top)
     if settings.json:
-        for query, hits in zip(queries, found, strict=True):
+        for query, hits in zip(queries, hits_of_query, strict=True):
             print(json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False))
         return
-    for query, hits in zip(queries, found, strict=True):
+    for query, hits in zip(queries, hits_of_query, strict=True):
         names = ["id" if any(hit.id is not None for hit in hits) else "row"]
         names += [str(hit.row if hit.id is None else hit.id) for hit in hits]
         width = max(map(len, names))
@@ -288,16 +288,16 @@ def _rows_at(
     A position counts the rows of all shards from 0. Only the shards with these rows are read; with `pieces`, the result of
     `pieces_on_grid`, no shard is read.
     """
-    found = {}
+    rows = {}
     start = 0
     for number, shard in enumerate(index.parts):
         if offsets := [position - start for position in positions if 0 <= position - start < shard.values.rows]:
             piece = next(read_vectors(folder, index, [shard])) if pieces is None else pieces[number]
             for at in offsets:
                 id, text = (column[at] if column else None for column in (piece.id, piece.text))
-                found[start + at] = (int(piece.row[at]), id, text)
+                rows[start + at] = (int(piece.row[at]), id, text)
         start += shard.values.rows
-    return found
+    return rows
 
 
 def source_texts(index: VectorIndex, rows: set[int]) -> dict[int, str]:

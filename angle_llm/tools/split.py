@@ -43,8 +43,8 @@ def split_main(settings: SplitSettings) -> None:
         corpus |= dict.fromkeys(right for _, right, _ in pairs_of(example))
     shares = settings.parts or SHARES
     *parts, rest = split_rows(texts, [round(share * len(texts)) for share in shares.values()])
-    found = {REST: rest, **dict(zip(shares, parts, strict=True))}
-    if empty := [name for name, rows in found.items() if not rows]:
+    rows_of_part = {REST: rest, **dict(zip(shares, parts, strict=True))}
+    if empty := [name for name, rows in rows_of_part.items() if not rows]:
         largest = max(map(len, _linked(texts)), default=0)
         raise DataError(
             f"{settings.file}: no rows are left for {', '.join(empty)}, of {len(texts):,} rows. Rows that share a text stay "
@@ -52,13 +52,13 @@ def split_main(settings: SplitSettings) -> None:
         )
 
     def fill(folder: Path) -> None:
-        content = {name: "".join(lines[row] for row in sorted(rows)) for name, rows in found.items()}
+        content = {name: "".join(lines[row] for row in sorted(rows)) for name, rows in rows_of_part.items()}
         content[CORPUS] = "".join(json_row({"text": text}) for text in corpus)
         for name, text in content.items():
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
     write_folder(settings.out, fill)
-    counts = " + ".join(f"{len(rows):,} in {name}.jsonl" for name, rows in found.items())
+    counts = " + ".join(f"{len(rows):,} in {name}.jsonl" for name, rows in rows_of_part.items())
     dropped = f" + {report.rows_in - len(texts):,} dropped" if report.rows_in > len(texts) else ""
     print(f"{settings.file}: {report.rows_in:,} rows = {counts}{dropped}; {len(corpus):,} texts in {CORPUS}.jsonl")
     print(f"written to {settings.out}")
@@ -75,8 +75,8 @@ def split_rows(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> list[li
     parts: list[list[int]] = [[] for _ in [*counts, None]]
     groups = _linked(texts)
     for rows in sorted(groups, key=lambda rows: hashlib.sha256(normalized(texts[rows[0]][0]).encode()).digest()):
-        place = next((p for p, count in enumerate(counts) if len(parts[p]) + len(rows) <= count), len(counts))
-        parts[place] += rows
+        part = next((p for p, count in enumerate(counts) if len(parts[p]) + len(rows) <= count), len(counts))
+        parts[part] += rows
     return parts
 
 
@@ -91,8 +91,8 @@ def _linked(texts: Sequence[Sequence[str]]) -> list[list[int]]:
     number_of: dict[str, int] = {}
     links = [
         (row, len(texts) + number_of.setdefault(normalized(text), len(number_of)))
-        for row, own in enumerate(texts)
-        for text in own
+        for row, texts_of_row in enumerate(texts)
+        for text in texts_of_row
     ]
     if not links:
         return []

@@ -60,8 +60,10 @@ from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import run_cli
 from angle_llm.data.examples import load_examples
 from angle_llm.data.mixture import Mixture
-from angle_llm.memory import step_forecast
-from angle_llm.memory.budget import SAMPLED_EXAMPLES, fitting_budget
+from angle_llm.memory import device_memory
+from angle_llm.memory.budget import best_budget
+from angle_llm.memory.device_memory import Sharding
+from angle_llm.memory.step_forecast import StepForecast
 from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
 from angle_llm.model.source.weights import FlopsPerToken
@@ -367,27 +369,29 @@ def measure_budget(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, 
 
     def run() -> dict[str, Any]:
         config, planner, _ = planner_of(settings, encoder, settings.accumulation)
-        sample = step_forecast.StepSample.of(planner, config, SAMPLED_EXAMPLES)
-        free = step_forecast.free_memory(Processes(device=device)) or 0
-        choice, costs = fitting_budget(
-            config, planner, sample, step_forecast.Sharding(), device.type, free, measure=on_gpu
+        free = device_memory.free_memory(Processes(device=device)) or 0
+        backbone, data = encoder.model.backbone, planner.data
+        costs = StepForecast.of(
+            config, encoder, backbone, data, planner.losses, Sharding(), device.type, measure=on_gpu
         )
-        encoder.model.checkpoint_activations(enabled=choice.budget.activation_checkpointing)
+        choice = best_budget(config, costs, free)
+        budget = replace(choice.budget, token_cost=costs.token_cost() if on_gpu else None)
+        encoder.model.checkpoint_activations(enabled=budget.activation_checkpointing)
         free_memory(device)
         try:
-            speed, results = training_speed(settings, encoder, config, planner, choice.budget)
+            speed, results = training_speed(settings, encoder, config, planner, budget)
         finally:
             encoder.model.checkpoint_activations(enabled=False)
         needs = []
         for result in results:
             micro = max(group.computed_tokens for group in result.plan.groups)
-            largest = replace(choice.budget, micro_batch_tokens=micro, graph_tokens=result.plan.computed_tokens)
+            largest = replace(budget, micro_batch_tokens=micro, graph_tokens=result.plan.computed_tokens)
             needs.append(costs.cached(largest) if result.cached else costs.kept(largest))
         expected = max(need.tensors for need in needs)
         ratio = torch.cuda.max_memory_allocated(device) / expected if on_gpu else None
         holds = choice.fits and (ratio is None or ratio <= 1 + settings.tolerance)
         sizes = {"free_gib": free / GIB, "chosen_gib": choice.forecast_bytes / GIB, "step_gib": expected / GIB}
-        return {"budget": str(choice.budget), "token_cost": choice.budget.token_cost, **sizes, "ratio": ratio,
+        return {"budget": str(budget), "token_cost": budget.token_cost, **sizes, "ratio": ratio,
                 **speed, "holds": holds}  # fmt: skip
 
     rows.measure(run, check="peak memory is within the forecast", what="LoRA", base=base, variant="chosen budget")

@@ -89,7 +89,10 @@ def test_flags_complete_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFi
         (["train", "--model.prompt", "sumarize_one_word"], ["'summarize_one_word'"]),
         (["train", "--data.path", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["train", "--evaluation.tasks", "nowhere.tsv"], ["nowhere.tsv"]),
-        (["train", "--evaluation.tasks", "README.mb"], ["README.mb", "no such file or folder. Did you mean README.md?"]),
+        (
+            ["train", "--evaluation.tasks", "README.mb"],
+            ["README.mb", "no such file or folder. Did you mean README.md?"],
+        ),
         (["train", "--model.path", "eval/reprot"], ["no model at eval/reprot. Did you mean eval/report"]),
         (["eval", "sts", "--model", "x", "--columns", "score", "rating"], ["--columns", "file in --tasks, got none"]),
         (["train", "--objective.angle-form", "fase"], ["phase", "'fase'"]),

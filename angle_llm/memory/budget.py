@@ -1,8 +1,8 @@
-"""Choose the token budgets of a run so that its largest training step fits the memory of the device."""
+"""Choose the token budget of a run so that its largest training step fits the memory of the device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,10 +10,10 @@ import torch
 from angle_llm.data.mixture import Mixture
 from angle_llm.io import log
 from angle_llm.losses import Objective
-from angle_llm.memory.step_forecast import GIB, MICRO_TOKENS, Sharding, StepForecast, StepSample, free_memory
+from angle_llm.memory.device_memory import GIB, Sharding, free_memory
+from angle_llm.memory.step_forecast import MICRO_TOKENS, StepForecast
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings.train import TrainSettings
-from angle_llm.train.batches import BatchPlanner
 from angle_llm.train.distributed import Processes
 from angle_llm.train.step import matmul_precision
 from angle_llm.train.token_budget import CPU_BUDGET, TokenBudget, budget_of, check_checkpointing, default_budget
@@ -30,8 +30,6 @@ LEAST_GAIN = 0.1
 """Fraction of the time of a step that activation checkpointing must save to be chosen if the step fits without it."""
 USABLE, USABLE_WITH_ZERO = 0.92, 0.85
 """Fraction of free memory that a forecast may fill. ZeRO cannot repeat a step after running out of memory."""
-SAMPLED_EXAMPLES = 512
-"""Number of examples whose first steps are sampled for the choice."""
 
 
 @dataclass(frozen=True)
@@ -45,70 +43,72 @@ class BudgetChoice:
 
 
 def choose_budget(
-    settings: TrainSettings,
-    encoder: SentenceEncoder,
-    data: Mixture,
-    objectives: list[Objective],
-    processes: Processes,
+    settings: TrainSettings, encoder: SentenceEncoder, data: Mixture, losses: Sequence[Objective], processes: Processes
 ) -> TokenBudget:
     """Return the token budget of a run on this device, equal on all ranks; values in the settings are kept.
+
+    `losses` has one loss per dataset of `data`.
 
     Raises:
         SettingsError: for `activation_checkpointing: always` with a model whose layers cannot be checkpointed.
     """
     free = free_memory(processes)
-    kind = "cuda" if processes.device.type == "cuda" else "cpu"
-    sharding = Sharding.of(processes)
-
-    def choose() -> TokenBudget:
-        budget = default_budget(settings, budget_of(processes.device.type))
-        if settings.activation_checkpointing == "always":
-            check_checkpointing(encoder)
-        fixed = None not in (settings.micro_batch_tokens, settings.graph_tokens)
-        weights = list(encoder.model.parameters())
-        if free is None or (fixed and settings.activation_checkpointing != "auto"):
-            return budget
-        if kind == "cpu" and sum(weight.numel() for weight in weights) < SMALL_MODEL:
-            log(f"token budget: {budget}")
-            return budget
-        measure = weights[0].is_cuda  # unless ZeRO-3 partitions the weights: they are still on the CPU
-        precision = matmul_precision(processes.device, "high" if encoder.dtype == torch.float32 else "highest")
-        with torch.random.fork_rng(devices=[processes.device] if measure else []), precision:
-            planner = BatchPlanner(encoder, data, objectives, processes.world_size)
-            sample = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
-            try:
-                choice, forecast = fitting_budget(settings, planner, sample, sharding, kind, free, measure=measure)
-            except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # the model needs values of tensors
-                log(f"warning: the memory of a step is unknown ({type(error).__name__}: {error}); {budget}")
-                return budget
-        log(describe_choice(choice, free, settings, forecast, measured=measure))
-        return choice.budget
-
-    return processes.from_main(choose)
+    return processes.from_main(lambda: _chosen(settings, encoder, data, losses, processes, free))
 
 
-def fitting_budget(
+def _chosen(
     settings: TrainSettings,
-    planner: BatchPlanner,
-    sample: StepSample,
-    sharding: Sharding,
-    kind: str,
-    memory: int,
-    *,
-    measure: bool,
-) -> tuple[BudgetChoice, StepForecast]:
-    """Return the token budget with the least time per token for a device with `memory` bytes, and its forecast.
+    encoder: SentenceEncoder,
+    data: Mixture,
+    losses: Sequence[Objective],
+    processes: Processes,
+    free: int | None,
+) -> TokenBudget:
+    """Return the token budget of the main rank for `free` bytes of memory, and log it; arguments as in `choose_budget`."""
+    # 1. Budgets that need no forecast.
+    budget = default_budget(settings, budget_of(processes.device.type))
+    if settings.activation_checkpointing == "always":
+        check_checkpointing(encoder)
+    fixed = None not in (settings.micro_batch_tokens, settings.graph_tokens)
+    if free is None or (fixed and settings.activation_checkpointing != "auto"):
+        return budget
+    weights = list(encoder.model.parameters())
+    kind = "cuda" if processes.device.type == "cuda" else "cpu"
+    if kind == "cpu" and sum(weight.numel() for weight in weights) < SMALL_MODEL:
+        log(f"token budget: {budget}")
+        return budget
 
-    `kind` is the device type, `cuda` or `cpu`. With `measure`, micro-batches of `sample` are measured on a GPU, and the
-    budget contains the measured time of a token.
-    """
-    encoder = planner.encoder
-    forecast = StepForecast(
-        settings, encoder, encoder.model.backbone, planner.losses[0], sample, sharding, kind, measure=measure
-    )
-    choice = best_budget(settings, forecast, memory)
-    token_cost = forecast.token_cost() if measure else None
-    return replace(choice, budget=replace(choice.budget, token_cost=token_cost)), forecast
+    # 2. The forecast. It is measured on a GPU, unless ZeRO-3 partitions the weights: they are still on the CPU.
+    measure = weights[0].is_cuda
+    sharding = Sharding.of(processes)
+    precision = matmul_precision(processes.device, "high" if encoder.dtype == torch.float32 else "highest")
+    with torch.random.fork_rng(devices=[processes.device] if measure else []), precision:
+        try:
+            forecast = StepForecast.of(
+                settings, encoder, encoder.model.backbone, data, losses, sharding, kind, measure=measure
+            )
+            choice = best_budget(settings, forecast, free)
+            cost = forecast.token_cost() if measure else None
+        except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # the model needs values of tensors
+            log(f"warning: the memory of a step is unknown ({type(error).__name__}: {error}); {budget}")
+            return budget
+
+    # 3. The reason.
+    needed = f"{'measured' if measure else 'forecast'} {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
+    sampled = f"sampled steps have up to {forecast.sample.step_tokens:,} tokens per process"
+    text = f"token budget: {choice.budget} ({needed}; {sampled})"
+    log(text if choice.fits else f"warning: {text}. The run may not fit: {_advice(settings, encoder, sharding, kind)}.")
+    return replace(choice.budget, token_cost=cost)
+
+
+def _advice(settings: TrainSettings, encoder: SentenceEncoder, sharding: Sharding, kind: str) -> str:
+    """Return settings that lower the memory of a run."""
+    advice = ["lower --model.max-length or --lora.rank"]
+    if encoder.bits != 4 and settings.lora.rank > 0 and sharding.zero < 3:
+        advice.append("set --model.bits 4")
+    if kind == "cuda" and encoder.bits is None and sharding.zero < 3:
+        advice.append("use ZeRO-3 on several devices")
+    return ", or ".join(advice)
 
 
 def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) -> BudgetChoice:
@@ -150,6 +150,22 @@ def largest_budget(
     return BudgetChoice(budget, needed, needed <= usable)
 
 
+def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[TokenBudget]:
+    """Yield token budgets to try, the largest first; values in the settings are kept.
+
+    `graph_tokens` falls first, with micro-batches of at most this size; then micro-batches fall with gradient caching.
+    """
+    on_cpu = forecast.device.kind == "cpu"
+    most = CPU_BUDGET.micro_batch_tokens if on_cpu else MICRO_TOKENS
+    useful = LEAST_GRAPH_TOKENS if on_cpu else max(LEAST_GRAPH_TOKENS, round(MARGIN * forecast.sample.step_tokens))
+    sizes = range(-(-useful // ROUND_TOKENS) * ROUND_TOKENS, 0, -ROUND_TOKENS)
+    for micro, graph in [(min(most, size), size) for size in sizes] + [(min(most, size), 0) for size in sizes]:
+        yield TokenBudget(
+            micro if settings.micro_batch_tokens is None else settings.micro_batch_tokens,
+            graph if settings.graph_tokens is None else settings.graph_tokens,
+        )
+
+
 def time_per_token(budget: TokenBudget, forecast: StepForecast) -> float:
     """Return the time per token of a batch with this budget, in forward passes of a token.
 
@@ -160,42 +176,3 @@ def time_per_token(budget: TokenBudget, forecast: StepForecast) -> float:
     passes = 3 + budget.activation_checkpointing + (batch > budget.graph_tokens)
     overhead = forecast.costs(checkpointing=budget.activation_checkpointing).overhead_tokens
     return passes * (1 + overhead / min(budget.micro_batch_tokens, batch))
-
-
-def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[TokenBudget]:
-    """Yield token budgets to try, the largest first; values in the settings are kept."""
-    micro, graph = settings.micro_batch_tokens, settings.graph_tokens
-    if micro is not None and graph is not None:
-        yield TokenBudget(micro, graph)
-        return
-    most = CPU_BUDGET.micro_batch_tokens if forecast.device.kind == "cpu" else MICRO_TOKENS
-    useful = LEAST_GRAPH_TOKENS
-    if forecast.device.kind != "cpu":
-        useful = max(useful, round(MARGIN * forecast.sample.step_tokens))
-    sizes = range(-(-useful // ROUND_TOKENS) * ROUND_TOKENS, 0, -ROUND_TOKENS)
-    if graph is None:
-        for tokens in sizes:
-            yield TokenBudget(min(most, tokens) if micro is None else micro, tokens)
-        graph = 0
-    for tokens in (size for size in sizes if size <= most):
-        yield TokenBudget(tokens if micro is None else micro, graph)
-
-
-def describe_choice(
-    choice: BudgetChoice, free: int, settings: TrainSettings, forecast: StepForecast, *, measured: bool
-) -> str:
-    """Return the log line of a chosen budget; if it does not fit, a warning with advice."""
-    sample = forecast.sample
-    needed = f"{'measured' if measured else 'forecast'} {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
-    text = (
-        f"token budget: {choice.budget} ({needed}; sampled steps have up to {sample.step_tokens:,} tokens per process)"
-    )
-    if choice.fits:
-        return text
-    zero_3 = forecast.device.sharding.zero == 3
-    advice = ["lower --model.max-length or --lora.rank"]
-    if forecast.bits != 4 and settings.lora.rank > 0 and not zero_3:
-        advice.append("set --model.bits 4")
-    if forecast.device.kind == "cuda" and forecast.bits is None and not zero_3:
-        advice.append("use ZeRO-3 on several devices")
-    return f"warning: {text}. The run may not fit: {', or '.join(advice)}."

@@ -1,8 +1,4 @@
-"""`angle-llm plan`: forecast memory and work of a training run without loading weights.
-
-The model is built without weights (`model/meta_model`) and batches are planned as in training. The largest step
-runs on torch's meta device, where its tensors are counted (`step_memory`).
-"""
+"""`angle-llm plan`: forecast memory and work of a training run without loading weights."""
 
 from __future__ import annotations
 
@@ -21,22 +17,22 @@ def plan_main(settings: PlanSettings) -> None:
     """Print the forecast of a training run, and write it as JSON to the file of `--json`."""
     from angle_llm.memory.run_forecast import forecast
 
-    found = forecast(settings)
-    print(render(settings, found))
+    result = forecast(settings)
+    print(render(settings, result))
     if settings.json is not None:
         from angle_llm.io import plain, write_json
 
-        content = {"settings": settings_to_dict(replace(settings, json=None)), **asdict(found)}
+        content = {"settings": settings_to_dict(replace(settings, json=None)), **asdict(result)}
         for name in ("expected", "at_budget"):
-            content[name]["total"] = getattr(found, name).total
+            content[name]["total"] = getattr(result, name).total
         write_json(Path(settings.json).expanduser(), plain(content))
 
 
-def render(settings: PlanSettings, found: Forecast) -> str:
+def render(settings: PlanSettings, result: Forecast) -> str:
     """Return the forecast as text: model, run, tokens, memory by part, and token budgets."""
-    from angle_llm.memory.step_forecast import Sharding
+    from angle_llm.memory.device_memory import Sharding
 
-    work = found.work
+    work = result.work
     bits = f", linear layers in {settings.model.bits} bits" if settings.model.bits else ""
     half = ", products in bfloat16" if settings.autocasts else ""
     cached = (
@@ -46,33 +42,33 @@ def render(settings: PlanSettings, found: Forecast) -> str:
     )
     per_step = settings.accumulation * settings.batch_size
     lines = [
-        f"model       {settings.model.path}: {found.architecture}, {settings.loaded_model.dtype}{bits}{half}",
-        f"parameters  {found.parameters:,}, trained {found.trainable:,} ({found.trainable / found.parameters:.2%})",
+        f"model       {settings.model.path}: {result.architecture}, {settings.loaded_model.dtype}{bits}{half}",
+        f"parameters  {result.parameters:,}, trained {result.trainable:,} ({result.trainable / result.parameters:.2%})",
         f"run         {work.examples:,} examples, {work.steps:,} steps of {per_step:,} examples",
         f"tokens      {work.logical_tokens:,} in the texts, {work.computed_tokens:,} computed "
         f"({work.computed_tokens / work.logical_tokens:.0%}, layout {work.layout}), {work.operations:.3g} operations",
         f"batches     at most {work.largest_group:,} tokens per process in {work.sampled_groups} sampled groups; {cached}",
-        f"budgets     {found.budget}",
+        f"budgets     {result.budget}",
         f"devices     {settings.device_kind}, {Sharding(settings.processes, settings.zero, settings.offload)}",
         "",
         f"{'GiB on one device':26}{'expected':>10}{'full budget':>14}",
     ]
-    expected, full = asdict(found.expected), asdict(found.at_budget)
+    expected, full = asdict(result.expected), asdict(result.at_budget)
     for part, size in expected.items():
         if size or full[part]:
             lines.append(f"  {part.replace('_', ' '):24}{_gib(size):>10}{_gib(full[part]):>14}")
-    lines.append(f"  {'total':24}{_gib(found.expected.total):>10}{_gib(found.at_budget.total):>14}")
-    if found.host_bytes:
-        lines.append(f"  {'host, per process':24}{_gib(found.host_bytes):>10}")
+    lines.append(f"  {'total':24}{_gib(result.expected.total):>10}{_gib(result.at_budget.total):>14}")
+    if result.host_bytes:
+        lines.append(f"  {'host, per process':24}{_gib(result.host_bytes):>10}")
     lines.append(
-        f"\nActivations: {found.step.kept / found.step.tokens / 2**20:.3g} MiB per computed token. The allowance "
+        f"\nActivations: {result.step.kept / result.step.tokens / 2**20:.3g} MiB per computed token. The allowance "
         "(device context, libraries, fragmentation) is an estimate."
     )
-    if found.choice is not None:
+    if result.choice is not None:
         assert settings.memory is not None
-        needed = f"{_gib(found.choice.forecast_bytes)} of {settings.memory:g} GiB in the largest step"
-        if found.choice.fits:
-            budget = found.budget
+        needed = f"{_gib(result.choice.forecast_bytes)} of {settings.memory:g} GiB in the largest step"
+        if result.choice.fits:
+            budget = result.budget
             always = " --activation-checkpointing always" if budget.activation_checkpointing else ""
             lines += [
                 f"\nThese budgets fit ({needed}). To set them yourself:",
@@ -83,7 +79,7 @@ def render(settings: PlanSettings, found: Forecast) -> str:
             zero = ", or --zero with more --processes" if settings.device_kind == "cuda" else ""
             lines.append(
                 f"\nThe run does not fit ({needed}): the memory without activations is "
-                f"{_gib(found.expected.total - found.expected.activations)} GiB. Try {bits}a smaller --lora.rank or "
+                f"{_gib(result.expected.total - result.expected.activations)} GiB. Try {bits}a smaller --lora.rank or "
                 f"--model.max-length{zero}."
             )
     return "\n".join(lines)

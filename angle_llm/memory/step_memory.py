@@ -1,7 +1,7 @@
 """Memory of the forward and backward passes of a training step: measured on a GPU, or counted without weights.
 
 `measured_step` runs the passes of a real model and reads the allocator of the GPU. `model_step` runs them for a model on
-torch's `meta` device (see `meta_model`), where tensors have shapes but no values. There, `MemoryLedger` counts the storages
+torch's `meta` device (see `model/meta_model`), where tensors have shapes but no values. There, `MemoryLedger` counts the storages
 that operations allocate, as long as they exist. Temporary memory inside an operation is not counted, except in attention,
 which `FusedKernels` replaces by an operation with the memory of a fused kernel.
 
@@ -47,11 +47,8 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         super().__init__()  # type: ignore[no-untyped-call]
         self.live: int = 0
         self.peak: int = 0
-        self._events = self._peak_event = 0
-        self._born: Any = WeakIdKeyDictionary()
-        """Number of the event that allocated each storage; 0 for `held`."""
-        for tensor in held:
-            self._born[tensor.untyped_storage()] = 0
+        self._known: Any = WeakIdKeyDictionary({tensor.untyped_storage(): None for tensor in held})
+        """Storages that are counted, or in `held`, as keys."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = _META_RESULTS.get(func.name())
@@ -60,25 +57,17 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         else:
             result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage() not in self._born:
+            if isinstance(leaf, Tensor) and leaf.untyped_storage() not in self._known:
                 self._count(leaf.untyped_storage())
         return result
 
-    def of_peak(self, tensors: Iterable[Tensor]) -> int:
-        """Return the bytes that the given tensors took at the peak; tensors allocated later count 0."""
-        storages = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}.values()
-        at_peak = [storage for storage in storages if 0 < self._born.get(storage, 0) <= self._peak_event]
-        return sum(_round_up(storage.nbytes(), GRANULE) for storage in at_peak)
-
     def _count(self, storage: Any) -> None:
         """Add a new storage to the live bytes until it is freed."""
-        self._events += 1
-        self._born[storage] = self._events
+        self._known[storage] = None
         size = _round_up(storage.nbytes(), GRANULE)
         self.live += size
         weakref.finalize(storage, self._release, size)
-        if self.live > self.peak:
-            self.peak, self._peak_event = self.live, self._events
+        self.peak = max(self.peak, self.live)
 
     def _release(self, size: int) -> None:
         self.live -= size
@@ -214,7 +203,7 @@ class StepMemory:
     peak: int
     """Peak bytes in both passes, gradients of weights included."""
     gradients: int
-    """Bytes of the gradients of weights that exist at the peak."""
+    """Bytes of the gradients of all trained weights."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +267,7 @@ def measured_step(model: EmbeddingModel, texts: TextGroup) -> tuple[StepMemory, 
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
             before, start = torch.cuda.memory_allocated(device), time.perf_counter()
-            with attention.attention_kernels(device, _longest_text(micro_batch)):
+            with attention.attention_kernels(device, micro_batch.longest_text):
                 rows_RD = model(**micro_batch.inputs(device))
                 kept = torch.cuda.memory_allocated(device) - before
                 torch.autograd.backward(rows_RD, torch.ones_like(rows_RD))
@@ -293,34 +282,26 @@ def measured_step(model: EmbeddingModel, texts: TextGroup) -> tuple[StepMemory, 
         model.train(was_training)
 
 
-def _longest_text(micro_batch: MicroBatch) -> int:
-    """Return the number of tokens of the longest text in a micro-batch, padding included."""
-    if micro_batch.sequence is None:
-        return micro_batch.ids_BT.shape[1]
-    return int(micro_batch.sequence.depth_1T.max()) + 1
-
-
-def model_step(
-    model: EmbeddingModel, micro_batches: Sequence[MicroBatch], *, on_gpu: bool, gradients_before: bool = False
-) -> StepMemory:
+def model_step(model: EmbeddingModel, micro_batches: Sequence[MicroBatch], *, on_gpu: bool) -> StepMemory:
     """Run the forward pass of all micro-batches and then one backward pass on the meta device, and count their memory.
+
+    The trained weights have gradients before the step, as in a step after the first micro-batch.
 
     Args:
         model: a model on the meta device.
         on_gpu: count as on a GPU, where attention is a fused kernel.
-        gradients_before: whether the weights already have gradients from an earlier micro-batch or batch.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    longest = max(map(_longest_text, micro_batches))
+    gradients = sum(parameter.nbytes for parameter in trained)
+    longest = max(micro.longest_text for micro in micro_batches)
     fused = on_gpu or longest > attention.PLAIN_ATTENTION_TOKENS
     ledger = MemoryLedger([*model.parameters(), *model.buffers()])
     with ledger, FusedKernels(on_gpu=on_gpu) if fused else nullcontext():
-        for parameter in trained if gradients_before else ():
+        for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
         rows_UD = torch.cat([model(**micro.inputs(META)) for micro in micro_batches])
-        kept = ledger.live - sum(parameter.grad.nbytes for parameter in trained if parameter.grad is not None)
+        kept = ledger.live - gradients
         _backward((rows_UD * torch.empty_like(rows_UD)).sum())
-    gradients = ledger.of_peak([parameter.grad for parameter in trained if parameter.grad is not None])
     for parameter in trained:
         parameter.grad = None
     return StepMemory(sum(micro.computed_tokens for micro in micro_batches), kept, ledger.peak, gradients)

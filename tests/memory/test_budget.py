@@ -14,13 +14,13 @@ from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.data.mixture import Mixture
 from angle_llm.losses import AngleObjective
-from angle_llm.memory import step_forecast as memory_forecast
+from angle_llm.memory import device_memory, step_forecast
 from angle_llm.memory.budget import USABLE, best_budget, choose_budget
-from angle_llm.memory.step_forecast import Sharding, StepForecast, StepSample
-from angle_llm.memory.step_memory import MemoryLedger, PassCosts, StepMemory
+from angle_llm.memory.device_memory import Sharding
+from angle_llm.memory.step_forecast import StepForecast, checkpointed
+from angle_llm.memory.step_memory import MemoryLedger, PassCosts, StepMemory, model_step
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
-from angle_llm.train.batches import BatchPlanner
 from angle_llm.train.distributed import Processes
 from angle_llm.train.step import boundary_step
 from angle_llm.train.token_budget import CPU_BUDGET, TokenBudget, default_budget
@@ -109,10 +109,14 @@ def test_the_largest_useful_budgets_that_fit(
 
 def counted(encoder: Any, settings: TrainSettings) -> StepForecast:
     data = Mixture.of(load_examples(DataSource(limit=40)).examples)
-    planner = BatchPlanner(encoder, data, [AngleObjective()], 1)
-    sample = StepSample.of(planner, settings, 100)
-    assert sample.longest_text == max(map(len, encoder.tokenize(planner.batch(range(40)).texts)))
-    return StepForecast(settings, encoder, encoder.model.backbone, AngleObjective(), sample, Sharding(), "cpu")
+    return StepForecast.of(settings, encoder, encoder.model.backbone, data, [AngleObjective()], Sharding(), "cpu")
+
+
+def test_the_longest_text_of_the_data_is_found() -> None:
+    encoder = tiny_encoder("llama", max_length=100)
+    examples = load_examples(DataSource(limit=40)).examples
+    longest = max(map(len, encoder.tokenize(TextBatch.from_examples(examples).texts)))
+    assert counted(encoder, TrainSettings(batch_size=16, lora=LoraSettings(rank=0))).sample.longest_text == longest
 
 
 def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> None:
@@ -129,10 +133,12 @@ def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> No
     for enabled in (False, True):
         encoder.model.checkpoint_activations(enabled)
         with MemoryLedger([*encoder.model.parameters(), *encoder.model.buffers()]) as ledger:
+            for parameter in encoder.model.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
             boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=10_000)
-        encoder.model.zero_grad()
         real[enabled] = ledger.peak
-        planned[enabled] = forecast.count(list(plan.micro_batches), checkpointing=enabled, gradients_before=False).peak
+        with checkpointed(forecast.model, enabled):
+            planned[enabled] = model_step(forecast.model, list(plan.micro_batches), on_gpu=False).peak
     assert planned == pytest.approx(real, rel=0.05)
     assert real[True] < 0.6 * real[False]  # three layers, of which the last one is not computed again
 
@@ -219,19 +225,19 @@ def test_free_memory_is_the_least_of_machine_and_container(tmp_path: Path, monke
     meminfo, limit, stat, status = (tmp_path / name for name in ("meminfo", "max", "stat", "status"))
     status.write_text("VmRSS:  9 kB\nRssAnon:  2 kB\nRssFile:  6 kB\nRssShmem:  1 kB\n")
     own = 3 * 1024
-    monkeypatch.setattr(memory_forecast, "_MEMINFO", meminfo)
-    monkeypatch.setattr(memory_forecast, "_CGROUPS", [(limit, stat, "anon")])
-    monkeypatch.setattr(memory_forecast, "_STATUS", status)
-    assert memory_forecast.free_memory(Processes()) is None
+    monkeypatch.setattr(device_memory, "_MEMINFO", meminfo)
+    monkeypatch.setattr(device_memory, "_CGROUPS", [(limit, stat, "anon")])
+    monkeypatch.setattr(device_memory, "_STATUS", status)
+    assert device_memory.free_memory(Processes()) is None
     meminfo.write_text("MemTotal:  9 kB\nMemAvailable:     8 kB\n")
-    assert memory_forecast.free_memory(Processes()) == 8 * 1024 + own
+    assert device_memory.free_memory(Processes()) == 8 * 1024 + own
     limit.write_text("max\n")
-    assert memory_forecast.free_memory(Processes()) == 8 * 1024 + own
+    assert device_memory.free_memory(Processes()) == 8 * 1024 + own
     limit.write_text("7000\n")
     stat.write_text("anon 3000\nfile 4000\n")
-    assert memory_forecast.free_memory(Processes()) == 4000 + own
+    assert device_memory.free_memory(Processes()) == 4000 + own
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert memory_forecast.free_memory(Processes()) == 2000 + own
+    assert device_memory.free_memory(Processes()) == 2000 + own
 
 
 def test_free_memory_of_a_gpu_includes_what_a_forecast_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,10 +245,10 @@ def test_free_memory_of_a_gpu_includes_what_a_forecast_counts(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 200)
     monkeypatch.setattr(Processes, "max", lambda _, number: number)
     gpu = torch.device("cuda:0")
-    assert memory_forecast.free_memory(Processes(device=gpu)) == 1200 + memory_forecast.CONTEXT
-    found = memory_forecast.free_memory(Processes(0, 2, gpu))
-    assert found == 1200 + memory_forecast.CONTEXT + memory_forecast.EXCHANGE_CONTEXT
-    device = memory_forecast.Device("cuda", Sharding(2), 0, 0, 0, 0, 0, 0)
+    assert device_memory.free_memory(Processes(device=gpu)) == 1200 + device_memory.CONTEXT
+    found = device_memory.free_memory(Processes(0, 2, gpu))
+    assert found == 1200 + device_memory.CONTEXT + device_memory.EXCHANGE_CONTEXT
+    device = device_memory.Device("cuda", Sharding(2), 0, 0, 0, 0, 0, 0)
     forecast = device.memory(StepMemory(0, 0, 0, 0), cached=False)
     assert forecast.total == found - 1200, "a step without tensors fits an idle GPU"
 
@@ -291,15 +297,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
     encoder = tiny_encoder("llama", max_length=100)
     encoder.add_lora(settings.lora)
     data = Mixture.of(load_examples(DataSource(limit=120)).examples)
-    sample = StepSample.of(BatchPlanner(encoder, data, [AngleObjective()], 1), settings, 100)
     ledger = MemoryLedger([*encoder.model.parameters(), *encoder.model.buffers()])
     allocator = _Allocator(ledger)
     for name in ("memory_allocated", "max_memory_allocated", "synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, getattr(allocator, name))
+    backbone, losses = encoder.model.backbone, [AngleObjective()]
     forecasts = [
-        StepForecast(
-            settings, encoder, encoder.model.backbone, AngleObjective(), sample, Sharding(), "cpu", measure=measure
-        )
+        StepForecast.of(settings, encoder, backbone, data, losses, Sharding(), "cpu", measure=measure)
         for measure in (True, False)
     ]
     with ledger:
@@ -309,9 +313,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_measured_costs_equal_the_forecast(measured: Any, checkpointing: bool) -> None:
     costs = measured.real.costs(checkpointing=checkpointing)
-    micro = measured.real._sampled(memory_forecast.MEASURED_TOKENS[1]).make()
+    micro = measured.real.sampled(step_forecast.MEASURED_TOKENS[1]).make()
     found = costs.step(micro.computed_tokens, micro.computed_tokens)
-    counted = measured.meta.count([micro], checkpointing=checkpointing)
+    with checkpointed(measured.meta.model, checkpointing):
+        counted = model_step(measured.meta.model, [micro], on_gpu=False)
     # The tolerances of the forecast of a real step, in test_forecast.py.
     assert found.kept == pytest.approx(counted.kept, rel=0.1)
     assert found.peak == pytest.approx(counted.peak, rel=0.05)
@@ -325,7 +330,7 @@ def test_measured_costs_equal_the_forecast(measured: Any, checkpointing: bool) -
 def test_a_measurement_out_of_memory_is_repeated_with_fewer_tokens(
     monkeypatch: pytest.MonkeyPatch, measured: Any
 ) -> None:
-    real, tokens = memory_forecast.measured_step, []
+    real, tokens = step_forecast.measured_step, []
 
     def limited(model: Any, texts: Any) -> Any:
         tokens.append(texts.computed_tokens)
@@ -333,7 +338,7 @@ def test_a_measurement_out_of_memory_is_repeated_with_fewer_tokens(
             raise torch.OutOfMemoryError("out of memory")
         return real(model, texts)
 
-    monkeypatch.setattr(memory_forecast, "measured_step", limited)
+    monkeypatch.setattr(step_forecast, "measured_step", limited)
     assert measured.real.costs(checkpointing=False).kept_per_token > 0
     assert tokens[1] > 1000 > 600 > tokens[-1] > tokens[-2]
 
@@ -341,11 +346,11 @@ def test_a_measurement_out_of_memory_is_repeated_with_fewer_tokens(
 def test_texts_longer_than_the_measured_sizes_are_measured_once(monkeypatch: pytest.MonkeyPatch, measured: Any) -> None:
     """Both micro-batches are then the same text."""
     long = [[1, *range(2, 90)] for _ in range(1)]
-    monkeypatch.setattr(memory_forecast, "MEASURED_TOKENS", (10, 20))
-    monkeypatch.setattr(measured.real, "sample", replace(measured.real.sample, ids=long))
-    costs = measured.real.costs(checkpointing=False)
+    monkeypatch.setattr(step_forecast, "MEASURED_TOKENS", (10, 20))
+    real = replace(measured.real, sample=replace(measured.real.sample, ids=long))
+    costs = real.costs(checkpointing=False)
     assert costs.kept_per_token > 0
-    assert costs.overhead_tokens == memory_forecast.GPU_OVERHEAD_TOKENS
+    assert costs.overhead_tokens == step_forecast.GPU_OVERHEAD_TOKENS
 
 
 def test_the_cost_of_a_token_in_a_sequence_is_measured(monkeypatch: pytest.MonkeyPatch, measured: Any) -> None:
@@ -356,7 +361,7 @@ def test_the_cost_of_a_token_in_a_sequence_is_measured(monkeypatch: pytest.Monke
         kinds.append(texts.make().sequence is not None)
         return None, texts.computed_tokens * (1.234 if kinds[-1] else 1.0)
 
-    monkeypatch.setattr(memory_forecast, "measured_step", timed)
+    monkeypatch.setattr(step_forecast, "measured_step", timed)
     assert measured.real.token_cost() == 1.2
     assert set(kinds) == {True, False}
     assert measured.encoder.layouts is layouts
@@ -368,7 +373,7 @@ def test_the_cost_of_a_token_in_a_sequence_is_measured(monkeypatch: pytest.Monke
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(memory_forecast, "measured_step", full)
+    monkeypatch.setattr(step_forecast, "measured_step", full)
     assert measured.real.token_cost() is None
 
 
@@ -382,7 +387,7 @@ def test_a_failed_measurement_leaves_no_gradients(monkeypatch: pytest.MonkeyPatc
 
     handle = measured.encoder.model.register_forward_pre_hook(fails_later, with_kwargs=True)
     with pytest.raises(torch.OutOfMemoryError):
-        memory_forecast.measured_step(measured.encoder.model, measured.real._sampled(100))
+        step_forecast.measured_step(measured.encoder.model, measured.real.sampled(100))
     handle.remove()
     assert all(parameter.grad is None for parameter in measured.encoder.model.parameters())
     assert not measured.encoder.model.training

@@ -52,6 +52,11 @@ class MicroBatch:
         """Number of tokens that the model computes, padding included."""
         return self.ids_BT.numel()
 
+    @property
+    def longest_text(self) -> int:
+        """Number of tokens of the longest text, padding included."""
+        return self.ids_BT.shape[1] if self.sequence is None else int(self.sequence.depth_1T.max()) + 1
+
     def inputs(self, device: torch.device) -> dict[str, Any]:
         """Return the keyword arguments of `EmbeddingModel.forward` for this micro-batch, on a device."""
         inputs: dict[str, Any] = {"ids_BT": on_device(self.ids_BT, device)}

@@ -1,0 +1,212 @@
+"""Memory of one device in a training step, by purpose, and the memory that a device has.
+
+`Device` computes weights, gradients, optimizer state and communication buffers from the number of parameters and the
+ZeRO stage. The formulas are from the documentation of torch and DeepSpeed, with the buffer sizes that accelerate sets.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from angle_llm.memory.step_memory import StepMemory
+from angle_llm.train.distributed import Processes
+
+GIB = 2**30
+MASTER_BYTES = 4
+"""Bytes of the float32 copy that DeepSpeed keeps of each trained weight in ZeRO stages 1 and 2."""
+LIVE_NUMBERS = 10**9
+"""Maximum number of weights that ZeRO-3 keeps gathered (`stage3_max_live_parameters` of DeepSpeed)."""
+CONTEXT = round(0.6 * GIB)
+"""Bytes in use before the first tensor: CUDA context and workspaces, or the loaded libraries on a CPU."""
+EXCHANGE_CONTEXT = round(0.4 * GIB)
+"""Bytes of the NCCL buffers in a run with several GPUs."""
+LOST = {"cuda": 0.05, "cpu": 0.3}
+"""Fraction of the activations that allocators waste: measured on a CPU (docs/history), assumed on a GPU."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Number of processes, ZeRO stage and offloading of a run."""
+
+    processes: int = 1
+    zero: int = 0
+    """ZeRO stage; 0 without ZeRO."""
+    offload: str = "none"
+    """State that ZeRO keeps in host memory: `none`, `optimizer` or `parameters` (the optimizer state and all weights)."""
+
+    @classmethod
+    def of(cls, processes: Processes) -> Sharding:
+        """Return the sharding of launched processes."""
+        return cls(processes.world_size, processes.zero_stage, processes.offload)
+
+    def __str__(self) -> str:
+        if not self.zero:
+            return f"processes: {self.processes}"
+        return f"ZeRO-{self.zero}, processes: {self.processes}, offloaded: {self.offload}"
+
+    def part(self, size: int, from_stage: int) -> int:
+        """Return the bytes on one process of a tensor group of `size` bytes that ZeRO partitions from stage `from_stage`.
+
+        Examples: optimizer state from stage 1, gradients from stage 2, weights from stage 3.
+        """
+        return -(-size // self.processes) if self.zero >= from_stage else size
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak memory of one device in bytes, by purpose."""
+
+    base_weights: int
+    """Frozen weights."""
+    trained_weights: int
+    """Weights of the adapter, or all weights if there is no adapter."""
+    optimizer: int
+    """AdamW state and temporary tensors of the update."""
+    gradients: int
+    activations: int
+    """Saved and temporary tensors of the forward and backward passes."""
+    embeddings: int
+    """Embeddings of the batch, their gradient, and the tensors of the loss."""
+    exchange: int
+    """Buffers for gradient reduction and for gathered weights."""
+    allowance: int
+    """Estimate of memory outside tensors: device context, libraries and fragmentation."""
+
+    @property
+    def tensors(self) -> int:
+        """Bytes of tensors, comparable to `torch.cuda.max_memory_allocated`."""
+        return self.total - self.allowance
+
+    @property
+    def total(self) -> int:
+        """Sum of all purposes in bytes."""
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True)
+class Device:
+    """The sizes that determine the memory of a training step on one device, activations excepted."""
+
+    kind: str
+    """Device type, `cuda` or `cpu`."""
+    sharding: Sharding
+    base_bytes: int
+    """Bytes of the frozen weights, before partitioning."""
+    trained_bytes: int
+    """Bytes of the trained weights, before partitioning."""
+    trained_numbers: int
+    """Number of trained weights."""
+    bucket_numbers: int
+    """Number of elements in a gradient bucket of DeepSpeed."""
+    embedding_bytes: int
+    """Bytes of the embeddings of a batch."""
+    loss_bytes: int
+    """Peak bytes of the loss and its gradient, embeddings included."""
+    accumulates: bool = False
+    """Whether an optimizer step averages the gradients of several batches."""
+
+    def memory(self, step: StepMemory, *, cached: bool) -> Memory:
+        """Return the peak memory of a training step: in the backward pass, the loss or the update.
+
+        `cached`: gradient caching encodes every micro-batch twice, and `step` is its largest micro-batch.
+        """
+        before = self.trained_bytes if cached or self.accumulates else 0
+        pending = 2 * self.embedding_bytes if cached else 0  # without caching, embeddings are among the activations
+        # On a GPU, AdamW updates all weights at once with a temporary copy; on a CPU one tensor after another.
+        update = self.trained_bytes if self.kind == "cuda" and self.sharding.offload == "none" else 0
+        moments = [
+            self._moment(gradients=step.gradients, activations=step.peak - step.gradients, embeddings=pending),
+            self._moment(gradients=before, activations=0 if cached else step.kept, embeddings=self.loss_bytes),
+            self._moment(gradients=self.trained_bytes, update=update),
+        ]
+        return max(moments, key=lambda memory: memory.total)
+
+    def _moment(self, *, gradients: int, activations: int = 0, embeddings: int = 0, update: int = 0) -> Memory:
+        """Return the memory at a moment of a step, from the sizes in bytes that change during the step."""
+        sharding = self.sharding
+        weights_here, states_here = sharding.offload != "parameters", sharding.offload == "none"
+        nccl = EXCHANGE_CONTEXT if sharding.processes > 1 and self.kind == "cuda" else 0
+        return Memory(
+            base_weights=sharding.part(self.base_bytes, 3) * weights_here,
+            trained_weights=sharding.part(self.trained_bytes, 3) * weights_here,
+            optimizer=self._states * states_here + sharding.part(update, 1),
+            gradients=sharding.part(gradients, 2),
+            activations=activations,
+            embeddings=embeddings,
+            exchange=self._exchange,
+            allowance=CONTEXT + nccl + round(LOST[self.kind] * activations),
+        )
+
+    @property
+    def _states(self) -> int:
+        """Bytes of the optimizer state per process: two moments of AdamW, in float32 with DeepSpeed."""
+        if not self.sharding.zero:
+            return 2 * self.trained_bytes
+        copies = MASTER_BYTES if self.sharding.zero < 3 else 0
+        return self.sharding.part((8 + copies) * self.trained_numbers, 1)
+
+    @property
+    def _exchange(self) -> int:
+        """Bytes of the buffers for gradient reduction and for gathered weights."""
+        if not self.sharding.zero:  # DataParallelStrategy copies the gradients to sum them
+            return self.trained_bytes if self.sharding.processes > 1 else 0
+        gathered = min(self.base_bytes + self.trained_bytes, 2 * LIVE_NUMBERS) if self.sharding.zero == 3 else 0
+        return 4 * self.bucket_numbers + gathered
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory that offloading needs per process."""
+        weights = self.sharding.part(self.base_bytes + self.trained_bytes, 3)
+        return {"none": 0, "optimizer": self._states, "parameters": self._states + weights}[self.sharding.offload]
+
+
+def free_memory(processes: Processes) -> int | None:
+    """Return the device memory in bytes that a rank can use, the minimum over ranks; None if unknown.
+
+    Memory that this process already uses counts as free, because a forecast (`Memory`) includes it.
+    """
+    processes.max(0)  # wait until all ranks have loaded their weights
+    device = processes.device
+    free = None
+    if device.type == "cuda":
+        context = CONTEXT + (EXCHANGE_CONTEXT if processes.world_size > 1 else 0)
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) + context
+    elif device.type == "cpu" and (available := _available_memory()) is not None:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
+        free = available // local + _own_memory()
+    least = -processes.max(-(free or 0))
+    return least or None
+
+
+_MEMINFO, _STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
+_CGROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.stat"), "anon"),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.stat"), "rss"),
+)
+"""Files with the memory limit and use of a container, and the key of the use: cgroup version 2, then version 1."""
+
+
+def _available_memory() -> int | None:
+    """Return the bytes that this machine or container can still allocate; None if the system does not report them."""
+    if not _MEMINFO.is_file():
+        return None
+    available = 1024 * _kernel_number(_MEMINFO, "MemAvailable:")
+    for limit, use, name in _CGROUPS:
+        if limit.is_file() and (most := limit.read_text().strip()).isdecimal():
+            available = min(available, int(most) - _kernel_number(use, name))
+    return max(available, 0)
+
+
+def _own_memory() -> int:
+    """Return the bytes that the end of this process would free; `MemAvailable` already includes mapped file pages."""
+    return 1024 * sum(_kernel_number(_STATUS, name) for name in ("RssAnon:", "RssShmem:"))
+
+
+def _kernel_number(path: Path, name: str) -> int:
+    """Return the number after `name` in a file of the Linux kernel; 0 without such a line."""
+    lines = (line.split() for line in path.read_text().splitlines()) if path.is_file() else []
+    return next((int(words[1]) for words in lines if words and words[0] == name), 0)

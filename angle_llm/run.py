@@ -19,8 +19,9 @@ def fine_tune(settings: TrainSettings) -> Path:
     """Fine-tune a language model into a text-embedding model; return the directory of the saved encoder.
 
     The encoder is the best encoder if the settings have an evaluation, else the last encoder. Names, paths, the run
-    directory and the evaluation tasks are checked first, then the data are read, and then the weights are loaded. If a launcher starts several
-    processes, every process calls this function. `train.run_folder` lists the files of the run directory.
+    directory and the evaluation tasks are checked first, then the data are read, and then the weights are loaded. If a
+    launcher starts several processes, every process calls this function. `train.run_folder` lists the files of the run
+    directory.
 
     Raises:
         SettingsError: if the run directory belongs to another or a finished run, it has checkpoints and `resume` is None,

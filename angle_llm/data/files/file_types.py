@@ -1,8 +1,10 @@
 """Rows of a file: a reader class for each file type; `reader_of` chooses the class for a file.
 
 To add a file type, write a subclass of `FileReader` and add it to `FILE_TYPES` at the end of this module; `reader_of`
-names the types that are not read from .gz. `datasets` names the files of a split of a local folder (`data.sources`). A row that cannot be parsed becomes a `BadRow` with file, line and reason.
-Damage that hides an unknown number of rows, such as a truncated gzip file, raises `DataError`.
+names the types that are not read from .gz. `datasets` names the files of a split of a local folder (`data.sources`).
+
+A row that cannot be parsed becomes a `BadRow` with file, line and reason. Damage that hides an unknown number of rows,
+such as a truncated gzip file, raises `DataError`.
 """
 
 from __future__ import annotations

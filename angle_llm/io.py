@@ -515,7 +515,7 @@ class ResumableFolder:
         return manifest
 
     def _signature(self, body: Mapping[str, Any]) -> str:
-        """Return the SHA-256 of the identity of the folder and the other entries (`body`) of a manifest."""
+        """Return the SHA-256 of the identity of the folder and all further entries (`body`) of a manifest."""
         return hashlib.sha256(json.dumps([self.identity, body], sort_keys=True).encode()).hexdigest()
 
 

@@ -127,7 +127,7 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
 def load_data(settings: DataSettings, processes: Processes) -> Mixture:
     """Read the training data on every process.
 
-    The first process of a machine reads first and caches large datasets, so that the other processes read the cache.
+    The first process of a machine reads first and caches large datasets, so that all other processes read the cache.
     """
     from angle_llm.data.mixture import load_mixture
     from angle_llm.data.store import cache_folder

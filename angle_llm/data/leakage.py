@@ -356,7 +356,7 @@ def read_evaluation_sets(
     """Read evaluation sets from files, from splits of BEIR folders (FOLDER@SPLIT), and from folders with such files.
 
     In a folder, files and splits whose name contains `train` are skipped. If the names of some files contain a word
-    such as `test`, `dev` or `validation`, the other files are skipped too.
+    such as `test`, `dev` or `validation`, files without such a word are skipped too.
 
     Args:
         columns: Field of a data format → column; used for the files that have the column.

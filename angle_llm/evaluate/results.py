@@ -158,7 +158,7 @@ def difference_cells(found: Difference) -> list[object]:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> str:
-    """Return a Markdown table with padded columns: the first `words` columns left-aligned, the others right-aligned.
+    """Return a Markdown table with padded columns: the first `words` columns left-aligned, all later ones right-aligned.
 
     Floats get two decimals, an interval is written as 78.10–79.90, and None as a dash.
     """

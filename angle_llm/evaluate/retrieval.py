@@ -21,7 +21,7 @@ Only for groups of texts:
 * strict: 1 if the first R candidates are exactly the answers. With five captions per image this is AnglE's "strict
   accuracy" (arXiv 2309.12871): the top 5 of all captions, the query included, are the captions of the image. The paper
   does not state whether the query counts among the five;
-* in top 5: 1 if the first five candidates contain all answers. For R = 4, this is the other reading of the paper.
+* in top 5: 1 if the first five candidates contain all answers. For R = 4, this is a second reading of the paper.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def answer_ranks(
 
     Q queries and C candidates have D dimensions. `relevant[q]` maps the index of each answer of query q to its grade;
     `itself[q]` is the index of a candidate that query q skips, or None. Answers are in ascending order of rank. A zero
-    vector has similarity 0. The first pass computes the similarities of the answers; the second pass counts the other
+    vector has similarity 0. The first pass computes the similarities of the answers; the second pass counts all further
     candidates that are at least as similar.
     """
     answers = [np.array(sorted(places), dtype=np.intp) for places in relevant]
@@ -219,7 +219,7 @@ def query_metrics(
         ranks: rank by answer for each query, from `answer_ranks`.
         relevant: grade by answer for each query.
         strict: add the metrics `strict` (the first R candidates are exactly the R answers) and `in top 5` (the first
-            five candidates contain all answers), before the others.
+            five candidates contain all answers), as the first two.
     """
     names = ("nDCG@10", *(f"R@{k}" for k in RECALLS), "MRR", "MRR@10", "MAP@100")
     metrics: dict[str, list[float]] = {name: [] for name in (*(("strict", "in top 5") if strict else ()), *names)}

@@ -1,7 +1,7 @@
 """Retrieval tasks: read queries, candidates, and the answers of each query from files.
 
 * Groups of texts: a file with a column of lists, such as the five captions of an image. The first text of a group is a
-  query and the others are its answers, among all other texts in the file.
+  query, and its later texts are the answers, among all other texts in the file.
 * BEIR folders: `queries.jsonl` and `corpus.jsonl` (`_id`, `text`, in the corpus optionally `title`), `qrels/NAME.tsv`
   (`query-id`, `corpus-id`, `score`); or the Parquet files of NanoBEIR.
 * Files of questions and their answers, optionally with more candidates.
@@ -63,7 +63,7 @@ def is_flickr30k(source: str | Path) -> bool:
 def read_groups(path: str | Path | Source, column: str | None = None) -> RetrievalTask:
     """Read a retrieval task from a file with a list of texts in each row, such as the captions of an image.
 
-    The first text of a list is a query, and the other texts are its answers. The candidates of a query are all texts in
+    The first text of a list is a query, and its later texts are the answers. The candidates of a query are all texts in
     the file except the query itself. A list of one text adds a candidate and no query. Without `column`, the lists are
     in the column captions, texts or set. A file flickr30k/test_2016.jsonl.gz is the task of AnglE's paper, named
     `flickr30k`.

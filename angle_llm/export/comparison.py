@@ -30,7 +30,7 @@ TIMES_SMALLER_QUANTISED = 10
 TIMES_SMALLER = 100
 """Factor in the check that a verified encoder was trained at all.
 
-The untrained base must differ this many times more from the first stored version of the encoder than the other versions
+The untrained base must differ this many times more from the first stored version of the encoder than all later versions
 do. Otherwise the agreement of the versions shows nothing."""
 NOISE = 1e-10
 """Values of 1 - cos below this are rounding errors of float32."""
@@ -86,7 +86,7 @@ class Comparison:
     problems: tuple[str, ...]
     """Differences that are not allowed, as text; empty if the two versions are the same encoder."""
     weights: WeightsCount | None = None
-    """Comparison of the stored weights, if one version is an adapter and the other may be its merged model; else
+    """Comparison of the stored weights, if one version is an adapter and the second may be its merged model; else
     None."""
 
 

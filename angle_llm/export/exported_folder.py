@@ -118,7 +118,7 @@ class SentenceTransformersModel:
     def for_side(self, side: Side) -> SentenceTransformersModel:
         """Return a model that encodes all texts as queries or as documents, by `encode_query` or `encode_document`.
 
-        The methods are those of sentence-transformers. The weights are shared.
+        The methods have the names that sentence-transformers gives them. The weights are shared.
         """
         sided = copy.copy(self)
         sided.side = side

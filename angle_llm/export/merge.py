@@ -7,7 +7,7 @@
 The adapter is merged into the base weights it was trained on: rounded to the dtype in the encoder card, and dequantised
 if the base was quantised. With the stored base weights, the result would be another encoder (peft#2321). A base in
 safetensors is read tensor by tensor, so that merging needs the memory of one shard and one layer; verification loads
-both forms, one after the other. The target folder is written atomically, after verification.
+both forms, in turn. The target folder is written atomically, after verification.
 """
 
 from __future__ import annotations

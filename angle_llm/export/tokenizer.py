@@ -146,7 +146,7 @@ def _kept(spec: dict[str, Any]) -> list[dict[str, Any]]:
 def _forget(model: dict[str, Any], names: set[str]) -> None:
     """Remove names of added tokens from the vocabulary and merges of a model.
 
-    The model never receives these names. With a second name for an id, `tokenizers` would save only one of them.
+    The model never receives these names. With a second name for an id, `tokenizers` would save only one name.
     """
     for name in names & model["vocab"].keys():
         del model["vocab"][name]

@@ -2,7 +2,7 @@
 
 A form is a stored version of an encoder (see `forms`). For an adapter and its merged model, the weights are compared too
 (`weights.count_wrong`), because vectors cannot show a merge in bfloat16 arithmetic. Forms of an untrained encoder would
-agree in any case, so the first form must differ from its base `TIMES_SMALLER` times more than from the other forms. One
+agree in any case, so the first form must differ from its base `TIMES_SMALLER` times more than from every other form. One
 form is in memory at a time.
 """
 
@@ -87,7 +87,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True)
 class _Reference:
-    """The first form, with its vectors and the vectors of its base: what the other forms are compared with."""
+    """The first form, with its vectors and the vectors of its base: every other form is compared with them."""
 
     path: FormPath
     encoded: Encoded
@@ -99,19 +99,19 @@ class _Reference:
     sides: Sequence[Side | None]
     """Sides for which every text is encoded; None: the only prompt."""
     opening: Opening
-    """How the other forms are opened: with the usage of the first form."""
+    """How every other form is opened: with the usage of the first form."""
     notes: Sequence[str]
 
     @property
     def base_difference(self) -> float | None:
-        """Mean 1 - cos between the vectors and those of the untrained base; None if the base is unknown."""
+        """Mean 1 - cos between the vectors and the vectors of the untrained base; None if the base is unknown."""
         if self.base_rows_ND is None:
             return None
         return float(cosine_differences(self.base_rows_ND, self.encoded.rows_ND).mean())
 
     @property
     def is_trained(self) -> bool:
-        """Whether the vectors differ from those of the untrained base; True if the base is unknown."""
+        """Whether the vectors differ from the vectors of the untrained base; True if the base is unknown."""
         return self.base_difference is None or self.base_difference >= TIMES_SMALLER * NOISE
 
 
@@ -259,7 +259,7 @@ def _count_wrong_weights(forms: list[tuple[FormPath, FormFacts]], original_base:
     """Compare the stored weights of an adapter and a model, and return the number of weights that differ from a merge.
 
     `forms` has the path and facts of two stored versions of an encoder, in any order. The result is None unless one
-    form is an adapter and the other a model that is not quantised. `original_base` merges into the stored base weights,
+    form is an adapter and the second a model that is not quantised. `original_base` merges into the stored base weights,
     not into the values in training.
     """
     (adapter, its), (model, facts) = sorted(forms, key=lambda form: form[1].kind != "adapter")

@@ -25,7 +25,7 @@ class AngleObjective(ObjectiveFields, SumOfTerms):
         L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle (arXiv 2309.12871, total objective)
             + w₄·L_regression + w₅·L_kl + w₆·L_teacher_vector + w₇·L_teacher_similarity
 
-    `cosine` and `angle` rank the scored pairs (`ranking_loss`). `in_batch` contrasts positives with the other texts of
+    `cosine` and `angle` rank the scored pairs (`ranking_loss`). `in_batch` contrasts positives with all other texts of
     the batch (`InBatchTerm`). `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`). Three
     terms learn from a teacher: `kl` from teacher scores of a query with its positives and negatives (`kl_loss`),
     `teacher_vector` from teacher embeddings (`TeacherVectorTerm`), `teacher_similarity` from the cosines of teacher

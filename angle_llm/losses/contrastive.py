@@ -1,4 +1,4 @@
-"""In-batch contrastive loss: each anchor should be closer to its positives than to the other texts of the batch.
+"""In-batch contrastive loss: each anchor should be closer to its positives than to all other texts of the batch.
 
 Index letters, at the end of tensor names:
 

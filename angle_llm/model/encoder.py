@@ -332,7 +332,7 @@ class SentenceEncoder:
         """Return the embeddings of N texts in order, (N, D) float32; with `return_stats`, also counts and duration.
 
         Repeated texts, and common prefixes of texts in a causal model, are computed once. The embedding of a text does not
-        depend on the other texts, up to rounding.
+        depend on any other text, up to rounding.
 
         Args:
             micro_batch_tokens: maximum number of tokens in a micro-batch, padding included. None: 2,048 on a CPU, 16,384

@@ -196,7 +196,7 @@ def precompute_vectors(
     """Embed the training texts with a guide or teacher encoder, and return the stored embeddings.
 
     `encoders` and the result are keyed by field of `Relation`: `guide` and `teacher_vectors`. `from_main` calls a
-    function on rank 0, which computes embeddings that are not stored yet in `run_folder`/vectors. The other ranks read
+    function on rank 0, which computes embeddings that are not stored yet in `run_folder`/vectors. All other ranks read
     these files, so all ranks must share the file system of the run directory.
 
     Raises:

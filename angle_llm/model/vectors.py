@@ -2,7 +2,7 @@
 
     OUT/
         shard-000000.parquet         a block of rows with the columns row, id, text, scale and embedding, as requested
-        shard-000000.npy             with `--format npy`: the vectors; the Parquet file holds the other columns
+        shard-000000.npy             with `--format npy`: the vectors; the Parquet file holds all other columns
         shard-000000.skipped.jsonl   skipped rows of the block: number, place and reason
         embeddings.json              the index: encoder, form of the vectors, source, and the files with size and SHA-256
 

@@ -108,7 +108,7 @@ class Batcher:
 def encode_requests(
     encoder: SentenceEncoder, requests: Sequence[tuple[list[str], Side | None]]
 ) -> list[EncodedRequest | Exception]:
-    """Encode each request (texts, side), or return its error, which does not affect the other requests."""
+    """Encode each request (texts, side), or return its error, which does not affect any other request."""
     results: dict[int, EncodedRequest | Exception] = {}
     for side in dict.fromkeys(side for _, side in requests):
         group = [number for number, request in enumerate(requests) if request[1] == side]

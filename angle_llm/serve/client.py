@@ -39,7 +39,7 @@ class ServerModel:
     """An embedding server with the interface of `SentenceEncoder`, for comparison with other encoders."""
 
     bits = None
-    dtype = "float32"  # not known: the tolerance is that of float32
+    dtype = "float32"  # unknown: the tolerance of float32 applies
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ def likely_mistake(
         mistake = mistake or "the text is truncated, or not truncated, in another way"
         return f"{mistake} (wrong: texts of {shortest_wrong} tokens and more)"
 
-    # The vectors are those of the base, or of other texts.
+    # The vectors belong to the base, or to other texts.
     short = case.short
     if base_MD is not None and case.is_explained_by(base_MD, short):
         return "the bare base is served, without the training"
@@ -113,7 +113,7 @@ class _Case:
 
     @cached_property
     def limits(self) -> Rows:
-        """Largest 1 - cos of each text between the observed vectors and those of a mistake that explains them."""
+        """Largest 1 - cos of each text at which a mistake explains the observed vector."""
         return np.maximum(self.tolerance, np.minimum(HALF, self.differences / 20))
 
     @cached_property

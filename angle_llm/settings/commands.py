@@ -23,7 +23,7 @@ from angle_llm.settings.parsing import (
 from angle_llm.settings.rows import RowFilter, RowSettings, TextEncoding
 
 REST, CORPUS = "train", "corpus"
-"""Names of files that `data split` writes besides the parts: the other rows, and the distinct second texts."""
+"""Names of files that `data split` writes besides the parts: the rows of no part, and the distinct second texts."""
 FilterName = Literal["copied", "language", "repeated", "many documents", "not found"]
 """Filters of `data questions`."""
 

@@ -382,7 +382,7 @@ def describe(kind: type, summary: str) -> str:
 def config_defaults(
     kind: type[Settings], arguments: Sequence[str], defaults: Settings | None = None
 ) -> tuple[Settings | None, list[str]]:
-    """Read the file of `--config FILE` in command line arguments; return the settings and the other arguments.
+    """Read the file of `--config FILE` in command line arguments; return the settings and the remaining arguments.
 
     The settings are None if `--config` is missing. Keys that are not in the file get the values of `defaults`.
     """

@@ -138,7 +138,7 @@ def embed_corpus(
 ) -> int:
     """Write the vectors of a corpus to shards in `folder`, or resume; return the number of vectors of the whole corpus.
 
-    A process writes every `world_size`-th shard, starting with shard `rank`. Rank 0 then waits for the other processes
+    A process writes every `world_size`-th shard, starting with shard `rank`. Rank 0 then waits for all other processes
     and writes the index. With `target`, rank 0 writes the .npy file `target` instead and removes `folder`. Other ranks
     return 0. `model` is the name or path that the encoder was loaded from.
 
@@ -213,7 +213,7 @@ def embed_corpus(
 
 
 def _wait_for(parts: ResumableFolder, missing: Sequence[str]) -> None:
-    """Wait until the other processes have written the missing shards."""
+    """Wait until all other processes have written the missing shards."""
     logged = time.monotonic()
     while missing := parts.unwritten(missing):
         if time.monotonic() - logged > _LOG_SECONDS:

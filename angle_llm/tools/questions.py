@@ -72,7 +72,7 @@ _SHOWN = 10
 
 
 class Passage(NamedTuple):
-    """A document or a part of it."""
+    """A whole document or a part of a document."""
 
     text: str
     document: str

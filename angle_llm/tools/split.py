@@ -3,7 +3,7 @@
 The output of `--out FOLDER`; rows keep all their columns:
 
     FOLDER/train.jsonl             the rows to train on
-    FOLDER/valid.jsonl, …          the other parts
+    FOLDER/valid.jsonl, …          all further parts
     FOLDER/corpus.jsonl            the distinct second texts of all rows (answers, documents), to search in
 """
 
@@ -65,7 +65,7 @@ def split_main(settings: SplitSettings) -> None:
 
 
 def split_rows(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> list[list[int]]:
-    """Return the row numbers of each part: at most `counts[p]` rows in part p, and the other rows in a further last part.
+    """Return the row numbers of each part: at most `counts[p]` rows in part p, and all remaining rows in a last part.
 
     `texts` are the texts of each row. Rows that share a text, directly or through other rows, form a group. Groups
     are sorted by a hash of their first text; a group goes to the first part with enough space.

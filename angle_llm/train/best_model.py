@@ -19,7 +19,7 @@ from angle_llm.train.strategies import DataParallelStrategy
 
 Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
 """Function that returns the metrics of an encoder by name. The first metric decides which model is best: higher is
-better. Its attributes `items` and `verdict`, if it has them, are those of `HeldOutEvaluation`."""
+better. Its attributes `items` and `verdict`, if it has them, are described at `HeldOutEvaluation`."""
 ITEMS = "evaluation.npz"
 """File in the run directory with the values of each pair or query, before training and of the best encoder: an array
 `start/TASK` and `best/TASK` for each task."""

@@ -2,7 +2,7 @@
 
     weights.safetensors      trainable weights by parameter name
     optimizer.safetensors    optimizer state, as PARAMETER/exp_avg, …
-    manifest.json            progress, random generators of every rank, size and SHA-256 of the other files
+    manifest.json            progress, random generators of every rank, size and SHA-256 of all other files
 
 Batches and learning rates of later steps follow from the settings and the step. A checkpoint does not depend on the
 number of processes or the ZeRO stage, except for the random generators. `ResumableFolder` detects incomplete and

@@ -1,14 +1,14 @@
 """Processes of a training run: launch, collective operations, and detection of lost processes.
 
 `Processes` represents one process of the run. With a single process, collective operations return their input. Rank 0,
-the main process, writes all files and sends file contents to the other ranks, which do not need access to its disk.
+the main process, writes all files and sends file contents to all other ranks, which do not need access to its disk.
 
 `check_launch` refuses launchers and DeepSpeed configurations that would not train as requested.
 
 `ProcessWatch` ends a process when another rank is lost. torchrun ends processes only on the machine of the lost
 process, gloo only detects closed connections, and NCCL blocks. So every process increments a counter in the TCPStore of
 the launcher once a second. A rank is lost if its counter does not change for `LOST_SECONDS`, or for `ENDED_SECONDS` if
-its process on the same machine has ended. A process that fails writes its error to the store, and the other processes
+its process on the same machine has ended. A process that fails writes its error to the store, and all other processes
 end after `GRACE_SECONDS`.
 """
 
@@ -46,7 +46,7 @@ class RemoteRankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """One process of a training run: rank, device, and collective operations with the other ranks.
+    """One process of a training run: rank, device, and collective operations with all other ranks.
 
     All ranks must call the collective operations in the same order.
     """
@@ -62,7 +62,7 @@ class Processes:
 
     @classmethod
     def start(cls) -> Processes:
-        """Connect to the other processes that the launcher (accelerate or torchrun) started, and return this process.
+        """Connect to all other processes that the launcher (accelerate or torchrun) started, and return this process.
 
         Raises:
             SettingsError: if the launcher selects a strategy that is not supported.
@@ -164,7 +164,7 @@ class Processes:
         With `each_machine`, the first rank of every machine also calls `make`.
 
         Raises:
-            RemoteRankError: on the other ranks, if `make` fails.
+            RemoteRankError: on all other ranks, if `make` fails.
         """
         if self.world_size == 1:
             return make()
@@ -186,7 +186,7 @@ class Processes:
     def broadcast(self, tensors: Mapping[str, Tensor] | None) -> Iterator[tuple[str, Tensor]]:
         """Send tensors from rank 0 to all ranks; yield (name, tensor on the device of this rank).
 
-        Rank 0 passes the tensors by name, the other ranks pass None.
+        Rank 0 passes the tensors by name, all other ranks pass None.
         """
         shapes = self.from_main(lambda: {name: (one.shape, one.dtype) for name, one in (tensors or {}).items()})
         for name, (shape, dtype) in shapes.items():
@@ -258,7 +258,7 @@ def _flag(environment: Mapping[str, str], name: str) -> bool:
 def _deepspeed_plugin() -> Any:
     """Return the DeepSpeed plugin of Accelerate, with the config values that training requires.
 
-    The other values come from the config file or flags of the launcher.
+    All other values come from the config file or flags of the launcher.
 
     Raises:
         RuntimeError: for an old compilation lock, for which DeepSpeed would wait without limit.
@@ -307,7 +307,7 @@ class ProcessWatch:
     A rank is lost if its process was killed or stopped. Every rank increments a counter in a store of torch. A thread
     writes and reads the counters. A second thread counts the intervals without an increment: if the process of
     the store is stopped, a call of the store blocks forever, despite its timeout. The second thread measures no clock
-    time, so a process that was suspended does not report the other ranks as lost.
+    time, so a process that was suspended does not report running ranks as lost.
     """
 
     def __init__(self, processes: Processes) -> None:

@@ -78,11 +78,11 @@ class LoadedEncoder(NamedTuple):
 def load_encoder(source: ModelSource, settings: TrainSettings, processes: Processes) -> LoadedEncoder:
     """Load the encoder of a training run, with its adapter, the layouts of texts and its head.
 
-    All ranks get the same layouts. With ZeRO-3, the weights are on the CPU of rank 0, and on the meta device of the other
+    All ranks get the same layouts. With ZeRO-3, the weights are on the CPU of rank 0, and on the meta device of all other
     ranks; `ZeroStrategy` fills them.
 
     Raises:
-        RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and the other
+        RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and all other
             ranks report a lost process (`ProcessWatch`).
         SettingsError: if the model cannot be trained with the task of the settings.
         ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see

@@ -43,7 +43,7 @@ from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 
 _REPLACED, _RANDOM = 0.8, 0.1
-"""Fraction of the masked tokens that the mask token and a random token replace; the others are unchanged."""
+"""Fraction of the masked tokens that the mask token and a random token replace; all remaining ones are unchanged."""
 _LOGIT_TOLERANCE = 1e-3
 """Largest relative difference between logits with and without scaling or a soft cap that rounding explains in float32.
 Of equal layers it is 0 in any dtype, because both compute the same product."""

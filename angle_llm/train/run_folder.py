@@ -88,7 +88,7 @@ class Run:
     def start(cls, settings: TrainSettings) -> Iterator[Run]:
         """Context manager that connects the processes of a run, checks the run directory, and detects lost processes.
 
-        If a process is killed or stops responding, the other processes end with a message (see `ProcessWatch`).
+        If a process is killed or stops responding, all other processes end with a message (see `ProcessWatch`).
 
         Raises:
             SettingsError: if the launch is not supported, the directory belongs to another or a finished run, the directory

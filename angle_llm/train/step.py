@@ -76,7 +76,7 @@ def boundary_step(
 ) -> StepResult:
     """Add the gradient of `weight` times the loss of a single batch to the `grad` of the model's parameters.
 
-    `plan` has the micro-batches of the texts in `batch`. See `group_step` for the other arguments and the errors.
+    `plan` has the micro-batches of the texts in `batch`. See `group_step` for all other arguments and the errors.
     """
     batches = [PlannedBatch(batch, objective, {})]
     return group_step(model, plan, batches, graph_tokens=graph_tokens, weight=weight, strategy=strategy)

@@ -717,7 +717,7 @@ EXTENSIONS = (*FILE_TYPES, *(f"{name}.gz" for name in FILE_TYPES if name not in 
 def reader_of(path: Path, *, tables: bool = False, encoding: str = "utf-8", content: bytes | None = None) -> FileReader:
     """Return the reader for the type of a file: chosen by file name, for some types also by the first line.
 
-    `tables` is whether rows must have several columns; the other arguments are described at `FileReader`.
+    `tables` is whether rows must have several columns. `FileReader` describes all further arguments.
 
     Raises:
         DataError: for a file type that cannot be read.

@@ -4,7 +4,7 @@
     whole model ────────┴─► encoder.gguf        weights, tokenizer, pooling, BOS and EOS flags
                             encoder.gguf.json   prompt, maximum length, normalisation (see `llama_cpp`)
 
-Tensors are read and written one at a time. Names, shapes and units are those of llama.cpp:
+Tensors are read and written one at a time. Names, shapes and units follow llama.cpp:
 
 * LLaMA: the rows of q and k are permuted, because llama.cpp rotates neighbouring dimensions. Factors of llama3 scaling
   are a tensor.

@@ -167,7 +167,7 @@ def _quantize_graph(path: Path) -> None:
 
     Each block of 32 weights has its own scale, and so has each block of activations. Dynamic quantization of onnxruntime
     is smaller and faster, but it has one scale for the activations of a batch: language models have a few activations
-    that are far larger than the others, and SmolLM2 falls from 73.8 to 46.5 on STS-B. Embeddings stay in float32.
+    that are far larger than most, and SmolLM2 falls from 73.8 to 46.5 on STS-B. Embeddings stay in float32.
     """
     onnx: Any = importlib.import_module("onnx")
     quantization: Any = importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")

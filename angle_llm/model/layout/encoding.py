@@ -25,7 +25,7 @@ def encode_planned(
 ) -> tuple[Plan, Tensor]:
     """Encode texts in micro-batches; after every out-of-memory error, encode again with half the token budget.
 
-    With weights partitioned by ZeRO-3 the error is raised, because the other ranks wait in the failed forward pass.
+    With weights partitioned by ZeRO-3 the error is raised, because all other ranks wait in the failed forward pass.
 
     Args:
         head: decides what a row of `model` is (see `heads`).

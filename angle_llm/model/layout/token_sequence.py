@@ -124,7 +124,7 @@ class TokenSequence:
     def groups(self) -> tuple[tuple[SequenceGroup, ...], Tensor]:
         """Group texts of similar length, whose attention is computed as one padded batch; return the groups and an index.
 
-        The index (T,) is the place of each token in the queries of all groups, one group after the other. In a prefix trie,
+        The index (T,) is the place of each token in the queries of all groups, group by group. In a prefix trie,
         the texts of a group have lengths between the same powers of two, and so do the numbers of tokens after the shared
         prefix. So at most four times the necessary scores are computed. Packed texts in a group have lengths in the same
         interval of `LENGTH_STEP`. A text that equals the text before it adds no token and is in no group.

@@ -118,10 +118,12 @@ def resolve_format(
     Raises:
         DataError: for an unknown format or field, a missing column, or if several columns or formats fit.
     """
+    # The name of the format.
     if format not in ("auto", *FORMATS):
         if suggested := next((right for right, names in _SYNONYMS.items() if format.lower() in names), None):
             raise DataError(f"unknown format {format!r}. Did you mean {suggested}? Known: auto, {', '.join(FORMATS)}.")
         raise DataError(unknown_name("format", format, ["auto", *FORMATS]))
+    # Fields and columns that the user named.
     known = [name for name in USUAL_NAMES if name != "text" or format == "text"]
     for field, column in mapping.items():
         if field not in known and not NUMBERED_NEGATIVE.fullmatch(field):
@@ -135,10 +137,13 @@ def resolve_format(
                 f"{flags}columns {field} {column}: the file has no column {column!r}{nearest(column, columns)}. "
                 f"Columns: {listed(columns)}"
             )
+    # The format, and its fields.
     name = _guess_format(mapping, columns, flags) if format == "auto" else format
-    required, fields = FORMATS[name].fields, fields_of(name, mapping, columns)
+    required = FORMATS[name].fields
+    fields = fields_of(name, mapping, columns)
     if unknown := [field for field in mapping if field not in fields]:
         raise DataError(f"{flags}columns: format {name} has no field {listed(unknown)}. Its fields: {listed(fields)}")
+    # The column of each field.
     column_of = {}
     for field in fields:
         possible = _candidates(field, mapping, columns)

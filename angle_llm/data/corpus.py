@@ -86,11 +86,13 @@ class Corpus:
             DataError: if the source or a column does not exist, or if `column` is None and several columns are
                 possible.
         """
+        # Files of plain text have no ids.
         rows = resolve_source(source)
         flat = [file.name for file in rows.files if isinstance(file, TextFile)]
         if flat and id_column is not None:
             raise DataError(f"--id-column {id_column}: {flat[0]} has one text per line and no ids; unset --id-column")
         for file in [file for file in rows.files if not isinstance(file, TextFile)] or rows.files:
+            # Names of the columns.
             if isinstance(
                 file, JsonLinesFile
             ):  # to list all columns takes long; the first row often has the wanted ones
@@ -101,6 +103,7 @@ class Corpus:
                 names = file.columns if {*wanted}.isdisjoint(names) or id_column not in (None, *names) else names
             else:
                 names = file.columns
+            # Column of the texts.
             if column is None:
                 usual = [name for name in _USUAL_COLUMNS if name in names]
                 if not usual and len(names) != 1:
@@ -115,6 +118,7 @@ class Corpus:
                         "such as the documents of a BEIR folder, needs one column with title and text, joined by a space",
                         file=sys.stderr,
                     )
+            # Both columns must exist.
             for option, name in (("--column", column), ("--id-column", id_column)):
                 if name is not None and name not in names:
                     raise DataError(

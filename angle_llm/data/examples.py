@@ -82,7 +82,8 @@ class DataReport:
         Raises:
             RuntimeError: if the numbers do not add up.
         """
-        self.examples, self.rows_used = examples, examples * FORMATS[self.format].rows_per_example
+        self.examples = examples
+        self.rows_used = examples * FORMATS[self.format].rows_per_example
         accounted = self.rows_used + sum(self.dropped.values()) + len(self.rejected)
         if self.rows_in != accounted:
             raise RuntimeError(

@@ -101,7 +101,8 @@ class FileKeys:
             if isinstance(identifier := values.get(column), str | int):
                 self.ids.extend((line, key(str(identifier))))
         bare_of = {text: normalized(text) for text in texts_of(example)}
-        exact_key, near_key = _row_key(example, {text: text for text in bare_of}), _row_key(example, bare_of)
+        exact_key = _row_key(example, {text: text for text in bare_of})
+        near_key = _row_key(example, bare_of)
         self.rows.extend((line, exact_key, near_key, key(next(iter(bare_of.values())))))
         for left, right, score in pairs_of(example):
             self.add_pair(line, bare_of[left], bare_of[right], score)

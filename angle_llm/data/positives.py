@@ -149,6 +149,7 @@ def collect_pairs(
     Raises:
         DataError: if no example contains a positive pair.
     """
+    # Texts of positive and known pairs, by query.
     positives: defaultdict[str, dict[str, int]] = defaultdict(dict)  # query → positive → example
     negatives: defaultdict[str, dict[str, None]] = defaultdict(dict)
     known: list[tuple[str, str]] = []
@@ -169,22 +170,27 @@ def collect_pairs(
         raise DataError(
             f"expected positive pairs; the {len(examples)} examples contain none.{hint if scored_lower else ''}"
         )
+    # Numbers of texts, in order of their first occurrence.
     number_of: dict[str, int] = {}
 
     def number(text: str) -> int:
         return number_of.setdefault(text, len(number_of))
 
-    queries, contradicted = [], 0
+    # Queries, without negatives that are positives in another row.
+    queries = []
+    contradicted = 0
     for text, example_of in positives.items():
         kept = [negative for negative in negatives[text] if negative not in example_of]
         contradicted += len(negatives[text]) - len(kept)
         numbers = (number(text), tuple(map(number, example_of)), tuple(example_of.values()), tuple(map(number, kept)))
         queries.append(Query(*numbers))
+    # Candidates.
     candidates = [positive for query in queries for positive in query.positives]
     if corpus is not None:
         candidates = [number(text) for text in corpus]
     candidates = sorted(set(candidates))
 
+    # Numbers of normalized texts, and the links between them.
     texts = list(number_of)
     number_of_key: dict[str, int] = {}
 

@@ -310,18 +310,24 @@ class _Survey:
     def fill(self, report: FileReport) -> None:
         """Write the counts and the findings to the report of the file."""
         # Format, columns and rows.
-        reading, account = self.reading, self._account
+        reading = self.reading
+        account = self._account
         files = reading.source.files
-        report.format, report.guessed = reading.format, reading.settings.format == "auto"
+        report.format = reading.format
+        report.guessed = reading.settings.format == "auto"
         report.unit = "row" if len(files) > 1 else files[0].unit
-        report.columns, report.unused_columns = reading.columns, account.unused_columns
+        report.columns = reading.columns
+        report.unused_columns = account.unused_columns
         used = len(self.keys.rows) // FileKeys.ROW_VALUES
         if self._format.combine is not None:
             rows_of_examples = len(self._format.combine(self._examples)) * self._format.rows_per_example
             account.drop("unpaired", used - rows_of_examples)
             used = rows_of_examples
-        report.rows_in, report.rows_used, report.dropped = account.rows_in, used, account.dropped
-        report.rejected, report.groups = len(account.rejected), dict(self._groups)
+        report.rows_in = account.rows_in
+        report.rows_used = used
+        report.dropped = account.dropped
+        report.rejected = len(account.rejected)
+        report.groups = dict(self._groups)
         report.distinct_texts = len(self.keys.texts)
 
         # Rows that cannot be used.

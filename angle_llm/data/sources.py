@@ -347,7 +347,8 @@ class _Resolver(NamedTuple):
 
 def find_path(path: str) -> Path:
     """Return the path of a file or folder; a relative path that does not exist is looked up in `ANGLE_LLM_DATA`."""
-    here, data = Path(path).expanduser(), os.environ.get(DATA_VARIABLE)
+    here = Path(path).expanduser()
+    data = os.environ.get(DATA_VARIABLE)
     if data and not here.exists() and not here.is_absolute() and (Path(data).expanduser() / here).exists():
         return Path(data).expanduser() / here
     return here

@@ -126,6 +126,7 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
     Raises:
         DataError: if the disk is full or the folder cannot be written.
     """
+    # The class of the first example gives the columns.
     digest = hashlib.sha256()
     rows = iter(examples)
     first = next(rows)
@@ -154,6 +155,7 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
         content = {"digest": digest.hexdigest()[:16], "account": account()}
         (place / "account.json").write_text(json.dumps(content), encoding="utf-8")
 
+    # Write the folder; incomplete folders of killed runs are removed.
     try:
         for left in folder.parent.glob(".*.tmp"):
             if time.time() - left.stat().st_mtime > _SECONDS_KEPT:

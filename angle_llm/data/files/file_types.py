@@ -430,13 +430,17 @@ class TsvFile(FileReader):
     @cached_property
     def _csv_quoting_at(self) -> int:
         """Line of the first cell that shows the quoting of CSV; 0 if a cell has quotes that are not this quoting."""
-        first, tabs, quotes, lines = 0, -1, 0, list[str]()
+        first = 0
+        tabs = -1
+        quotes = 0
+        lines = list[str]()
         for number, record in self._lists():
             lines.append("\t".join(record) if isinstance(record, list) else "")
             quotes += lines[-1].count('"')
             if quotes % 2 and len(lines) < _MAX_LINES:  # a cell in quotes may span lines
                 continue
-            row, spans = "\n".join(lines), len(lines) > 1
+            row = "\n".join(lines)
+            spans = len(lines) > 1
             if tabs < 0 and not self.header and all(map(_QUOTED.fullmatch, row.split("\t"))):
                 return number  # the header
             if not _CSV_ROW.fullmatch(row) or (spans and row.count("\t") != tabs):
@@ -444,7 +448,8 @@ class TsvFile(FileReader):
             doubled = any('""' in cell[1:-1] for cell in row.split("\t"))
             if doubled or (spans and tabs > 0) or ('"' in row and tabs < 0 and not self.header):
                 first = first or number
-            tabs, lines = row.count("\t") if tabs < 0 else tabs, []
+            tabs = row.count("\t") if tabs < 0 else tabs
+            lines = []
         return 0 if lines else first
 
 

@@ -296,7 +296,8 @@ def _geometry(encode: Encode, encode_document: Encode | None, task: StsTask) -> 
     `_UNIFORMITY_TEXTS`. Lower is better for both. They are not × 100.
     """
     firsts = [pair.sentence1 for pair in task.pairs]
-    left_PD, texts_ND = unit_rows(encode(firsts)), unit_rows(encode(list(dict.fromkeys(firsts))[:_UNIFORMITY_TEXTS]))
+    left_PD = unit_rows(encode(firsts))
+    texts_ND = unit_rows(encode(list(dict.fromkeys(firsts))[:_UNIFORMITY_TEXTS]))
     right_PD = unit_rows((encode_document or encode)([pair.sentence2 for pair in task.pairs]))
     score_P = np.array([pair.score for pair in task.pairs])
     similar_P = score_P >= score_P.min() + 0.8 * (score_P.max() - score_P.min())

@@ -343,7 +343,8 @@ def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder = load
         return run_evaluation(replace(settings, model=model), open_encoder, evaluate_tasks)
 
     results, encoder = run(settings.model, RESAMPLES)
-    content, comparisons = results.to_dict(), []
+    content = results.to_dict()
+    comparisons = []
     ours = QueryMetrics.of(settings.model, encoder, content)
     for against in settings.against:
         theirs = stored.get(against)
@@ -406,6 +407,7 @@ def retrieval_report(
     A table has the prompt, pooling and maximum length of the model and its metrics, and with one comparison these values
     of the second model, and the differences. With several comparisons, a table has a row for each model.
     """
+    # General notes, and notes about the compared models.
     tables = []
     model, encoder = ours.model, ours.encoder
     notes = [
@@ -430,6 +432,7 @@ def retrieval_report(
                 f"{comparison.other} truncates texts at {comparison.encoder.max_length} tokens, this model at "
                 f"{encoder.max_length}, which can change scores as much as training: set --max-length."
             )
+    # A table for each task, and notes about the task.
     for task in results.tasks.values():
         header: list[str] = [task.label, short_name(model), "95 %"]
         rows: list[list[object]] = [[name, value, None] for name, value in encoder.columns().items()]

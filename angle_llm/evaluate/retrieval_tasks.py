@@ -72,6 +72,7 @@ def read_groups(path: str | Path | Source, column: str | None = None) -> Retriev
         DataError: for a malformed row, with file and line.
         ValueError: if no list has two texts.
     """
+    # Read the groups.
     source = evaluation_source(path)
     groups: list[list[str]] = []
     for row in source.good_rows(() if column is None else (column,)):
@@ -85,6 +86,7 @@ def read_groups(path: str | Path | Source, column: str | None = None) -> Retriev
         if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
             raise DataError(f"{row.place}: column {column}: expected a list of texts, got {texts!r}.")
         groups.append(texts)
+    # Queries: the first texts of groups with at least two texts.
     starts = [0, *accumulate(map(len, groups))]
     asked = [(group, first) for group, first in zip(groups, starts, strict=False) if len(group) > 1]
     if not asked:
@@ -153,6 +155,7 @@ def read_beir(source: str | Path | Source, *, binary: bool = False) -> Retrieval
         by_chance = query.isdecimal() and corpus[query] != queries[query]
         return None if by_chance else row
 
+    # Name of the task, with the split unless it is `test`.
     folder = source.path.resolve().name  # resolved, because `.` has no name
     name = folder if judged.split == "test" else f"{folder}@{judged.split}"
     return RetrievalTask(

@@ -254,7 +254,9 @@ def pair_cosines(embeddings_ND: Rows, left_P: NDArray[np.intp], right_P: NDArray
 
 def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) -> tuple[Correlations, Floats]:
     """Return the correlations of scored pairs, and Spearman × 100 in each of B bootstrap resamples (B,)."""
-    values, undefined, resampled_B = (math.nan, math.nan), None, np.full(resamples, math.nan)
+    values = (math.nan, math.nan)
+    undefined = None
+    resampled_B = np.full(resamples, math.nan)
     try:
         values = 100 * spearman(scores.cosine, scores.gold), 100 * pearson(scores.cosine, scores.gold)
         if resamples:
@@ -316,7 +318,8 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder = load_encoder
     if against is not None:
         if theirs is None:
             their_results, other_encoder = run(against, resamples=0)
-            against, theirs = f"{against} ({other_encoder})", their_results.scores
+            against = f"{against} ({other_encoder})"
+            theirs = their_results.scores
         comparison = compare(results.scores, theirs)
     text = sts_report(results, settings.model, [str(encoder), *remarks], comparison=comparison, other=against or "")
     write_results(settings, METRIC, text, results.to_dict() | {"comparison": comparison}, encoder)
@@ -350,9 +353,12 @@ def sts_report(
     The tables are published scores, Spearman, Pearson, sub-tasks, and differences from the second model, if
     `comparison` is given. `model` and `other` are the names of the two models.
     """
+    # Rows of the tables.
     tasks = results.tasks.values()
     texts = " + ".join(dict.fromkeys(task.text for task in tasks))
-    spearman, pearson, subtasks = [], [], list[list[object]]()
+    spearman = []
+    pearson = []
+    subtasks = list[list[object]]()
     for task in tasks:
         label = (task.label, task.text, task.pairs)
         mean, weighted = task.mean_over_subtasks, task.weighted_mean_over_subtasks
@@ -362,6 +368,7 @@ def sts_report(
             subtasks.append([f"{task.label} · {name}", part.pairs, part.spearman, part.interval, part.pearson])
     if results.averaged:
         spearman.append(["average", "", "", results.average, results.average_interval, "", ""])
+    # Tables.
     tables = [
         published_table(results, model, PUBLISHED, texts),
         table(["Spearman", "text", "pairs", "all", _INTERVAL, "mean", "weighted mean"], spearman, words=2),
@@ -370,6 +377,7 @@ def sts_report(
     if subtasks:
         tables.append(table(["sub-task", "pairs", "Spearman", _INTERVAL, "Pearson"], subtasks, words=1))
     notes = [*remarks, *_notes(results)]
+    # Differences from the compared model.
     if comparison:
         compared = {results.tasks[name].label: difference for name, difference in comparison.tasks.items()}
         compared |= {f"{results.tasks[name].label}, mean": difference for name, difference in comparison.means.items()}

@@ -69,7 +69,8 @@ class CardFacts:
         )
         base, revision = origin.get("base"), origin.get("base_revision")
         if is_gguf_export(folder):
-            usage, pooling = Usage.read(folder), stored_facts(folder / GGUF_NAME)[1]
+            usage = Usage.read(folder)
+            pooling = stored_facts(folder / GGUF_NAME)[1]
             facts = ExportFacts(usage.prompt, pooling, usage.max_length, normalize=usage.normalize)
             return cls("gguf", facts, base, revision, origin, report, use=usage.described())
         if (exported := ExportFacts.read(folder)) is not None:
@@ -107,6 +108,7 @@ def model_card(
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+    # Metadata for the hub.
     name = repo.rpartition("/")[2]
     results = [
         EvalResult(
@@ -128,6 +130,7 @@ def model_card(
         model_name=name if results else None,
         eval_results=results or None,
     )
+    # Values of the template.
     values = {
         **vars(facts),
         "name": name,
@@ -176,7 +179,8 @@ def _is_simple(facts: CardFacts) -> bool:
         return False
     if isinstance(facts.usage, ExportFacts):
         return True
-    prompt, base = facts.usage.prompt.query, facts.base
+    prompt = facts.usage.prompt.query
+    base = facts.base
     is_plain = prompt.tokenization == "joined" and not prompt.edits and prompt.append is None and not facts.usage.layers
     other_base = base is None or ":" in base or facts.usage.bits or facts.usage.attention
     return is_plain and not (facts.form == "adapter" and other_base)

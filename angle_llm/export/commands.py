@@ -31,6 +31,7 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
     from angle_llm.model.source.checks import MERGE_NAME, read_json
     from angle_llm.model.source.encoder_card import EncoderCard
 
+    # Merge.
     *others, out = (settings.out, *settings.more)
     options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype")}
     _print_verification(replace(settings, out=out), merge, others=others, **options)
@@ -39,6 +40,7 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
         print(
             "The verdict is for the first encoder alone. The combination differs from each of its encoders: measure it."
         )
+    # Scores of all inputs and of the result.
     if scores:
         folder = Path(out).expanduser()
         layers = read_json(folder / MERGE_NAME)["layers"]
@@ -67,6 +69,7 @@ def export_main(settings: ExportSettings) -> None:
     from angle_llm.export.programs import program_notes
     from angle_llm.export.sentence_transformers import export_sentence_transformers
 
+    # Export.
     dtype, folder = settings.dtype, Path(settings.out).expanduser()
     if settings.to == "sentence-transformers":
         _print_verification(settings, export_sentence_transformers, dtype=dtype, side=settings.side)
@@ -78,6 +81,7 @@ def export_main(settings: ExportSettings) -> None:
             f"\nThe folder for {settings.to} is {settings.out}. To use it, in this folder:\n\n{CardFacts.read(folder).use}"
         )
         return
+    # Instructions for a sentence-transformers folder.
     facts = ExportFacts.read(folder)
     assert facts is not None  # just written
     opened = f"SentenceTransformer({settings.out!r})"

@@ -68,8 +68,11 @@ class ExportFacts:
             values = json.loads(path.read_text(encoding="utf-8"))
             prompt = SidePrompts.from_dict(values["prompt"], where=str(path))
             plain_names = [str(name) for name in values["plain_names"]]
-            length, normalize = int(values["max_length"]), bool(values.get("normalize"))
-            head, as_llama, dense = values.get("head"), bool(values.get("as_llama")), int(values.get("dense", 0))
+            length = int(values["max_length"])
+            normalize = bool(values.get("normalize"))
+            head = values.get("head")
+            as_llama = bool(values.get("as_llama"))
+            dense = int(values.get("dense", 0))
             return cls(prompt, str(values["pooling"]), length, plain_names, normalize, head, as_llama, dense)
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{path} is damaged ({error}). Export the encoder again.") from error

@@ -245,6 +245,7 @@ def _open_parts(
     opened: tuple[EncoderCard, BaseWeights] | None = None
     """Card and weights of the last opened base, which is in memory if it is a GGUF file."""
     for source in sources:
+        # Card of the model, with the base of an earlier merge.
         saved = source if source.card is not None else first
         folder, card = Path(saved.location.name), saved.card
         check_target(folder, source.backbone, target)
@@ -255,6 +256,7 @@ def _open_parts(
             card = replace(card, dtype=record.get("base_dtype") or card.dtype, **known)
         if source.card is None:
             card = replace(card, base=absolute_name(source.path), base_revision=source.revision)
+        # Weights and adapter.
         if source.card is not None and source.card.base is None:
             weights = open_base(source.location, dtype="float32")
         elif opened is not None and card == opened[0]:
@@ -265,7 +267,9 @@ def _open_parts(
         adapter = None if source.adapter is None else read_adapter(folder)
         if adapter is not None:
             adapter.check_fits(weights.skeleton)
-        tokenizer, config = load_tokenizer(source.location, source.revision), cast(Any, weights.skeleton.config)
+        # Facts that all models must have in common.
+        tokenizer = load_tokenizer(source.location, source.revision)
+        config = cast(Any, weights.skeleton.config)
         base = "fingerprint of the base" + " in float16" * (card.dtype == "float16")  # float16 rounds to another one
         trained_on = absolute_name(source.path) in bases  # a merged model that is itself the base of an adapter
         facts = {

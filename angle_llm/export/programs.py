@@ -31,6 +31,7 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
 
     `facts` are the facts that the folder stores.
     """
+    # Programs whose vectors were checked, and limits of the attention and the pooling.
     config = read_json(folder / "config.json")
     model_type = str(config.get("model_type"))
     programs = [name for name, lacks in _PROGRAMS.items() if model_type in _MEASURED - lacks]
@@ -55,10 +56,12 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
             f"vLLM has no pooling {facts.pooling!r}; it only warns and uses another pooling. "
             "Do not use vLLM for this folder."
         )
+    # The list of programs is the first note.
     known = f"Vectors of model type {model_type} were checked and are correct, in float32, in {', '.join(programs)}."
     notes.insert(
         0, known if programs else f"Vectors of model type {model_type} were not checked in other versions and programs."
     )
+    # What other programs must do.
     if facts.dense:
         notes.append("Other programs must apply the Dense modules (2_Dense, 3_Dense, …) after the pooling.")
     if facts.prompt.differ:
@@ -74,6 +77,7 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
             "The Qwen2 model is stored as a LLaMA model with the same values, because transformers reads the tokenizer of a "
             "Qwen2 model without the prompt. Text Embeddings Inference drops its biases: do not use it for this folder."
         )
+    # Texts with other vectors.
     notes.append("sentence-transformers before 6 removes white space at both ends of a text.")
     if names := list(facts.plain_names):
         more = f" and {len(names) - _SHOWN_NAMES} more in {EXPORT_NAME}" if len(names) > _SHOWN_NAMES else ""

@@ -69,6 +69,7 @@ def push(settings: PushSettings) -> str:
         ValueError: for a repository name other than USER/NAME, or a run directory or results file that cannot be read.
         PushError: if the repository contains other files, or the hub refuses or is not reachable.
     """
+    # Facts for the model card.
     folder, repo = settings.folder.expanduser(), settings.repo
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ValueError(f"push: expected a repository USER/NAME, got {repo!r}.")
@@ -79,6 +80,7 @@ def push(settings: PushSettings) -> str:
         base, revision = split_revision(str(model.get("path") or ""))
         facts = replace(facts, base=base or None, revision=revision or model.get("revision"))  # the key of older runs
     _check(facts, folder)
+    # Files to upload.
     files: dict[str, Path | bytes] = {}
     skipped = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -90,6 +92,7 @@ def push(settings: PushSettings) -> str:
         else:
             skipped.append(name)
     lines = [f"skipped: {', '.join(skipped)}"] if skipped else []
+    # Upload, or a list of the files.
     if settings.dry_run:
         patterns = ", ".join(_ENCODER_FILES)
         lines += [*sorted([*files, "README.md"]), ""]
@@ -170,7 +173,8 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the run directory or the results file cannot be read.
     """
-    run, parent = settings.run, folder.resolve().parent
+    run = settings.run
+    parent = folder.resolve().parent
     if run is None and (parent / "settings.yaml").is_file():
         run = parent
     about: dict[str, Any] = {}

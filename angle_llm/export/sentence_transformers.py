@@ -76,6 +76,7 @@ def export_sentence_transformers(
         MissingLibraryError: if sentence-transformers is not installed and `check` is True.
         VerificationError: if the folder differs from the encoder; nothing is written.
     """
+    # Checks before anything is written.
     source, target, card = check_paths(run, out)
     library_pooling(card.pooling, source)
     if card.dimensions is not None:
@@ -91,11 +92,14 @@ def export_sentence_transformers(
         )
     if check:
         need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")
+    # Prompts: in the tokenizer, or as prompts of the library if the tokenizer cannot include them.
     if side is not None:
         card = replace(card, prompt=load_prompts(card.prompt.of(side)))
     tokenizer = load_tokenizer(BackboneLocation(str(source)))
     tokenizers = SideTokenizers.of(tokenizer, card.prompt, card.max_length)
-    query, prompts, default = card.prompt.query, dict[str, str](), None
+    query = card.prompt.query
+    prompts = dict[str, str]()
+    default = None
     is_prefix = not (query.tail or query.edits) and query.head == query.head.lstrip()
     stored = tokenizers.query
     if card.prompt.differ or (is_prefix and stored.template.head and changed_names(tokenizer)):
@@ -104,6 +108,7 @@ def export_sentence_transformers(
     exported = prompt_tokenizer(stored)
 
     def fill(folder: Path) -> Verification | None:
+        # Weights.
         if card.base is None:
             for path in _weights_files(source):
                 shutil.copyfile(path, folder / path.name)
@@ -114,6 +119,7 @@ def export_sentence_transformers(
                     path.replace(folder / path.name)
         for path in dense_folders(source, card.dense):
             shutil.copytree(path, folder / path.name)
+        # Tokenizer, and the config that it needs.
         write_json(folder / "tokenizer.json", exported.spec)
         write_json(folder / "tokenizer_config.json", exported.config)
         write_earlier_names(folder)  # a whole model may be saved by an earlier version
@@ -121,6 +127,7 @@ def export_sentence_transformers(
         if as_llama:
             _write_as_llama(folder)
         _check_tokenizers(folder, tokenizers, prompts, exported)
+        # Files of the library, facts of the export, verification.
         backbone = open_base(BackboneLocation(str(folder)), dtype=card.dtype).skeleton
         write_library_files(folder, backbone, card, prompts=prompts, default=default)
         facts = ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize)

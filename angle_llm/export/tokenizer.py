@@ -69,7 +69,8 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
     """
     tokenizer, prompt = sentences.tokenizer, sentences.prompt
     spec = _read_spec(tokenizer)
-    (before, head, merge_span, after), special = sentences.template, sentences.special_tokens
+    before, head, merge_span, after = sentences.template
+    special = sentences.special_tokens
     config = tokenizer_config(tokenizer, sentences.max_length)
     steps = [_EDITS[name] for name in prompt.edits]
     if merge_span:

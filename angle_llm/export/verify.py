@@ -127,6 +127,7 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
         FileNotFoundError, ArtifactError: for a form that cannot be opened.
         MissingLibraryError: for a form whose program is not installed.
     """
+    # First form.
     options = options or VerifyOptions()
     names = options.names or [str(form) for form in forms]
     paths = [saved_folder(form) for form in forms]
@@ -137,6 +138,7 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
         )
 
     reference = _encode_reference(paths, names[0], options)
+    # Every other form, compared with the first form.
     problems = [] if reference.is_trained else [f"{names[0]} equals its base: it was not trained."]
     notes = [*reference.notes]
     comparisons = []
@@ -380,10 +382,12 @@ def _base_rows(
     is "" if there are embeddings. `encoder` is the opened encoder, and `path` its folder. Texts are encoded for each of
     `sides`: as queries, as documents, or with the only prompt (None). `named` is the base if it is not stored.
     """
+    # Adapter: the same model, with the adapter disabled.
     if kind_of(path) is ADAPTER:
         backbone: Any = encoder.model.backbone
         with backbone.disable_adapter():
             return _rows(_by_side(encoder, sides), texts), ""
+    # Merged model: the base is named in its folder, or by the user.
     merged = Path(path).expanduser() / MERGE_NAME
     if named is None and not merged.is_file():
         return None, "not compared: a whole model was not merged, so its base is unknown"

@@ -64,7 +64,8 @@ class MergedWeights:
         for base, adapter in self.parts:
             tensor, bound = base.values(name), 0  # type: Tensor, Any
             if adapter is not None and parameter == "weight" and path in adapter.updates:
-                update, transposed = adapter.updates[path], is_transposed(base.skeleton.get_submodule(path))
+                update = adapter.updates[path]
+                transposed = is_transposed(base.skeleton.get_submodule(path))
                 if exactly:
                     tensor, bound = update.exactly(tensor, transposed=transposed)
                 else:
@@ -75,7 +76,8 @@ class MergedWeights:
             return tensors[0], bounds[0]
         factors = self.shares
         if self.spherical:
-            (a, b), t = (tensor.flatten().double() for tensor in tensors), self.shares[1]
+            a, b = (tensor.flatten().double() for tensor in tensors)
+            t = self.shares[1]
             cosine = float(a @ b / a.norm() / b.norm())
             if abs(cosine) <= 0.9995:  # false for NaN, the cosine of a zero tensor
                 angle = math.acos(cosine)
@@ -151,7 +153,8 @@ def count_differences(stored: BaseWeights, names: Iterable[str], merged: MergedW
     numbers = wrong = 0
     worst_part, worst_tensor = 0.0, ""
     for name in names:
-        (exact, reach), number = merged.tensor(name, exactly=True), stored.read(name)
+        exact, reach = merged.tensor(name, exactly=True)
+        number = stored.read(name)
         low, high = (exact + -reach).to(number.dtype), (exact + reach).to(number.dtype)
         right = (low <= number) & (number <= high)
         count = int(right.numel() - right.sum())

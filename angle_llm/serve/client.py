@@ -157,7 +157,8 @@ class ServerModel:
             reply.raise_for_status()
             return reply.json()
         except httpx.HTTPStatusError as error:
-            status, reason = error.response.status_code, " ".join(error.response.text.split())
+            status = error.response.status_code
+            reason = " ".join(error.response.text.split())
             raise ServerError(f"{url} answered {status}: {reason:.300}", status) from None
         except (httpx.HTTPError, ValueError) as error:
             raise ServerError(f"{url}: no valid answer ({error}). Is the server running?") from None

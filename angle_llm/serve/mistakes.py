@@ -198,7 +198,10 @@ def _row(
 
 def _ways(encoder: SentenceEncoder) -> list[Way]:
     """Return the likely mistakes that do not depend on the length of a text."""
-    prompts, tokenizer, (before, after) = encoder.prompts, encoder.tokenizer, encoder.tokenizers.query.special_tokens
+    # Mistakes of the prompt, the pooling and the text.
+    prompts = encoder.prompts
+    tokenizer = encoder.tokenizer
+    before, after = encoder.tokenizers.query.special_tokens
     others = {prompts.query: prompts.document, prompts.document: prompts.query}
     poolings = ("last", "mean", "cls", "max", "weightedmean")
     ways: list[Way] = [
@@ -220,11 +223,13 @@ def _ways(encoder: SentenceEncoder) -> list[Way]:
         ("the special tokens are dropped", {"ids": lambda ids: ids[len(before) : len(ids) - len(after)]}),
         ("the special tokens after the text are dropped", {"ids": lambda ids: ids[: len(ids) - len(after)]}),
     ]
+    # A special token is added.
     names = ("bos_token", "eos_token", "cls_token", "sep_token")
     for token in dict.fromkeys(token for name in names if (token := getattr(tokenizer, name, None))):
         added = [tokenizer.convert_tokens_to_ids(token)]
         ways.append((f"a special token {token} is added before the text", {"ids": partial(list.__add__, added)}))
         ways.append((f"a special token {token} is added after the text", {"ids": lambda ids, added=added: ids + added}))
+    # Parts of the model are missing.
     if len(encoder.model.dense):
         ways.append(("the Dense modules are dropped", {"dense": False}))
     if lora.is_adapted(encoder.model.backbone):
@@ -235,7 +240,8 @@ def _ways(encoder: SentenceEncoder) -> list[Way]:
 def _truncations(encoder: SentenceEncoder) -> list[Way]:
     """Return the likely mistakes with texts that are too long."""
     usual = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
-    most, due = count_positions(encoder.model.backbone) or max(usual), encoder.max_length
+    most = count_positions(encoder.model.backbone) or max(usual)
+    due = encoder.max_length
     ways: list[Way] = [("texts are not truncated", {"length": most})]
     for length in sorted({due, *(length for length in usual if length <= most)}):
         name = f"the text is truncated to {length} tokens, expected {due}"

@@ -87,6 +87,7 @@ def export_gguf(
         MissingLibraryError: if xllamacpp is not installed and `check` is True.
         VerificationError: if the folder differs from the encoder; nothing is written.
     """
+    # Checks before anything is written.
     if check:
         need_library("xllamacpp", "the comparison (--no-verify skips it)", "gguf")
     source, target, card = check_paths(run, out)
@@ -102,6 +103,7 @@ def export_gguf(
             f"--to gguf: {source} has Dense modules, which this export does not write. Use --to sentence-transformers or --to "
             "onnx."
         )
+    # Tokenizer, and the usage that the folder stores.
     prompts = card.prompt if side is None else load_prompts(card.prompt.of(side))
     tokenizers = SideTokenizers.of(load_tokenizer(BackboneLocation(str(source))), prompts, card.max_length)
     vocabulary = Vocabulary(tokenizers)
@@ -245,6 +247,7 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size
     Raises:
         ArtifactError: for a scaling or a pattern of windows that llama.cpp does not have.
     """
+    # Sliding windows of Gemma.
     rope = config.rope_parameters
     if architecture == "gemma3":
         full = [number for number, layer_type in enumerate(config.layer_types, 1) if layer_type == "full_attention"]
@@ -257,6 +260,7 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size
         writer.add_sliding_window_pattern(period)
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
+    # Base frequency and scaling.
     writer.add_rope_freq_base(rope["rope_theta"])
     scaling = rope["rope_type"]
     if scaling == "llama3" and architecture == "llama":
@@ -315,8 +319,11 @@ class Vocabulary:
 
     def add_to(self, writer: gguf.GGUFWriter, size: int) -> None:
         """Add the metadata of the tokenizer, with a name for each of `size` rows of the token embeddings."""
-        ids, merges, kinds = self.spec["model"]["vocab"], self.spec["model"]["merges"], gguf.TokenType
-        names, types = {number: name for name, number in ids.items()}, dict.fromkeys(ids.values(), kinds.NORMAL)
+        ids = self.spec["model"]["vocab"]
+        merges = self.spec["model"]["merges"]
+        kinds = gguf.TokenType
+        names = {number: name for name, number in ids.items()}
+        types = dict.fromkeys(ids.values(), kinds.NORMAL)
         for token in self.spec["added_tokens"]:
             names[token["id"]] = token["content"]
             types[token["id"]] = kinds.UNUSED if token["special"] else kinds.USER_DEFINED
@@ -384,7 +391,8 @@ def _added_tokens(tokenizers: SideTokenizers) -> tuple[int | None, int | None]:
     """
     pairs: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     for sentences in tokenizers.distinct:
-        special, eos = sentences.special_tokens, sentences.tokenizer.eos_token_id
+        special = sentences.special_tokens
+        eos = sentences.tokenizer.eos_token_id
         appended = [eos] if sentences.prompt.append == "eos" and eos not in special.after else []
         pairs.add(((*special.before,), (*appended, *special.after)))
     (before, after), *others = pairs

@@ -70,7 +70,8 @@ class Request:
     @classmethod
     def of(cls, sentences: SentenceTokenizer) -> Request:
         """Create the rule from the tokenizer of an encoder, with the prompt and maximum length of a side."""
-        (before, head, merge_span, after), special = sentences.template, sentences.special_tokens
+        before, head, merge_span, after = sentences.template
+        special = sentences.special_tokens
         start, end = [*special.before, *before], [*after, *special.after]
         most = sentences.max_length - len(start) - len(end)
         return cls(sentences.prompt.tokenization == "joined", start, head, merge_span, most, end)
@@ -195,7 +196,8 @@ class LlamaCppModel:
     def _contents(self, texts: Sequence[str]) -> list[str | list[int]]:
         """Return the input of llama.cpp for each text, by the rule of `Request`."""
         check_texts(texts)
-        prompt, request = self.usage.prompt.of(self.side or "query"), self.usage.requests[self.side or "query"]
+        prompt = self.usage.prompt.of(self.side or "query")
+        request = self.usage.requests[self.side or "query"]
         contents: list[str | list[int]] = []
         for text in map(prompt.edit, texts):
             if self.usage.unicode:
@@ -253,8 +255,10 @@ def _start(file: Path, max_length: int) -> Any:
     parameters = library.CommonParams()
     parameters.model.path = str(file)
     parameters.embedding = True
-    parameters.port, parameters.verbosity = 0, -1
-    parameters.n_parallel, parameters.n_ctx = _SLOTS, _SLOTS * max_length
+    parameters.port = 0
+    parameters.verbosity = -1
+    parameters.n_parallel = _SLOTS
+    parameters.n_ctx = _SLOTS * max_length
     # A pooling other than `last` needs all tokens of a text in one micro-batch. Without a common store of keys, llama.cpp
     # cuts texts of different lengths into several, and `mean` is then wrong without an error (1 - cos up to 0.7).
     parameters.kv_unified = True

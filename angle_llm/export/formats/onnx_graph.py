@@ -100,6 +100,7 @@ def _write_graph(folder: Path) -> None:
     Raises:
         ArtifactError: for a model that torch cannot export for all batch sizes and lengths; names its type.
     """
+    # Model, and example inputs with free sizes.
     facts = ExportFacts.read(folder)
     assert facts is not None  # just written
     backbone: Any = load_backbone(BackboneLocation(str(folder)), dtype="float32")
@@ -108,6 +109,7 @@ def _write_graph(folder: Path) -> None:
     mask_BT = torch.ones_like(ids_BT)
     mask_BT[1, -1] = 0
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", max=facts.max_length)}
+    # Graph.
     try:
         with torch.no_grad(), _quiet():
             program = torch.export.export(
@@ -128,6 +130,7 @@ def _write_graph(folder: Path) -> None:
             f"torch.onnx.export cannot export model type {backbone.config.model_type!r} for all batch sizes and lengths: "
             f"{type(error).__name__}: {reason:.200}. Use `export --to sentence-transformers`."
         ) from error
+    # File.
     for node in graph.model.graph.all_nodes():
         node.metadata_props.clear()  # stack traces, which have paths of this machine
     (folder / GRAPH_NAME).parent.mkdir()
@@ -143,7 +146,9 @@ class _Graph(nn.Module):
         # Other implementations add operators against NaN in rows that attend to nothing.
         backbone.set_attn_implementation("eager")
         self.dense = dense
-        self.backbone, self.pool, self.normalize = backbone, pooling_named(facts.pooling).function, facts.normalize
+        self.backbone = backbone
+        self.pool = pooling_named(facts.pooling).function
+        self.normalize = facts.normalize
         parameters = inspect.signature(backbone.forward).parameters
         self.options = {"use_cache": False} if "use_cache" in parameters else {}
         # RoBERTa and MPNet count positions from the ids that are not `padding_idx`, which holds for both sides.

@@ -126,7 +126,8 @@ class InBatchTerm(Term):
         if self.false_negatives is None:
             anchor_L, line_of_M = anchor_A, anchor_of_M
         else:
-            anchor_L, line_of_M = edges.anchor_M, torch.arange(len(edges.anchor_M), device=edges.anchor_M.device)
+            anchor_L = edges.anchor_M
+            line_of_M = torch.arange(len(edges.anchor_M), device=edges.anchor_M.device)
         negatives = self._negatives(pairs, edges, anchor_L, is_positive_P)
 
         # The mean over the positives of an anchor, then over the anchors.
@@ -137,7 +138,9 @@ class InBatchTerm(Term):
 
     def _negatives(self, pairs: BatchPairs, edges: Edges, anchor_L: Tensor, is_positive_P: Tensor) -> NegativeLogSum:
         """Return the sums over negatives of the lines, whose anchors are the rows `anchor_L`."""
-        relation, rule, device = pairs.relation, self.false_negatives, pairs.device
+        relation = pairs.relation
+        rule = self.false_negatives
+        device = pairs.device
         false_negatives = None
         if rule is not None:
             guide_NG = on_device(relation.required("guide", "false_negatives"), device) if rule.guided else None

@@ -19,9 +19,12 @@ def mean_cosines(x_ND: Tensor, relation: Relation) -> dict[str, Tensor]:
     rows without a score (a text with two prompts has two rows); margin: positives - in_batch.
     """
     unit_ND = normalize(x_ND.detach(), dim=1)
-    left_P, right_P, rows = relation.left, relation.right, len(x_ND)
+    left_P = relation.left
+    right_P = relation.right
+    rows = len(x_ND)
     # The pairs of each kind; in_batch are all pairs of the batch without the distinct scored pairs.
-    positive_P, two_P = relation.score > POSITIVE_ABOVE, left_P != right_P
+    positive_P = relation.score > POSITIVE_ABOVE
+    two_P = left_P != right_P
     distinct_P = _first_of_equal(torch.minimum(left_P, right_P) * rows + torch.maximum(left_P, right_P))
     chosen_3P = torch.stack([positive_P & two_P, ~positive_P & two_P, distinct_P & two_P])
     # Sums of cosines by kind.

@@ -162,6 +162,7 @@ class SentenceEncoder:
             ValueError: for an adapter of peft without a prompt, too many dimensions or layers, or a device that does not exist.
             QuantizationError: if the weights cannot be quantized.
         """
+        # Stored parts of the model.
         device = torch_device(device)
         prompts = None if prompt is None else load_prompts(prompt)
         source = (
@@ -171,6 +172,7 @@ class SentenceEncoder:
             raise ValueError(f"attention: expected it in resolve_model, got {attention!r} with a ModelSource.")
         parts = load_parts(source, adapter=adapter, prompt=prompts, dtype=dtype, device=device, bits=bits)
         card = parts.card
+        # Encoder, with the usage in the card unless an argument replaces it.
         with as_artifact_error(parts.folder):
             encoder = cls(
                 parts.backbone,
@@ -186,6 +188,7 @@ class SentenceEncoder:
                 layout=layout,
             )
         warn_of_other_tokens(encoder.tokenizers, tokenizer_config_of(*source.tokenizer))
+        # Dimensions and layers in the card, then the adapter, then the arguments.
         if card and (card.dimensions or card.layers):
             try:
                 encoder = encoder.truncated(dimensions=card.dimensions, layers=card.layers)
@@ -468,7 +471,8 @@ def encode_texts(
     """
     started = time.perf_counter()
     check_texts(texts)
-    model, on_cpu = encoder.model, encoder.device.type == "cpu"
+    model = encoder.model
+    on_cpu = encoder.device.type == "cpu"
     budget = micro_batch_tokens or (2048 if on_cpu else 16384)
     columns = encoder.dimensions * (1 + len(layers))
     rows_NC = np.empty((len(texts), columns), dtype=np.float32)

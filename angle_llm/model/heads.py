@@ -251,7 +251,8 @@ class EmbeddingModel(nn.Module):
 
     def pool(self, states_BTD: Tensor, batch: ModelInput) -> Tensor:
         """Return the pooled states (R, D) of a micro-batch from the states of its tokens."""
-        function, sequence = pooling_named(self.options.pooling).function, batch.sequence
+        function = pooling_named(self.options.pooling).function
+        sequence = batch.sequence
         if sequence is None:
             assert batch.mask_BT is not None, "a micro-batch has a mask or a sequence"
             return last_token(states_BTD, batch.mask_BT) if self.pools_last else function(states_BTD, batch.mask_BT)

@@ -61,7 +61,8 @@ def tiny_encoder_copy(source: ModelSource, settings: ModelSettings) -> tuple[Sen
     prompt = None if settings.prompt is None else load_prompts(settings.prompt)
     config = load_config(source.backbone, source.backbone_revision)
     check_decoder_or_encoder(config, source.path)
-    tokenizer, small = load_tokenizer(*source.tokenizer), tiny_copy(config)
+    tokenizer = load_tokenizer(*source.tokenizer)
+    small = tiny_copy(config)
     library = source.read_library(prompt)
     card = source.card if library is None else card_of(library, tokenizer, small)
     options: dict[str, Any] = {"prompt": prompt, "pooling": settings.pooling, "max_length": settings.max_length}
@@ -206,7 +207,8 @@ def _int8(layer: nn.Linear) -> Any:
     held = empty_layer(layer, 8)
     rounded = torch.empty(layer.weight.shape, dtype=torch.int8)
     held.weight = bnb.nn.Int8Params(rounded, requires_grad=False, has_fp16_weights=False)
-    held.weight.CB, held.weight.SCB = held.weight.data, torch.empty(layer.out_features)
+    held.weight.CB = held.weight.data
+    held.weight.SCB = torch.empty(layer.out_features)
     return held
 
 

@@ -348,7 +348,8 @@ def read_index(folder: Path) -> VectorIndex:
     Raises:
         FolderError: if the index is missing, damaged, or of another format version.
     """
-    path, hint = folder / INDEX, "Name a folder that `angle-llm embed --output FOLDER` wrote."
+    path = folder / INDEX
+    hint = "Name a folder that `angle-llm embed --output FOLDER` wrote."
     if not folder.is_dir():
         raise FolderError(f"{folder} {'is a file' if folder.exists() else 'does not exist'}. {hint}")
     if not path.is_file():

@@ -67,7 +67,8 @@ class _LoraLinear(torch.autograd.Function):
     ) -> Tensor:
         input_TI = x_TI if up_TI is None else functional.silu(x_TI).mul_(up_TI)
         mask_TI = torch.empty_like(input_TI, dtype=torch.uint8).bernoulli_(1 - dropout) if dropout else None
-        ctx.base, ctx.scaling = base, scaling / (1 - dropout)
+        ctx.base = base
+        ctx.scaling = scaling / (1 - dropout)
         hidden_TR = (_dropped(input_TI, mask_TI) @ lora_a.to(x_TI.dtype).T).mul_(ctx.scaling)
         y_TO: Tensor = base(input_TI).addmm_(hidden_TR, lora_b.to(x_TI.dtype).T)
         ctx.save_for_backward(x_TI, up_TI, mask_TI, hidden_TR, lora_a, lora_b)
@@ -130,7 +131,8 @@ def lora_linear(
         lora_b: matrix B (O, R).
         up: (…, I); if given, the input is silu(x) · up, which is also computed again in the backward pass.
     """
-    x_TI, up_TI = x.flatten(0, -2), None if up is None else up.flatten(0, -2)
+    x_TI = x.flatten(0, -2)
+    up_TI = None if up is None else up.flatten(0, -2)
     y_TO: Tensor = _LoraLinear.apply(x_TI, up_TI, base, lora_a, lora_b, scaling, dropout)  # type: ignore[no-untyped-call]
     # Outside the function, because autograd refuses to change in place a view that a custom function returns.
     return y_TO.view(*x.shape[:-1], -1)

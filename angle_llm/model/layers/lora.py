@@ -64,6 +64,7 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     Raises:
         ValueError: for a target that is no layer, or that peft refuses (`out_proj` of Mamba), or if there are experts.
     """
+    # Add the adapter; restore the layers if peft refuses a layer.
     targets = list(settings.targets)
     target_modules = ALL_LINEAR if targets == [ALL_LINEAR] else _existing(backbone, targets)
     try:
@@ -85,6 +86,7 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
             f"LoRA targets {' '.join(targets)}: peft does not adapt this {type(backbone).__name__}: {error} Choose from "
             f"--lora.targets {' '.join(names)}."
         ) from error
+    # Expert weights are not supported.
     if experts := adapted.peft_config["default"].target_parameters:
         raise ValueError(
             f"LoRA targets: peft would also adapt the expert weights {', '.join(sorted(experts))}, which is not supported. "

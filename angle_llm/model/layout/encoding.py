@@ -44,7 +44,8 @@ def encode_planned(
     device = next(model.parameters()).device
     partitioned = not all(parameter.numel() for parameter in model.parameters())
     while True:
-        plan, done = make_plan(token_budget), 0
+        plan = make_plan(token_budget)
+        done = 0
         repeats = len(plan.row_of) / max(plan.unique, 1)
         try:
             rows_UC = torch.empty(plan.unique, columns, device=device)

@@ -163,6 +163,7 @@ def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device,
     The sequence has `blocks` blocks; its texts of 130 tokens share 40 tokens in a trie. Gradients of the first `gradients` of
     query, key and value are computed.
     """
+    # A sequence of texts, and random states.
     heads, kv_heads, width, softcap, scaling, causal, shares = shape
     texts = (blocks * BLOCK - 40) // 90 if shares else blocks * BLOCK // 130
     ids = [[0] * 40 + [number] * 90 for number in range(texts)]
@@ -194,6 +195,7 @@ def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device,
         output: Tensor = compiled_flex()(query, key, value, mask, cap, scaling, heads != kv_heads)
         return output
 
+    # Values and gradients of both functions.
     results = []
     with torch.set_grad_enabled(gradients > 0):
         for attend in (flexible, plain):

@@ -235,12 +235,14 @@ def plan_micro_batches(
         layouts: the layouts that the model can compute.
         processes: number of processes.
     """
+    # Distinct texts.
     row_of_ids: dict[tuple[int, ...], int] = {}
     row_of = [row_of_ids.setdefault(tuple(text), len(row_of_ids)) for text in ids]
     texts = list(row_of_ids)
     padded = _Padded(texts, pad_id)
     longest = layouts.max_tokens or math.inf
     fitting = [row for row, text in enumerate(texts) if len(text) <= longest]
+    # Layout with fewer tokens.
     layout, reason = "padded", layouts.reason
     grouped: Callable[[int], list[TextGroup]] = partial(padded, range(len(texts)))
     if layouts.layout != "padded":
@@ -262,6 +264,7 @@ def plan_micro_batches(
                     return [*sequences(budget), *padded(rest, budget)]
 
                 grouped = with_rest
+    # Balanced micro-batches, and the rank of each.
     groups = _balanced(grouped, token_budget, processes)
     # Longest first, so that a lack of memory shows at once.
     groups.sort(key=lambda group: -group.longest_side)
@@ -345,7 +348,8 @@ class _Padded:
             padding += longest - len(self._texts[row])
             if not groups or (len(groups[-1]) + 1) * longest > token_budget or padding > most_padding:
                 groups.append([])
-                longest, padding = len(self._texts[row]), 0
+                longest = len(self._texts[row])
+                padding = 0
             groups[-1].append(row)
         return [self._group(group) for group in groups]
 

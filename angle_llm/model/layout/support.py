@@ -101,6 +101,7 @@ def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch
 
     For a device without an index (`angle-llm plan` on a machine without a GPU), only the config is checked.
     """
+    # Limits that follow from the config.
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     if any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
         return "texts in one sequence with attention dropout have no fused kernel on a GPU"
@@ -118,6 +119,7 @@ def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch
         return f"FlexAttention needs heads of {_FLEX_WIDTH} dimensions or more, the model has {width}"
     if device.index is None:
         return None
+    # Trial of the kernel, in every precision that the model computes in.
     scalings = (getattr(layer, "scaling", None) for layer in backbone.modules())
     scaling = next((value for value in scalings if isinstance(value, float)), width**-0.5)
     softcap = getattr(config, "attn_logit_softcapping", None)
@@ -188,7 +190,8 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
 
             def states(ids: list[list[int]]) -> Tensor:
                 ids_BT = torch.tensor(ids, device=device)
-                mask, options = None if causal else torch.ones_like(ids_BT), {"use_cache": False} if causal else {}
+                mask = None if causal else torch.ones_like(ids_BT)
+                options = {"use_cache": False} if causal else {}
                 states_BTD: Tensor = backbone(input_ids=ids_BT, attention_mask=mask, **options).last_hidden_state
                 return states_BTD
 

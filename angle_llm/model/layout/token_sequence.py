@@ -129,7 +129,9 @@ class TokenSequence:
         prefix. So at most four times the necessary scores are computed. Packed texts in a group have lengths in the same
         interval of `LENGTH_STEP`. A text that equals the text before it adds no token and is in no group.
         """
-        paths, added_R, shares = list(self.paths()), self.lengths_R - self.shared_R, bool(self.shared_R.any())
+        paths = list(self.paths())
+        added_R = self.lengths_R - self.shared_R
+        shares = bool(self.shared_R.any())
         adding: dict[tuple[int, int], list[int]] = {}
         for number, (length, added) in enumerate(zip(self.lengths_R.tolist(), added_R.tolist(), strict=True)):
             if added:
@@ -210,7 +212,8 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> list[
             if fits or first == last:
                 break
             heappop(heap)  # it does not fit with later texts either
-        least[last + 1], start[last] = nodes_before + added[last + 1], first
+        least[last + 1] = nodes_before + added[last + 1]
+        start[last] = first
     starts: list[int] = []
     last = count
     while last > 0:

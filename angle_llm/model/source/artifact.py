@@ -233,7 +233,8 @@ def write_earlier_names(folder: Path) -> None:
 
     path = folder / "config.json"
     before = path.read_bytes()
-    values, read = read_json(path), AutoConfig.from_pretrained(folder).to_dict()
+    values = read_json(path)
+    read = AutoConfig.from_pretrained(folder).to_dict()
     for config in (values, values.get("text_config") or {}):
         config.update(_earlier_names(config))
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -83,12 +83,14 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
+    # Tensors by their names in peft.
     config = adapter.config
     tensors: dict[str, Tensor] = {}
     for path, update in adapter.updates.items():
         tensors |= {_ROOT + path + _A: update.a_RI, _ROOT + path + _B: update.b_OR}
         if update.magnitude_O is not None:
             tensors[_ROOT + path + _MAGNITUDE] = update.magnitude_O
+    # Layers, then their weights.
     adapted = peft_model(
         backbone,
         inference_mode=True,
@@ -134,6 +136,7 @@ def read_adapter(folder: Path) -> LoraAdapter:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    # Files.
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}, so it contains no adapter.")
@@ -146,6 +149,7 @@ def read_adapter(folder: Path) -> LoraAdapter:
     odd = next((key for key, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), None)
     if odd is not None:
         raise ArtifactError(f"{file}: {odd} has values that are not finite. Save the adapter again.")
+    # Updates, one for each adapted layer.
     scaling = _scaling(config, folder / CONFIG_NAME)
     rank = config["r"]
     paths = [key.removeprefix(_ROOT).removesuffix(_A) for key in tensors if key.startswith(_ROOT) and key.endswith(_A)]
@@ -162,6 +166,7 @@ def read_adapter(folder: Path) -> LoraAdapter:
                 f"{tuple(b_OR.shape)}. Save the adapter again."
             )
         updates[path] = LoraUpdate(a_RI, b_OR, scaling, magnitude_O)
+    # All tensors must belong to an update.
     if tensors or not updates:
         odd = min(tensors, default=None)
         problem = "contains no update" if odd is None else f"contains {odd}, which is no update of a linear layer"

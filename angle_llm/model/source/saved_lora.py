@@ -23,6 +23,7 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
             `model.bits` differs from the bits in the training of the saved adapter.
         ArtifactError: if the adapter folder is damaged.
     """
+    # Settings of the saved adapter.
     if source.adapter is None:
         return given
     folder = source.adapter
@@ -37,6 +38,7 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
             targets=[targets] if isinstance(targets, str) else sorted(targets),
             train_dense=given.train_dense,
         )
+    # Settings that the user chose must agree.
     for name, value in vars(given).items():
         expected: Any = getattr(saved, name)
         same = sorted(value) == expected if name == "targets" else value == expected

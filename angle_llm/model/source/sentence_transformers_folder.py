@@ -314,6 +314,7 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
     Return the folder of Pooling in the model folder, the folders of the Dense modules, and whether embeddings are
     normalized.
     """
+    # Type and path of each module.
     modules_path = folder / MODULES_NAME
     modules = read_json(modules_path, list)
     paths: list[tuple[str, str]] = []
@@ -333,6 +334,7 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
         if module.get("kwargs"):
             refuse_setting(modules_path, "kwargs", module["kwargs"])
         paths.append((name, path))
+    # Order of the modules.
     names = [name for name, _ in paths]
     dense = [folder / path for name, path in paths if name == "Dense"]
     usual = ["Transformer", "Pooling", *["Dense"] * len(dense)]
@@ -342,6 +344,7 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
         )
     if paths[0][1]:
         refuse_setting(modules_path, "path", paths[0][1], "Save the folder again with a new sentence-transformers.")
+    # Normalize must apply to the embedding.
     normalizes = names[-1] == "Normalize"
     if normalizes:
         config, where = _read_config(folder, f"{paths[-1][1]}/config.json")
@@ -353,6 +356,7 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
 
 def _read_options(folder: Path) -> dict[str, Any]:
     """Read the options of the Transformer module, such as the maximum length, and check that they are supported."""
+    # Task and modality.
     name = next((name for name in _TRANSFORMER_FILES if (folder / name).is_file()), _TRANSFORMER_FILES[0])
     options, config_path = _read_config(folder, name)
     if (task := options.get("transformer_task", "feature-extraction")) != "feature-extraction":
@@ -368,6 +372,7 @@ def _read_options(folder: Path) -> dict[str, Any]:
     text = modalities.get("text", {}) if list(modalities) == ["text"] else None
     if text is None or text.get("method", "forward") != "forward":
         refuse_setting(config_path, "modality_config", modalities)
+    # Options of the module.
     if text.get("method_output_name", "last_hidden_state") not in ("last_hidden_state", ["last_hidden_state"]):
         refuse_setting(config_path, "method_output_name", text["method_output_name"])
     if options.get("module_output_name", "token_embeddings") not in (None, "token_embeddings"):
@@ -375,6 +380,7 @@ def _read_options(folder: Path) -> dict[str, Any]:
     for key in options.keys() - _WITHOUT_EFFECT:
         if options[key]:
             refuse_setting(config_path, key, options[key])
+    # Arguments of the tokenizer and the model.
     tokenizer = options.get("tokenizer_args") or options.get("processor_kwargs") or {}
     model = options.get("model_args") or options.get("model_kwargs") or {}
     for name, values, known in (
@@ -383,6 +389,7 @@ def _read_options(folder: Path) -> dict[str, Any]:
     ):
         if unknown := set(values) - known:
             refuse_setting(config_path, name, {key: values[key] for key in unknown})
+    # Maximum length.
     length = tokenizer.get("model_max_length", options.get("max_seq_length"))
     if length is not None and not (isinstance(length, int) and length > 0):
         refuse_setting(config_path, "max_seq_length", length)

@@ -287,7 +287,8 @@ def warn_of_other_tokens(tokenizers: SideTokenizers, config: Mapping[str, Any]) 
     """
     affected = re.fullmatch(r"((Code)?Llama|Gemma|Cohere|GPTNeoX)Tokenizer(Fast)?", str(config.get("tokenizer_class")))
     for sentences in tokenizers.distinct if affected else ():
-        (before, after), tokenizer = sentences.special_tokens, sentences.tokenizer
+        before, after = sentences.special_tokens
+        tokenizer = sentences.tokenizer
         appended = sentences.template.after if config.get("add_eos_token") else []
         has_bos, has_eos = tokenizer.bos_token_id in before, tokenizer.eos_token_id in after + appended
         for key, has_token in (("add_bos_token", has_bos), ("add_eos_token", has_eos)):

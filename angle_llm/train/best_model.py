@@ -68,7 +68,8 @@ class BestModel:
         If the encoder may be from after the checkpoint, log a warning and return None for `best`, so that the next
         evaluation saves the encoder.
         """
-        target, saved = self.folder.resolve(), read_object(self.folder.with_name(BEST_METRICS))
+        target = self.folder.resolve()
+        saved = read_object(self.folder.with_name(BEST_METRICS))
         restore_folder(target)
         if progress.best is None:
             return None, progress.evaluated
@@ -89,6 +90,7 @@ class BestModel:
         Raises:
             RankMemoryError: on every rank, if a rank does not have enough memory for a single text.
         """
+        # Evaluate on all ranks; the values of rank 0 count.
         evaluate = self._evaluate
         if evaluate is None or self.evaluated == step:
             return
@@ -100,11 +102,13 @@ class BestModel:
         finally:
             set_random_state(state, device)
         values = self._strategy.processes.from_main(lambda: dict(of_rank))
+        # Log.
         name, score = next(iter(values.items()))
         logged = {f"evaluation/{name}": value for name, value in values.items()}
         metrics.log({"step": step, "evaluation": score, **logged})
         if self._strategy.processes.is_main:
             log(f"step {step}: evaluation {name} {score:.2f}")
+        # Keep the model if it is the best so far.
         best = deciding_metric(self.best)
         if step == 0:
             self.start = values
@@ -123,7 +127,8 @@ class BestModel:
 
         `name` is `start` (a new file) or `best`. Nothing is written if the evaluation has no such values.
         """
-        items, path = getattr(self._evaluate, "items", {}), self.folder.with_name(ITEMS)
+        items = getattr(self._evaluate, "items", {})
+        path = self.folder.with_name(ITEMS)
         if items and self._strategy.processes.is_main:
             kept = {f"start/{task}": values for task, values in self._items("start").items()} if name != "start" else {}
             arrays = kept | {f"{name}/{task}": values for task, values in items.items()}
@@ -162,7 +167,8 @@ class BestModel:
         """
         if not is_adapted(self._encoder.model.backbone):
             return
-        path, weights = folder / "adapter_model.safetensors", {}
+        path = folder / "adapter_model.safetensors"
+        weights = {}
         for name, parameter in self._strategy.weights.items():
             if name.startswith("dense."):  # Dense modules are not in the adapter file
                 continue

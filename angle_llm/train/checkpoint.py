@@ -118,9 +118,11 @@ class Checkpoints:
         Raises:
             CheckpointError: if no checkpoint is complete.
         """
+        # Start over, or list the candidates.
         for path in self.folder.glob(".step-*"):  # incomplete, from a killed run
             shutil.rmtree(path, ignore_errors=True)
-        names, resume = checkpoint_names(self.folder), self._settings.resume
+        names = checkpoint_names(self.folder)
+        resume = self._settings.resume
         if resume is None or resume == "never":  # None: `Run` has checked that there are no checkpoints
             if names:
                 log(f"starting over: removing the checkpoints up to {names[-1]} from {self.folder}")
@@ -131,6 +133,7 @@ class Checkpoints:
         elif not names:
             log(f"starting at step 1: --resume auto found no checkpoint in {self.folder}")
             return None
+        # Newest complete checkpoint.
         damaged: list[str] = []
         with self._parts:
             for name in reversed(names):

@@ -366,7 +366,9 @@ class ProcessWatch:
 
     def _watch(self) -> None:
         """End this process if a rank has failed, or a counter or the store has not changed for too long (thread)."""
-        last, unanswered, silent = self._counters, 0, [0] * self._processes.world_size
+        last = self._counters
+        unanswered = 0
+        silent = [0] * self._processes.world_size
         while not self._stopped.wait(INTERVAL):
             counters = self._counters
             for rank, counter in enumerate(counters):

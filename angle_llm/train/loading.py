@@ -89,7 +89,10 @@ def load_encoder(source: ModelSource, settings: TrainSettings, processes: Proces
             `SentenceEncoder.from_pretrained`.
     """
     encoder = _with_equal_layouts(_with_weights(source, settings, processes), processes)
-    path, lora, on_gpu, report = settings.model.path, settings.lora, processes.device.type == "cuda", []
+    path = settings.model.path
+    lora = settings.lora
+    on_gpu = processes.device.type == "cuda"
+    report = []
     # Dtypes.
     if settings.autocasts:
         report.append("all weights are trained: weights are float32, and matrix products are computed in bfloat16")
@@ -127,7 +130,8 @@ def load_encoder(source: ModelSource, settings: TrainSettings, processes: Proces
 
 def _with_weights(source: ModelSource, settings: TrainSettings, processes: Processes) -> SentenceEncoder:
     """Load an encoder; with ZeRO-3, ranks other than 0 get one whose weights are on the meta device."""
-    model, partitioned = settings.loaded_model, processes.zero_stage == 3
+    model = settings.loaded_model
+    partitioned = processes.zero_stage == 3
     if partitioned and not processes.is_main:
         encoder, config = meta_model.tiny_encoder_copy(source, model)
         backbone = meta_model.meta_backbone(config, meta_model.stored_dtype(config, model.dtype))

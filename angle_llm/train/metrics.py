@@ -127,7 +127,8 @@ class Metrics:
     """
 
     def __init__(self, settings: TrainSettings, kept_bytes: int = 0, step: int = 0, *, enabled: bool = True) -> None:
-        self._settings, self._path = settings, settings.run_path / "metrics.jsonl"
+        self._settings = settings
+        self._path = settings.run_path / "metrics.jsonl"
         self._kept_bytes, self._step, self._enabled = kept_bytes, step, enabled
         self._file: IO[str] | None = None
         self._trackers: Trackers | None = None

@@ -72,7 +72,9 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
             setting has no effect in any dataset.
         ValueError: if a field of an objective is out of range.
     """
-    common, task = settings_to_dict(settings.objective), task_of(settings)
+    # Loss of each dataset; the teacher and the guide belong to the run.
+    common = settings_to_dict(settings.objective)
+    task = task_of(settings)
     objectives: list[ObjectiveSettings] = []
     losses: list[Objective] = []
     for dataset in sets_of(settings.data):
@@ -93,6 +95,7 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
             raise SettingsError(f"{name}: expected none with --pretraining.task. Omit it.")
         objectives.append(objective)
         losses.append(task.loss(_plain_loss(objective)))
+    # Every setting must be used.
     if settings.objective.teacher is not None and not any("teacher_vectors" in loss.needs for loss in losses):
         raise SettingsError(
             "--objective.teacher: expected --objective.teacher-vector-weight or --objective.teacher-similarity-weight above 0, "
@@ -104,7 +107,8 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
 
 def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:
     """Convert settings of an objective to a loss on full vectors, without nested widths or depths."""
-    rule, false_negatives = settings.false_negatives, None
+    rule = settings.false_negatives
+    false_negatives = None
     if rule.is_on:
         false_negatives = FalseNegatives(rule.margin, rule.ratio, rule.scope, guided=rule.guide is not None)
     values = {field.name: getattr(settings, field.name) for field in fields(ObjectiveFields)}

@@ -87,7 +87,8 @@ class TokenMasker:
         """Return the codes of a text; `ids_T` has its token ids."""
         digest = hashlib.sha256(ids_T.tobytes()).digest()[:16]
         generator = np.random.default_rng([self.seed, epoch, *np.frombuffer(digest, dtype=np.uint32).tolist()])
-        chance_2T, random_T = generator.random((2, len(ids_T))), generator.integers(self.random_below, size=len(ids_T))
+        chance_2T = generator.random((2, len(ids_T)))
+        random_T = generator.integers(self.random_below, size=len(ids_T))
         masked_T = (chance_2T[0] < self.fraction) & ~np.isin(ids_T, list(self.special))
         input_T = np.select(
             [chance_2T[1] < _REPLACED, chance_2T[1] < _REPLACED + _RANDOM], [self.mask_id, random_T], ids_T
@@ -283,7 +284,8 @@ class TwoViews(Objective):
     def views(self, x_N2D: Tensor, relation: Relation) -> tuple[Tensor, Relation]:
         """Return the embeddings (2N, D), first views first, and their positive pairs."""
         rows = len(x_N2D)
-        first_N, text_N = torch.arange(rows, device=relation.left.device), relation.text_numbers(rows)
+        first_N = torch.arange(rows, device=relation.left.device)
+        text_N = relation.text_numbers(rows)
         views = Relation(first_N, first_N + rows, torch.ones(rows), text=torch.cat((text_N, text_N)))
         return torch.cat(x_N2D.chunk(2, dim=1)), views
 

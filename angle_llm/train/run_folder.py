@@ -111,7 +111,8 @@ class Run:
             SettingsError: if the directory belongs to another or a finished run, it has checkpoints and `resume` is None, or
                 the checkpoint that `resume` names does not exist.
         """
-        settings, before = self.settings, self._identity_before()
+        settings = self.settings
+        before = self._identity_before()
         if before != settings.identity:
             changed = changed_settings(settings_to_dict(before), settings_to_dict(settings.identity))
             raise SettingsError(

@@ -111,7 +111,8 @@ def group_step(
         RankMemoryError: on every rank, if a rank ran out of memory. Discard the gradients before the next attempt.
     """
     strategy = strategy or SingleProcess(Processes(device=next(model.parameters()).device))
-    device, cached = strategy.processes.device, plan.largest_share > graph_tokens
+    device = strategy.processes.device
+    cached = plan.largest_share > graph_tokens
     encoding = (RecomputedGraphs if cached else KeptGraphs)(model, plan.share(strategy.processes.rank), strategy)
     with attention_kernels(device, plan.longest_text):
         with strategy.guard_ranks():

@@ -133,6 +133,7 @@ class Trainer:
             ArtifactError: if the encoder could not be saved at the end.
             RemoteRankError: if another rank failed, or has other data, weights or settings.
         """
+        # Settings, data and schedule.
         encoder.check_savable(run.folder / "model")
         self._run, self._processes, self._settings = run, run.processes, settings
         mixture = Mixture.of(data)
@@ -146,6 +147,7 @@ class Trainer:
             "kind of device": self._processes.device.type,
         }
         identity |= {f"vectors of {name}": text_vectors.digest for name, text_vectors in (vectors or {}).items()}
+        # Plan of the batches.
         self._encoder = encoder
         self._budget = budget or default_budget(settings)
         self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, vectors)
@@ -155,10 +157,12 @@ class Trainer:
                 "learned from them. Use texts that belong together, such as a title with its body or a question with its "
                 f"answer. {SINGLE_TEXTS}."
             )
+        # Every rank must have equal inputs.
         same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
         same |= {name: getattr(settings, name) for name in BUDGET_SETTINGS}
         for fact, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
             self._processes.check_equal(fact, value)
+        # Speed, strategy, checkpoints and the saved model.
         self._precision = "high" if encoder.dtype == torch.float32 else "highest"
         with matmul_precision(self._processes.device, self._precision):
             peak = peak_flops(
@@ -182,6 +186,7 @@ class Trainer:
             RemoteRankError: if another rank failed.
             Interrupted: a `SystemExit`, if a signal stopped the run after a checkpoint.
         """
+        # Resume from a checkpoint.
         main = self._processes.is_main
         seed_rank(self._settings.seed, self._processes.rank)
         progress = self._checkpoints.resume()
@@ -193,6 +198,7 @@ class Trainer:
         self._use(budget)
         self._step = self._resumed = progress.step
         self._learns = progress.step > 0  # whether a gradient was not 0 so far
+        # Train; an error keeps the model so far.
         with (
             Metrics(self._settings, progress.metrics_bytes, progress.step, enabled=main) as self._metrics,
             progress_bar("train", self._schedule.steps, "step", done=self._step, enabled=main) as bar,
@@ -220,7 +226,9 @@ class Trainer:
                     f"(--optimizer.learning-rate; {rate:.3g} in this step), do not train in float16, or check the texts of the "
                     f"batch. {best}."
                 ) from error
-        encoder, model = self._encoder, self._model
+        # Result.
+        encoder = self._encoder
+        model = self._model
         used = {"prompt": encoder.prompts.name, "pooling": encoder.pooling, "max_length": encoder.max_length}
         verdict = model.verdict() if main else None
         result = TrainResult(model.folder, self._step, model.best, model.start, self._budget, used, verdict)
@@ -295,7 +303,8 @@ class Trainer:
         batches = [batch for group in groups for batch in group.batches]
         while True:
             try:
-                weight, kept = 1 / len(batches), self._budget.graph_tokens
+                weight = 1 / len(batches)
+                kept = self._budget.graph_tokens
                 with matmul_precision(device, self._precision):
                     return [
                         group_step(strategy.model, plan, some, graph_tokens=kept, weight=weight, strategy=strategy)
@@ -418,7 +427,8 @@ class Trainer:
             signal = self._signal()
         if signal or (schedule.saves_at(step) and step > self._resumed):
             self._strategy.check_replicas()
-            metrics_bytes, budget = self._metrics.bytes_on_disk(), self._budget
+            metrics_bytes = self._metrics.bytes_on_disk()
+            budget = self._budget
             path = self._checkpoints.write(
                 Progress(step, metrics_bytes, model.evaluated, model.start, model.best, budget)
             )

@@ -95,7 +95,8 @@ def train(settings: TrainSettings) -> None:
     if os.environ.get("RANK", "0") == "0":
         two = EncoderCard.read(model).prompt.differ
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
-        quoted, command = shlex.quote(str(model)), eval_command(settings.evaluation, model)
+        quoted = shlex.quote(str(model))
+        command = eval_command(settings.evaluation, model)
         is_mntp = settings.pretraining.task == "mntp"
         print((_PRETRAINED if is_mntp else _USAGE).format(model=model, quoted=quoted, command=command, **how))
         result = read_object(model.with_name(RESULT))

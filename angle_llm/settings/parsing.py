@@ -410,7 +410,8 @@ def _completed_by_flags(kind: type[Settings], path: str) -> Settings | None:
     required = {name for name, item in known.items() if item.default is item.default_factory is NO_DEFAULT}
     if not isinstance(content, dict) or not required - content.keys():
         return None
-    hints, made = get_type_hints(kind, include_extras=True), object.__new__(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    made = object.__new__(kind)
     for name in (*known, *content):
         if name not in known:
             raise SettingsError(f"{path}: {unknown_name('setting', str(name), known)}")

@@ -57,6 +57,7 @@ def check_main(settings: CheckSettings) -> None:
     from angle_llm.data.quality import NOTHING_LEFT, check_files, write_fixed
     from angle_llm.io import write_folder
 
+    # Reports of all files.
     if settings.fix is not None:
         check_new_folder("--fix", settings.fix)
     sets, skipped = read_evaluation_sets(settings.against, settings.columns) if settings.against else ([], [])
@@ -64,11 +65,13 @@ def check_main(settings: CheckSettings) -> None:
     read = {"where": settings.where, "encoding": settings.encoding, "skips_bad_rows": True}
     checked = check_files([settings.source_of(path, **read) for path in settings.files], tokens, sets)
     reports = [report for _, report in checked]
+    # Cleaned copies.
     fixable = [(source, report) for source, report in checked if report.fixable]
     fixed: list[dict[str, Any]] = []
     if settings.fix is not None and fixable:
         out = settings.fix
         write_folder(out, lambda folder: fixed.extend(write_fixed(fixable, folder, out)))
+    # Settings of a training run, for each file that can be used.
     trouble = sum(report.trouble for report in reports)
     cleaned = {report.path: copy["cleaned"] for (_, report), copy in zip(fixable, fixed, strict=False)}
     model = {} if tokens is None else _recommended(model_settings(settings), tokens)
@@ -83,6 +86,7 @@ def check_main(settings: CheckSettings) -> None:
         )
         report.train = _train_flags(model, source, report) if can_train else ""
 
+    # Output.
     if settings.json:
         content = {
             "trouble": trouble > 0,
@@ -125,7 +129,8 @@ def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
 
     from angle_llm.model.meta_model import meta_backbone, tiny_encoder_copy
 
-    card, for_texts = tokens.source.card, dict[str, Any]()
+    card = tokens.source.card
+    for_texts = dict[str, Any]()
     try:
         encoder, config = tokens.tiny_copy or tiny_encoder_copy(tokens.source, model)
     except (OSError, ValueError):  # such as a saved adapter whose base is missing: only its tokens can be counted
@@ -157,7 +162,8 @@ def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) 
     """
     from angle_llm.data.quality import data_settings
 
-    graded, one_label = report.format == "scored_pair", len(report.scores) == 1
+    graded = report.format == "scored_pair"
+    one_label = len(report.scores) == 1
     objective = {} if one_label and graded else RECOMMENDED["objectives"].get(report.format, {})
     if objective and graded and model.get("optimizer") == RECOMMENDED["small_decoder"]["optimizer"]:
         model = {**model, "optimizer": {"learning_rate": RECOMMENDED["graded_rate"]}}
@@ -255,6 +261,7 @@ def open_tokens(settings: ModelSettings) -> TokenCounter:
         encoder, config = tiny_encoder_copy(source, settings)
         return TokenCounter(source, encoder.tokenizers, encoder.pooling, encoder.max_length, (encoder, config))
     prompts = source.card.prompt if settings.prompt is None else load_prompts(settings.prompt)
-    length, pooling = settings.max_length or source.card.max_length, settings.pooling or source.card.pooling
+    length = settings.max_length or source.card.max_length
+    pooling = settings.pooling or source.card.pooling
     tokenizers = SideTokenizers.of(load_tokenizer(source.location, source.revision), prompts, length)
     return TokenCounter(source, tokenizers, pooling, length)

@@ -58,6 +58,7 @@ def embed_main(settings: EmbedSettings) -> None:
         SettingsError, FolderError, DataError: if the input cannot be read or the output cannot be written; before the
             model is loaded where possible.
     """
+    # Input and output, before libraries and a model are loaded.
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1 and str(settings.input) == STANDARD_INPUT:
         raise SettingsError("--input - works in one process only. For several processes, set --input to a file.")
@@ -74,6 +75,7 @@ def embed_main(settings: EmbedSettings) -> None:
 
     from angle_llm.model.encoder import SentenceEncoder
 
+    # Encoder.
     if settings.device is None and world_size > 1 and torch.cuda.is_available():
         settings = replace(settings, device=f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
     encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
@@ -84,6 +86,7 @@ def embed_main(settings: EmbedSettings) -> None:
             f"--as: expected query or document, because {settings.model} has {encoder.prompts}. A query is a text to "
             "search for, a document a text to find."
         )
+    # Form of the vectors.
     size = encoder.dimensions
     if settings.dim is not None and settings.dim > size:
         raise SettingsError(f"--dim must be at most {size}, the dimensions of {settings.model}, got {settings.dim}.")
@@ -92,6 +95,7 @@ def embed_main(settings: EmbedSettings) -> None:
     # Cut rows are no longer of length 1.
     normalize = settings.normalize or (encoder.normalize and settings.dim is not None)
     form = VectorForm(size, settings.dim or size, normalize, settings.precision, settings.complex)
+    # Embed the corpus.
     shards = ShardOptions(
         "bare npy" if settings.one_file else settings.format,
         settings.shard_rows,

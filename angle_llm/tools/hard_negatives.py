@@ -260,7 +260,8 @@ def group_lines(groups: Iterable[dict[str, Any]], split_positives: bool) -> Iter
 
 def _split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a copy of a group (query, positives, negatives) for each positive, with this positive and all negatives."""
-    count, scores = len(group["positives"]), group["scores"]
+    count = len(group["positives"])
+    scores = group["scores"]
     for text, example, score in zip(group["positives"], group["examples"], scores[:count], strict=True):
         yield group | {"positives": [text], "examples": [example], "scores": [score, *scores[count:]]}
 

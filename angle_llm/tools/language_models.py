@@ -90,7 +90,8 @@ class Answers:
     def __init__(self, journal: Journal, settings: LanguageModelSettings, requests: Sequence[LlmRequest]) -> None:
         self._journal, self._settings = journal, settings
         self.by_key, self.failures = dict[str, Answer](), dict[str, str]()
-        keys, charged = {request.key for request in requests}, list[Answer]()
+        keys = {request.key for request in requests}
+        charged = list[Answer]()
         for number, row in enumerate(journal.rows, 1):
             try:
                 self.by_key |= {key: Answer(*values) for key, *values in row["answers"]}
@@ -189,7 +190,8 @@ class LocalModel:
         from angle_llm.model.source.backbone import load_tokenizer, open_pretrained
         from angle_llm.model.source.resolve import locate
 
-        settings, location = self._settings, locate(self.name.removeprefix(LOCAL))
+        settings = self._settings
+        location = locate(self.name.removeprefix(LOCAL))
         tokenizer = load_tokenizer(location)
         model = open_pretrained("AutoModelForCausalLM", location, dtype=settings.dtype).eval()
         ends = model.generation_config.eos_token_id
@@ -227,7 +229,8 @@ class LocalModel:
         import torch
 
         model, tokenizer, ends = self._loaded
-        longest, pad = max(map(len, rows.values())), model.generation_config.pad_token_id
+        longest = max(map(len, rows.values()))
+        pad = model.generation_config.pad_token_id
         ids_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in rows.values()], device=model.device)
         lengths_B1 = torch.tensor([[len(ids)] for ids in rows.values()], device=model.device)
         mask_BT = (torch.arange(longest, device=model.device) >= longest - lengths_B1).long()
@@ -266,7 +269,8 @@ class ChatServer:
     """
 
     def __init__(self, name: str, settings: LanguageModelSettings) -> None:
-        variable, parts = settings.api_key_variable, urlsplit(name)
+        variable = settings.api_key_variable
+        parts = urlsplit(name)
         key = os.environ.get(variable, "").strip()
         if "@" in parts.netloc or parts.query:
             raise SettingsError(f"--llm: an address cannot have a password or a query; set {variable} instead.")
@@ -282,7 +286,9 @@ class ChatServer:
         need_library("openai", "a language model on a server", "questions")
         import openai
 
-        self.name, self.batch_size, self._settings = name, 8 * settings.concurrency, settings
+        self.name = name
+        self.batch_size = 8 * settings.concurrency
+        self._settings = settings
         self._secret = key if len(key) >= MIN_SECRET else "\0"
         local = parts.hostname in LOCALHOST
         # Without idle connections, nothing has to be closed; other hosts would need a TLS handshake per request.
@@ -298,12 +304,17 @@ class ChatServer:
                 **connections,
             ),
         )
-        self._error, self._model, self._failed = openai.OpenAIError, parts.fragment, 0
-        self._pace, self._next_request = threading.Lock(), 0.0
+        self._error = openai.OpenAIError
+        self._model = parts.fragment
+        self._failed = 0
+        self._pace = threading.Lock()
+        self._next_request = 0.0
 
     def answer(self, batch: Sequence[LlmRequest]) -> Iterator[Answered]:
         """Send a batch of requests, and yield each answer in a list, in the order of their completion."""
-        most, left, futures = self._settings.concurrency, iter(batch), dict[Future[Answer], LlmRequest]()
+        most = self._settings.concurrency
+        left = iter(batch)
+        futures = dict[Future[Answer], LlmRequest]()
         pool = ThreadPoolExecutor(most)
         try:
             # A request is sent only after an earlier answer is in the journal: a kill loses at most `concurrency`

@@ -112,6 +112,7 @@ def mine(settings: MineSettings, material: MiningData, output: GroupsOutput) -> 
     """
     from angle_llm.model.encoder import SentenceEncoder
 
+    # Encoders, and the identity of the result.
     encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
     judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
     identity: dict[str, Any] = plain({  # everything that changes the groups
@@ -126,12 +127,14 @@ def mine(settings: MineSettings, material: MiningData, output: GroupsOutput) -> 
         print(f"{settings.out} exists already, from the same pairs, encoder and settings", file=sys.stderr)
         return finished
     with ResumableFolder(output.folder, identity, option="--out") as work:
+        # Vectors, and the search in them.
         kept = output.folder if settings.vectors is None else settings.vectors.expanduser()
         vectors = vectors_of(material, encoder, kept)
         judge_vectors = None if judge is None else vectors_of(material, judge, kept)
         rows = vectors.document_row_T[material.candidates_C]
         search = searcher(vectors.vectors_KD, rows, block=CANDIDATES_AT_ONCE, faiss=settings.index == "faiss")
         miner = Miner(material, settings, vectors, search, judge_vectors)
+        # Groups, part by part; finished parts of an earlier run are kept.
         names = [f"part-{QUERIES_AT_ONCE}-{number:06d}" for number in range(miner.parts)]
         with progress_bar("mine", miner.parts, "part") as bar:
             for number, name in enumerate(names):
@@ -141,6 +144,7 @@ def mine(settings: MineSettings, material: MiningData, output: GroupsOutput) -> 
                     fill = partial(_write_groups, content=content)
                     work.write(name, fill, {"counts": part.counts, "refused": part.refused})
                 bar.update()
+        # Report and file of groups.
         counts = count_outcomes([work.manifest(name)["values"] for name in names], len(material.queries))
         named = {name: getattr(settings, name) for name in _NAMED}
         content_of_parts = ((output.folder / name / _GROUPS_NAME).read_bytes() for name in names)
@@ -244,6 +248,7 @@ def count_outcomes(parts: Sequence[dict[str, Any]], queries: int) -> dict[str, A
 
 def describe_groups(out: Path) -> dict[str, Any]:
     """Return the number of rows and texts in an output file of groups, and the quantiles of its cosines and ranks."""
+    # Cosines and ranks of all texts.
     figures: dict[str, list[float]] = {
         "positive_cosine": [], "own_negative_cosine": [], "negative_cosine": [], "rank": [],
     }  # fmt: skip
@@ -257,6 +262,7 @@ def describe_groups(out: Path) -> dict[str, Any]:
             for cosine, rank in zip(row["scores"][count:], ranks, strict=True):
                 figures["own_negative_cosine" if rank is None else "negative_cosine"].append(cosine)
             figures["rank"] += [rank for rank in ranks if rank is not None]
+    # Quantiles and counts.
     quantiles = {
         name: dict(zip(map(str, _QUANTILES), np.percentile(values, list(_QUANTILES)).round(6).tolist(), strict=True))
         for name, values in figures.items()

@@ -98,12 +98,14 @@ def questions_main(settings: QuestionSettings) -> None:
         SettingsError: for unknown styles or a malformed file of prompts.
         MissingLibraryError: if a library of the extra `questions` is not installed.
     """
+    # Passages and requests.
     for module in ("semantic_text_splitter", "py3langid"):
         need_library(module, "data questions", "questions")
     prompts = _read_prompts(settings)
     llms = [open_language_model(name, settings) for name in settings.llm]
     passages = read_passages(settings)
     requests = list(_requests(settings, prompts, passages))
+    # Answers, within the budget.
     with Journal(settings.beside("journal.jsonl")) as journal:
         answers = Answers(journal, settings, requests)
         print(_estimate(settings, passages, requests, answers), flush=True)
@@ -112,6 +114,7 @@ def questions_main(settings: QuestionSettings) -> None:
         with progress_bar("questions", len(requests), "request", done=answers.requests) as bar:
             for llm in llms:
                 answers.collect([request for request in requests if request.llm == llm.name], llm, bar.update)
+    # Questions in the answers.
     questions = [
         Question(request, text, dropped)
         for request in requests
@@ -119,6 +122,7 @@ def questions_main(settings: QuestionSettings) -> None:
         for text, dropped in read_answer(answer.text, finished=answer.finished)
     ]
     drop_questions(questions, passages, settings)
+    # Output.
     report = _write(settings, passages, requests, answers, questions)
     print(format_report(report, questions))
     print(f"\nwritten to {settings.out}")
@@ -144,7 +148,8 @@ def read_passages(settings: QuestionFiles) -> list[Passage]:
         usual = (name for name in ("id", "_id") if all(row and name in row.values for row in firsts))
         corpus = replace(corpus, id_column=next(usual, None))
     splitter = MarkdownSplitter(settings.passage_characters)
-    passages, seen = list[Passage](), set[str]()
+    passages = list[Passage]()
+    seen = set[str]()
     for number, row in enumerate(corpus):
         if isinstance(row, BadRow):
             raise bad_row(row.place, row.reason)
@@ -331,6 +336,7 @@ def _write(
         return {"query": question.text, "positive": passage.text, **where, "style": question.request.kind,
                 "llm": question.request.llm}  # fmt: skip
 
+    # Passages and questions.
     dropped = [question for question in questions if question.dropped is not None]
     write_json_lines(settings.beside("passages.jsonl"), (passage._asdict() for passage in passages), writer="")
     write_json_lines(
@@ -339,6 +345,7 @@ def _write(
         writer="",
     )
     write_json_lines(settings.out.expanduser(), map(row, kept(questions)), writer="")
+    # Report.
     report = {
         "note": EASIER,
         "documents": len({passage.document for passage in passages}),

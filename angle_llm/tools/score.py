@@ -38,12 +38,14 @@ def score_main(settings: ScoreSettings) -> None:
     from angle_llm.data.examples import load_examples
     from angle_llm.model.encoder import SentenceEncoder
 
+    # Examples, and their distinct texts.
     output = GroupsOutput(settings.out.expanduser())
     loaded = load_examples(settings.source_of(settings.file))
     print(loaded.report.summary())
     log_replaced_scores(loaded.examples)
     material = collect_pairs(loaded.examples, None, settings.positive_above, lower=True)
     print(material.summary(), flush=True)
+    # Teacher, and the identity of the result.
     encoder = SentenceEncoder.from_pretrained(settings.teacher, **settings.options())
     identity: dict[str, Any] = plain({
         "format_version": FORMAT_VERSION,
@@ -54,6 +56,7 @@ def score_main(settings: ScoreSettings) -> None:
             "split_positives": settings.split_positives or None,  # None: equals the reports of older versions
         },
     })  # fmt: skip
+    # Scores, unless the file has them.
     report = output.finished(identity)
     if report is not None:
         print(f"{settings.out} exists already, from the same examples, encoder and settings", file=sys.stderr)
@@ -62,6 +65,7 @@ def score_main(settings: ScoreSettings) -> None:
             vectors = vectors_of(material, encoder, output.folder)
             lines = group_lines(_groups(material, vectors), settings.split_positives)
             report = output.finish(lines, identity, {"file": settings.file, "teacher": settings.teacher}, {})
+    # Summary.
     groups = report["groups"]
     positives, negatives = groups["positives"], groups["own_negatives"]
     print(f"{groups['rows']:,} groups with {positives:,} positives and {negatives:,} negatives, scored")

@@ -32,6 +32,7 @@ def split_main(settings: SplitSettings) -> None:
     from angle_llm.data.quality import json_row
     from angle_llm.io import write_folder
 
+    # Read the rows.
     reading = open_examples(settings.source_of(settings.file, encoding=settings.encoding))
     texts: list[list[str]] = []
     lines: list[str] = []
@@ -41,6 +42,7 @@ def split_main(settings: SplitSettings) -> None:
         texts.append(texts_of(example))
         lines.append(json_row(reading.named_values(row)))
         corpus |= dict.fromkeys(right for _, right, _ in pairs_of(example))
+    # Divide the rows.
     shares = settings.parts or SHARES
     *parts, rest = split_rows(texts, [round(share * len(texts)) for share in shares.values()])
     rows_of_part = {REST: rest, **dict(zip(shares, parts, strict=True))}
@@ -57,6 +59,7 @@ def split_main(settings: SplitSettings) -> None:
         for name, text in content.items():
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
+    # Report.
     write_folder(settings.out, fill)
     counts = " + ".join(f"{len(rows):,} in {name}.jsonl" for name, rows in rows_of_part.items())
     dropped = f" + {report.rows_in - len(texts):,} dropped" if report.rows_in > len(texts) else ""

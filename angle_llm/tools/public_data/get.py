@@ -118,7 +118,8 @@ def get_main(settings: GetSettings) -> None:
     # Download, convert, check, write
     with tempfile.TemporaryDirectory() as temporary:
         for entry, file in missing:
-            source, new = Path(from_hub(file)), Path(temporary, Path(file.path).name)
+            source = Path(from_hub(file))
+            new = Path(temporary, Path(file.path).name)
             with _named(f"{file.repo}/{file.source}, read as {file.path}", f"Remove {source.resolve()}"):
                 _convert(source, new, file, entry, evaluated)
                 check_file(new, file, entry.gold)

@@ -162,7 +162,7 @@ FAULTS = [
     # export
     Fault("dense-not-merged", "_write_usage", "dense_folders(source, card.dense)", "()",
           "tests/model/test_dense.py -k keeps_or_trains"),
-    Fault("dense-of-any-weights", "_open_parts", "read_dense(source.dense, ", "read_dense(source.dense[:0], ",
+    Fault("dense-of-any-weights", "_facts", "read_dense(source.dense, ", "read_dense(source.dense[:0], ",
           "tests/model/test_dense.py -k not_merged"),
     Fault("merged-in-bfloat16", "LoraUpdate.merged", "weight_OI.addmm_(self.b_OR, self.a_RI, alpha=self.scaling)",
           "weight_OI.add_(self.scaling * (self.b_OR.bfloat16() @ self.a_RI.bfloat16()).float())", MERGED),

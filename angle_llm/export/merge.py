@@ -13,10 +13,10 @@ both forms, in turn. The target folder is written atomically, after verification
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,14 +120,14 @@ def merge(
     if first is None:
         raise ArtifactError(f"merge: expected a saved encoder with {CARD_NAME}, got {' and '.join(models)}.")
     original = base == "original"
-    cards, parts = _open_parts(sources, sources[first], Path(out).expanduser(), original)
-    merged = MergedWeights(parts, shares, method == "slerp")
+    parts = _open_parts(sources, sources[first], Path(out).expanduser(), original)
+    weights_of_parts = [(part.weights, part.adapter) for part in parts]
+    merged = MergedWeights(weights_of_parts, shares, method == "slerp")
     encoder_folder = Path(sources[first].location.name)
 
     # Where the merged model comes from.
-    base_cards = [card for card, source in zip(cards, sources, strict=True) if source.card is None]
-    card = base_cards[0] if base_cards else cards[first]
-    adapter = parts[first][1]
+    card = next((part for part in parts if part.source.card is None), parts[first]).card
+    adapter = parts[first].adapter
     if others or adapter is None:
         named_parts = [{"name": model, "weight": share} for model, share in zip(models, shares, strict=True)]
         made_from: dict[str, Any] = {"method": method, "parts": named_parts}
@@ -148,9 +148,9 @@ def merge(
     }
 
     def fill(folder: Path) -> Verification | None:
-        skeleton = parts[first][0].skeleton
+        skeleton = parts[first].weights.skeleton
         # With several models, the first one alone is verified; then its weights are replaced.
-        verified = MergedWeights([parts[first]]) if check else merged
+        verified = MergedWeights([weights_of_parts[first]]) if check else merged
         _write_weights(folder, skeleton, verified, torch_dtype(dtype), shard_bytes)
         _write_usage(folder, skeleton, encoder_folder, card, dtype)
         write_json(folder / MERGE_NAME, provenance)
@@ -228,70 +228,99 @@ def _check_combination(folder: Path, skeleton: nn.Module, merged: MergedWeights,
     return count
 
 
-def _open_parts(
-    sources: Sequence[ModelSource], first: ModelSource, target: Path, original: bool
-) -> tuple[list[EncoderCard], list[tuple[BaseWeights, LoraAdapter | None]]]:
-    """Open the inputs of a merge: return their cards, with the base if it is known, and their weights and adapters.
+class _Part(NamedTuple):
+    """An input of a merge: a model with its weights."""
 
-    A model without a card is the untrained base of `first`, and gets its card. `original` opens bases as stored.
+    source: ModelSource
+    card: EncoderCard
+    """Card of the model, with its base if that is known; for an untrained base, the card of an encoder on it."""
+    weights: BaseWeights
+    adapter: LoraAdapter | None
+
+
+def _open_parts(sources: Sequence[ModelSource], first: ModelSource, target: Path, original: bool) -> list[_Part]:
+    """Open the inputs of a merge. `original` opens bases as stored.
+
+    A model without a card is the untrained base of `first`, and gets its card.
 
     Raises:
         ArtifactError: for inputs that do not belong together, or a `target` that would overwrite an input.
     """
-    cards, parts = list[EncoderCard](), list[tuple[BaseWeights, LoraAdapter | None]]()
-    expected: dict[str, tuple[Any, str]] = {}
-    """Value of each fact, and the model that it was first read from."""
     bases = {source.card.base for source in sources if source.card is not None}
-    opened: tuple[EncoderCard, BaseWeights] | None = None
-    """Card and weights of the last opened base, which is in memory if it is a GGUF file."""
+    opened: dict[EncoderCard, BaseWeights] = {}
+    """Weights of the bases, which are in memory if they are GGUF files."""
+    expected: dict[str, tuple[Any, str]] = {}
+    parts = list[_Part]()
     for source in sources:
-        # Card of the model, with the base of an earlier merge.
-        saved = source if source.card is not None else first
-        folder, card = Path(saved.location.name), saved.card
+        folder = Path((first if source.card is None else source).location.name)
         check_target(folder, source.backbone, target)
-        assert card is not None
-        if card.base is None and (folder / MERGE_NAME).is_file():
-            record = read_json(folder / MERGE_NAME)
-            known = {key: record.get(key) for key in ("base", "base_revision", "base_fingerprint", "bits", "layers")}
-            card = replace(card, dtype=record.get("base_dtype") or card.dtype, **known)
-        if source.card is None:
-            card = replace(card, base=absolute_name(source.path), base_revision=source.revision)
-        # Weights and adapter.
+        card = _card_of(source, first)
         if source.card is not None and source.card.base is None:
             weights = open_base(source.location, dtype="float32")
-        elif opened is not None and card == opened[0]:
-            weights = opened[1]
         else:
-            weights = open_adapters_base(folder, card, original=original)
-            opened = (card, weights)
+            if card not in opened:
+                opened[card] = open_adapters_base(folder, card, original=original)
+            weights = opened[card]
         adapter = None if source.adapter is None else read_adapter(folder)
         if adapter is not None:
             adapter.check_fits(weights.skeleton)
-        # Facts that all models must have in common.
-        tokenizer = load_tokenizer(source.location, source.revision)
-        config = cast(Any, weights.skeleton.config)
-        base = "fingerprint of the base" + " in float16" * (card.dtype == "float16")  # float16 rounds to another one
-        trained_on = absolute_name(source.path) in bases  # a merged model that is itself the base of an adapter
-        facts = {
-            **({base: card.base_fingerprint} if card.base_fingerprint and not trained_on else {}),
-            "prompt": [prompt.fingerprint for prompt in vars(card.prompt).values()],
-            **{name: getattr(card, name) for name in ("pooling", "max_length", "dimensions", "normalize", "attention")},
-            "Dense modules": dense_fingerprint(read_dense(source.dense, state_sizes(weights.skeleton)[0])).hex(),
-            "shapes of the weights": {name: one.shape for name, one in weights.skeleton.state_dict().items()},
-            "tokenizer": (tokenizer.get_vocab(), plain_ids(tokenizer, SENTENCES), find_special_tokens(tokenizer)),
-            **{f"{key} in config.json": value for key, value in config.to_dict().items() if key not in _NOT_COMPARED},
-        }
-        for key, value in facts.items():
-            due, model = expected.setdefault(key, (value, source.path))
-            if due != value:
-                shown = f": expected {due}, got {value}" if isinstance(value, str | int | float | bool | None) else ""
-                raise ArtifactError(
-                    f"{source.path} and {model} do not belong together: {key}{shown}. Combine encoders that "
-                    "were trained from one base with equal settings of the model."
-                )
-        cards.append(card)
-        parts.append((weights, adapter))
-    return cards, parts
+        part = _Part(source, card, weights, adapter)
+        _check_equal(_facts(part, is_base=absolute_name(source.path) in bases), source.path, expected)
+        parts.append(part)
+    return parts
+
+
+def _card_of(source: ModelSource, first: ModelSource) -> EncoderCard:
+    """Return the card of a model, with the base of a merged model; for an untrained base, the card of `first` on it."""
+    saved = first if source.card is None else source
+    card, record_path = saved.card, Path(saved.location.name) / MERGE_NAME
+    assert card is not None
+    if card.base is None and record_path.is_file():
+        record = read_json(record_path)
+        known = {key: record.get(key) for key in ("base", "base_revision", "base_fingerprint", "bits", "layers")}
+        card = replace(card, dtype=record.get("base_dtype") or card.dtype, **known)
+    if source.card is None:
+        card = replace(card, base=absolute_name(source.path), base_revision=source.revision)
+    return card
+
+
+def _facts(part: _Part, *, is_base: bool) -> dict[str, Any]:
+    """Return the facts of a model that must be equal in all inputs of a merge, by name.
+
+    `is_base`: an adapter was trained on the model, so that the model has another base than the adapter.
+    """
+    source, card, skeleton = part.source, part.card, part.weights.skeleton
+    config: Any = skeleton.config
+    tokenizer = load_tokenizer(source.location, source.revision)
+    facts: dict[str, Any] = {}
+    if card.base_fingerprint and not is_base:
+        # Rounding to float16 changes the fingerprint.
+        rounded = " in float16" if card.dtype == "float16" else ""
+        facts[f"fingerprint of the base{rounded}"] = card.base_fingerprint
+    facts["prompt"] = [prompt.fingerprint for prompt in vars(card.prompt).values()]
+    for name in ("pooling", "max_length", "dimensions", "normalize", "attention"):
+        facts[name] = getattr(card, name)
+    facts["Dense modules"] = dense_fingerprint(read_dense(source.dense, state_sizes(skeleton)[0])).hex()
+    facts["shapes of the weights"] = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
+    facts["tokenizer"] = (tokenizer.get_vocab(), plain_ids(tokenizer, SENTENCES), find_special_tokens(tokenizer))
+    settings = {key: value for key, value in config.to_dict().items() if key not in _NOT_COMPARED}
+    return facts | {f"{key} in config.json": value for key, value in settings.items()}
+
+
+def _check_equal(facts: Mapping[str, Any], model: str, expected: dict[str, tuple[Any, str]]) -> None:
+    """Compare the facts of a model with the earlier models of a merge. Raises `ArtifactError` for a difference.
+
+    `expected` has the value of each fact and the model that it was first read from. New facts are added.
+    """
+    for name, value in facts.items():
+        first_value, first_model = expected.setdefault(name, (value, model))
+        if first_value != value:
+            is_short = isinstance(value, str | int | float | bool | None)
+            difference = f": expected {first_value}, got {value}" if is_short else ""
+            raise ArtifactError(
+                f"{model} and {first_model} do not belong together: {name}{difference}. Combine encoders that "
+                "were trained from one base with equal settings of the model."
+            )
 
 
 def check_paths(run: str | Path, out: str | Path) -> tuple[Path, Path, EncoderCard]:

@@ -207,6 +207,7 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
     Raises:
         DataError: if no format or several formats fit.
     """
+    # Formats whose required fields have columns, unless another format uses these columns and more.
     fits: dict[str, set[str]] = {}
     for name, format in FORMATS.items():
         if name == "text":
@@ -222,6 +223,7 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
         return "scored_pair"  # a label next to texts that are not named premise and hypothesis is a score
     if len(best) == 1:
         return best[0]
+    # No format fits, or several: explain the choice.
     needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items() if name != "text")
     if best:
         choose = (

@@ -349,6 +349,7 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
     Raises:
         RowError: for a wrong number of scores, or a score that is not a finite number.
     """
+    # Columns of scores.
     parts = {
         name: (row[name], count)
         for name, count in (
@@ -362,6 +363,7 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
         raise RowError("expected scores, or positive_scores and negative_scores; got both")
     if sum(count for _, count in parts.values()) != positives + negatives:
         raise RowError("expected positive_scores and negative_scores, got one of them")
+    # Values.
     scores: list[float] = []
     for name, (values, count) in parts.items():
         if not isinstance(values, list | tuple):

@@ -133,7 +133,7 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
     rows = chain([first], rows)
     example_class = type(first)
 
-    def fill(place: Path) -> None:
+    def fill(target: Path) -> None:
         import pyarrow
 
         text, number = pyarrow.large_string(), pyarrow.float64()
@@ -144,7 +144,7 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
         schema = pyarrow.schema(
             [(name, types.get(name, text)) for name in example_class.__slots__], {"kind": example_class.__name__}
         )
-        with pyarrow.ipc.new_file(str(place / "examples.arrow"), schema) as writer:
+        with pyarrow.ipc.new_file(str(target / "examples.arrow"), schema) as writer:
             while batch := list(islice(rows, _ROWS_PER_BATCH)):
                 for example in batch:
                     digest.update(repr(example).encode())
@@ -153,7 +153,7 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
                 ]
                 writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
         content = {"digest": digest.hexdigest()[:16], "account": account()}
-        (place / "account.json").write_text(json.dumps(content), encoding="utf-8")
+        (target / "account.json").write_text(json.dumps(content), encoding="utf-8")
 
     # Write the folder; incomplete folders of killed runs are removed.
     try:

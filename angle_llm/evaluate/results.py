@@ -151,10 +151,10 @@ def short_name(model: str) -> str:
     return model if len(model) <= _NAME_WIDTH else "…" + model[1 - _NAME_WIDTH :]
 
 
-def difference_cells(found: Difference) -> list[object]:
+def difference_cells(compared: Difference) -> list[object]:
     """Return the table cells of a comparison: score of the second model, difference, 95 % interval, p-value."""
-    interval = f"{found.interval.low:+.2f} … {found.interval.high:+.2f}"
-    return [found.other, f"{found.difference:+.2f}", interval, f"{found.p_value:.3g}"]
+    interval = f"{compared.interval.low:+.2f} … {compared.interval.high:+.2f}"
+    return [compared.other, f"{compared.difference:+.2f}", interval, f"{compared.p_value:.3g}"]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> str:

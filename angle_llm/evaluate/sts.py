@@ -292,6 +292,7 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder = load_encoder
 
     Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time.
     """
+    # Tasks, and stored scores to compare with.
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns)
     if settings.edits == "published":
         tasks = [with_published_edits(task) for task in tasks]
@@ -313,6 +314,7 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder = load_encoder
 
         return run_evaluation(replace(settings, model=model), open_encoder, evaluate_tasks)
 
+    # Evaluate, compare, report.
     results, encoder = run(settings.model, RESAMPLES)
     comparison = None
     if against is not None:
@@ -400,6 +402,7 @@ def sts_report(
 
 def _notes(results: StsResults) -> list[str]:
     """Return the notes of an STS report: meaning of the scores, text variants, differences from the published tasks."""
+    # How to read the tables.
     tasks = results.tasks.values()
     notes = [
         "Correlation × 100 of cosine similarity with the gold scores. The first table has Spearman over all pairs."
@@ -411,6 +414,7 @@ def _notes(results: StsResults) -> list[str]:
         )
     if any(task.interval is not None for task in tasks):
         notes.append("Intervals: percentile bootstrap over pairs; they do not cover another training seed.")
+    # Texts of the tasks.
     for variant, edits in dict.fromkeys((task.variant, task.edits) for task in tasks):
         also = f", {_EDITS_MEANING}" if edits else ""
         notes.append(f"Text `{variant}{', edited' if edits else ''}`: {_VARIANT_MEANING[variant]}{also}.")
@@ -423,6 +427,7 @@ def _notes(results: StsResults) -> list[str]:
             notes.append(
                 f"Different text than the published rows, so not directly comparable: {', '.join(unpublished)}."
             )
+    # Numbers of pairs, and correlations that are undefined.
     for task in tasks:
         if task.official_pairs not in (None, task.pairs):
             notes.append(f"{task.label}: {task.pairs:,} pairs here, {task.official_pairs:,} in the published task.")

@@ -302,15 +302,15 @@ def finish_folder(folder: Path, source: Path, name: str, options: VerifyOptions 
     return report
 
 
-def write_report(folder: Path, found: Verification | None, name: str) -> None:
+def write_report(folder: Path, result: Verification | None, name: str) -> None:
     """Write the report of a verification (None: skipped) and README.md to a folder that will have the path `name`."""
-    write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
+    write_json(folder / REPORT_NAME, {"holds": None} if result is None else result.to_dict())
     (folder / "README.md").write_text(model_card(CardFacts.read(folder), Path(name).name), encoding="utf-8")
 
 
 def _encode(
     encoder: Form,
-    kind: str,
+    form_kind: str,
     name: str,
     texts: Sequence[str],
     score: Score | None,
@@ -318,7 +318,7 @@ def _encode(
 ) -> Encoded:
     """Encode texts with an opened encoder; return its facts with the token ids and embeddings of all texts.
 
-    The texts are encoded for each of `sides`: as queries, as documents, or with the only prompt (None). `kind` and
+    The texts are encoded for each of `sides`: as queries, as documents, or with the only prompt (None). `form_kind` and
     `name` describe the encoder in the report.
     """
     dtype = str(encoder.dtype).removeprefix("torch.") + (f" in {encoder.bits} bits" if encoder.bits else "")
@@ -328,7 +328,7 @@ def _encode(
     rows_ND = _rows(by_side, texts)
     facts = FormFacts(
         name=name,
-        kind=kind,
+        kind=form_kind,
         dtype=dtype,
         prompt=_shown(
             encoder.prompts if len(sides) > 1 or not sides[0] else load_prompts(encoder.prompts.of(sides[0]))

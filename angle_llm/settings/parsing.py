@@ -347,10 +347,10 @@ def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *
     Raises:
         SettingsError: for an invalid value, and for an unknown flag, with the most similar flag.
     """
-    settings_class = type(defaults)
-    loaded, rest = config_defaults(settings_class, sys.argv[1:] if arguments is None else arguments, defaults)
+    settings_type = type(defaults)
+    loaded, rest = config_defaults(settings_type, sys.argv[1:] if arguments is None else arguments, defaults)
     settings: Settings = parse_flags(
-        settings_class, rest, default=loaded or defaults, description=describe(settings_class, description)
+        settings_type, rest, default=loaded or defaults, description=describe(settings_type, description)
     )
     return settings
 

@@ -319,6 +319,7 @@ class Vocabulary:
 
     def add_to(self, writer: gguf.GGUFWriter, size: int) -> None:
         """Add the metadata of the tokenizer, with a name for each of `size` rows of the token embeddings."""
+        # Names and types of all token ids.
         ids = self.spec["model"]["vocab"]
         merges = self.spec["model"]["merges"]
         kinds = gguf.TokenType
@@ -330,6 +331,7 @@ class Vocabulary:
         if max(names) >= size:
             raise ArtifactError(f"The tokenizer has {max(names) + 1} tokens, but the model has {size} embeddings.")
         tokens = [names.get(number, f"[PAD{number}]") for number in range(size)]
+        # Vocabulary.
         writer.add_tokenizer_model("llama" if self.sentencepiece else "gpt2")
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(tokens)
@@ -339,6 +341,7 @@ class Vocabulary:
             writer.add_token_scores([-float(rank.get(token, len(merges))) for token in tokens])
         else:
             writer.add_token_merges([" ".join(pair) for pair in merges])
+        # Special tokens.
         for name, added in (("bos", self.bos), ("eos", self.eos), ("unk", None), ("pad", None)):
             number = getattr(self.tokenizer, f"{name}_token_id") if added is None else added
             if number is not None:

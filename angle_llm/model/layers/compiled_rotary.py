@@ -52,10 +52,10 @@ def use_plain_rotary(adapted: nn.Module) -> None:
             layer.__class__ = type(layer).__bases__[1]
 
 
-def _rotation(kind: Any) -> Callable[..., Any] | None:
+def _rotation(layer_class: Any) -> Callable[..., Any] | None:
     """Return the function of (q, k, cos, sin) that the forward method of a layer class calls; None if it calls none."""
-    forward = inspect.unwrap(kind.forward)  # transformers 5.24 decorates it, to rename an argument
-    if issubclass(kind, CompiledRotary) or not isinstance(forward, FunctionType):
+    forward = inspect.unwrap(layer_class.forward)  # transformers 5.24 decorates it, to rename an argument
+    if issubclass(layer_class, CompiledRotary) or not isinstance(forward, FunctionType):
         return None
     rotate = forward.__globals__.get(_ROTATE) if _ROTATE in forward.__code__.co_names else None
     known = rotate is not None and list(inspect.signature(rotate).parameters)[:4] == ["q", "k", "cos", "sin"]
@@ -84,13 +84,13 @@ def _compiled(rotate: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
 
 @cache
-def _compiled_class(kind: Any, backend: str) -> Any:
+def _compiled_class(layer_class: Any, backend: str) -> Any:
     """Return a subclass of an attention class, with the same name, whose forward method calls the compiled function."""
-    forward = inspect.unwrap(kind.forward)
+    forward = inspect.unwrap(layer_class.forward)
     names = {**forward.__globals__, _ROTATE: _compiled(forward.__globals__[_ROTATE], backend)}
     copied = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     copied.__kwdefaults__ = forward.__kwdefaults__
-    return type(kind.__name__, (CompiledRotary, kind), {"forward": copied})
+    return type(layer_class.__name__, (CompiledRotary, layer_class), {"forward": copied})
 
 
 @cache

@@ -89,11 +89,11 @@ class _SequenceContext:
             return self._gathered(query, key, value, scaling, dropout, softcap)
         return self._flex(query, key, value, scaling, softcap)
 
-    def _once(self, what: object, make: Callable[[], Any]) -> Any:
-        """Return `make()` from a cache with the key `what`, so that only the first layer of a forward pass computes it."""
-        if what not in self._cache:
-            self._cache[what] = make()
-        return self._cache[what]
+    def _once(self, cache_key: object, make: Callable[[], Any]) -> Any:
+        """Return `make()`, cached by `cache_key`, so that only the first layer of a forward pass computes it."""
+        if cache_key not in self._cache:
+            self._cache[cache_key] = make()
+        return self._cache[cache_key]
 
     # gathered
 

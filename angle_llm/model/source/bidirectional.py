@@ -58,8 +58,8 @@ def _has_causal_layer(backbone: Any) -> bool:
     def with_gradient(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         return 1 * output.detach().requires_grad_()  # not the leaf, which a model could not change in place
 
-    def record(_: nn.Module, given: Any, named: Any, output: Any) -> None:
-        states = given[0] if given else named["hidden_states"]
+    def record(_: nn.Module, positional: Any, named: Any, output: Any) -> None:
+        states = positional[0] if positional else named["hidden_states"]
         passed.append((states, output[0] if isinstance(output, tuple) else output))
 
     embeddings = backbone.get_input_embeddings()

@@ -217,6 +217,7 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
         ArtifactError: if a token has no embedding, the tokenizer has no token for any test text, or a weight is not
             finite. The message names the folder and the token, missing files or weight.
     """
+    # Token ids beyond the embeddings.
     embeddings: Any = backbone.get_input_embeddings()  # type: ignore[operator]
     rows = int(embeddings.num_embeddings)
     added = tokenizer.get_added_vocab()
@@ -228,6 +229,7 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
             f"the tokenizer in {place} has {len(beyond)} tokens, {beyond[0]!r:.80} first, beyond the model's {rows} "
             "embeddings. The tokenizer belongs to another model or is damaged; fetch or save it again."
         )
+    # A tokenizer without a vocabulary.
     ids = tokenizer(list(_PROBE_TEXTS), add_special_tokens=False, return_attention_mask=False, verbose=False)[
         "input_ids"
     ]
@@ -240,6 +242,7 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
             f"the tokenizer in {place} has no token for any text: {_PROBE_TEXTS[0]!r} has the ids {ids[0]}.{hint} Copy the "
             "tokenizer files of this model into the folder (tokenizer.json is enough for most models)."
         )
+    # Weights that are not finite.
     for name, weight in backbone.named_parameters():  # a probe can miss them: fused attention skips some values
         if weight.is_floating_point() and not bool(torch.isfinite(weight.sum(dtype=torch.float32))):
             raise ArtifactError(f"{place}: {name} is not finite. The weights are damaged; fetch or save them again.")

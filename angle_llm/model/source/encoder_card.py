@@ -82,11 +82,11 @@ class EncoderCard:
             raise ArtifactError(f"{path}: {_explain(cls, error.errors()[0])} Save the encoder again.") from error
 
 
-def _explain(kind: type[EncoderCard], problem: Any) -> str:
-    """Return the error message for a validation error of pydantic; `kind` is the class that was validated."""
+def _explain(card_class: type[EncoderCard], problem: Any) -> str:
+    """Return the error message for a validation error of pydantic; `card_class` is the class that was validated."""
     key = str(problem["loc"][0])
     if problem["type"] == "unexpected_keyword_argument":
-        return unknown_name("key", key, [item.name for item in fields(kind)])
+        return unknown_name("key", key, [item.name for item in fields(card_class)])
     if problem["type"] == "missing":
         return f"`{key}` is missing."
     return f"`{key}`: {problem['msg']}, got {problem['input']!r:.80}."

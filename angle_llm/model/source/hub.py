@@ -53,6 +53,7 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
     """
     from huggingface_hub import HfApi
 
+    # Files that show what the repository contains.
     offline = _offline_reason(repo, revision)
     names = (CARD_NAME, EXPORT_NAME, ADAPTER_FILES[0], MODULES_NAME, "config.json")
     files = {name: file for name in names if (file := _fetch(repo, name, revision, cache_only=bool(offline)))}
@@ -61,6 +62,7 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
             f"the model {_name(repo, revision)} is not on this machine, and the hub does not answer ({offline}). "
             "Check the path of a folder, a .gguf file or package:NAME/path; for a hub id, connect to the network."
         )
+    # Encoder, export, adapter, or sentence-transformers folder.
     if CARD_NAME in files:
         weights = WHOLE_FILES if read_json(files[CARD_NAME]).get("base") is None else ADAPTER_FILES
         names = (CARD_NAME, MERGE_NAME, *weights, *TOKENIZER_FILES, *DENSE_FILES)

@@ -37,6 +37,7 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
         ArtifactError: for pickle files, a damaged or unsupported adapter, or a base with another name.
         ValueError: if `folder` is a saved encoder of this package, or `prompt` is None.
     """
+    # Kind of folder.
     if not folder.is_dir():
         raise FileNotFoundError(
             f"adapter: expected a folder with {CONFIG_NAME} and {WEIGHTS_NAME}, but {folder} is not a folder."
@@ -53,6 +54,7 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
             f"{folder} contains {pickled}, a pickle, which can run any code when it is loaded. Load it where you trust it, "
             f"and save it with safe_serialization=True, which writes {WEIGHTS_NAME}."
         )
+    # The adapter must belong to the base.
     check_links(folder)
     adapter = read_adapter(folder)
     trained = _trained_on(adapter)

@@ -10,7 +10,7 @@ from pyarrow import parquet
 from angle_llm.data.corpus import Corpus
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import ShardOptions, VectorForm
-from angle_llm.tools.embed import embed_corpus
+from angle_llm.tools.embed import EmbedJob, embed_corpus
 
 OPTIONS = ShardOptions(format="parquet", rows=4)
 TEXTS = [f"A {who} {does}." for who in ("man", "dog", "cat", "child") for does in ("runs", "eats", "sleeps")] + ["End"]
@@ -38,11 +38,8 @@ def embed(
     corpus = Corpus.open(input, id_column=id_column)
     survey = corpus.survey(skip_bad=options.skip_bad)
     options = ShardOptions("bare npy", options.rows, options.store_text, options.skip_bad) if target else options
-    form = {"dim": encoder.dimensions, **form}
-    ranks: dict[str, Any] = {"target": target, "rank": rank, "world_size": world_size}
-    return embed_corpus(
-        corpus, survey, encoder, "tiny", VectorForm(encoder.dimensions, **form), options, folder, **ranks
-    )
+    vectors = VectorForm(encoder.dimensions, **{"dim": encoder.dimensions, **form})
+    return embed_corpus(EmbedJob(corpus, survey, encoder, "tiny", vectors, options, folder, target, rank, world_size))
 
 
 def table(folder: Path) -> dict[str, list[Any]]:

@@ -148,7 +148,7 @@ def write_shard(
     name: str,
     options: ShardOptions,
     columns: Mapping[str, Array],
-    sides: Mapping[str, Any],
+    text_columns: Mapping[str, Any],
     skipped: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the files of a shard: vectors with row numbers, ids and texts, and a list of skipped rows.
@@ -157,14 +157,14 @@ def write_shard(
         folder: existing folder.
         name: name of the files, without suffix.
         columns: columns of the vectors, from `VectorForm.stored`.
-        sides: the columns `row`, `id` and `text`, as requested.
+        text_columns: the columns `row`, `id` and `text`, as requested.
         skipped: the skipped rows as JSON objects; written only if there are any.
     """
     import pyarrow
     from pyarrow import parquet
 
     types = {"row": pyarrow.int64(), "id": pyarrow.string(), "text": pyarrow.string()}
-    table = {column: pyarrow.array(values, types[column]) for column, values in sides.items()}
+    table = {column: pyarrow.array(values, types[column]) for column, values in text_columns.items()}
     if SCALE in columns:
         table[SCALE] = pyarrow.array(columns[SCALE])
     if options.format == "parquet":

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,22 +71,45 @@ def embed_main(settings: EmbedSettings) -> None:
         print(f"skipped, of other types or .json: {', '.join(corpus.source.ignored[:5])}", file=sys.stderr)
     survey = corpus.survey(skip_bad=settings.on_bad_row == "skip")
 
+    # Encoder, and form of the vectors.
+    encoder = _load_encoder(settings, world_size)
+    form = _vector_form(settings, encoder)
+    shards = ShardOptions(
+        "bare npy" if settings.one_file else settings.format,
+        settings.shard_rows,
+        settings.store_text,
+        settings.on_bad_row == "skip",
+    )
+    target = output if settings.one_file else None
+    rows = embed_corpus(
+        EmbedJob(corpus, survey, encoder, settings.model, form, shards, folder, target, rank, world_size)
+    )
+    if rank == 0:
+        skipped = f"; skipped {survey.rows - rows} bad rows, see *.skipped.jsonl" if rows < survey.rows else ""
+        print(f"{rows} rows of {form.kept} dimensions in {settings.output}{skipped}")
+
+
+def _load_encoder(settings: EmbedSettings, world_size: int) -> SentenceEncoder:
+    """Load the encoder for the side of the texts; with several processes, on the GPU of this process."""
     import torch
 
     from angle_llm.model.encoder import SentenceEncoder
 
-    # Encoder.
     if settings.device is None and world_size > 1 and torch.cuda.is_available():
         settings = replace(settings, device=f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
     encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
     if settings.side is not None:
-        encoder = encoder.for_side(settings.side)
-    elif encoder.prompts.differ:
+        return encoder.for_side(settings.side)
+    if encoder.prompts.differ:
         raise SettingsError(
             f"--as: expected query or document, because {settings.model} has {encoder.prompts}. A query is a text to "
             "search for, a document a text to find."
         )
-    # Form of the vectors.
+    return encoder
+
+
+def _vector_form(settings: EmbedSettings, encoder: SentenceEncoder) -> VectorForm:
+    """Return how the vectors are stored. Raises `SettingsError` for settings that do not fit the encoder."""
     size = encoder.dimensions
     if settings.dim is not None and settings.dim > size:
         raise SettingsError(f"--dim must be at most {size}, the dimensions of {settings.model}, got {settings.dim}.")
@@ -94,19 +117,7 @@ def embed_main(settings: EmbedSettings) -> None:
         raise SettingsError(f"--complex needs an even number of dimensions; {settings.model} has {size}.")
     # Cut rows are no longer of length 1.
     normalize = settings.normalize or (encoder.normalize and settings.dim is not None)
-    form = VectorForm(size, settings.dim or size, normalize, settings.precision, settings.complex)
-    # Embed the corpus.
-    shards = ShardOptions(
-        "bare npy" if settings.one_file else settings.format,
-        settings.shard_rows,
-        settings.store_text,
-        settings.on_bad_row == "skip",
-    )
-    how: Any = {"target": output if settings.one_file else None, "rank": rank, "world_size": world_size}
-    rows = embed_corpus(corpus, survey, encoder, settings.model, form, shards, folder, **how)
-    if rank == 0:
-        skipped = f"; skipped {survey.rows - rows} bad rows, see *.skipped.jsonl" if rows < survey.rows else ""
-        print(f"{rows} rows of {form.kept} dimensions in {settings.output}{skipped}")
+    return VectorForm(size, settings.dim or size, normalize, settings.precision, settings.complex)
 
 
 def _check_output(path: Path, input: Path) -> None:
@@ -127,106 +138,140 @@ def _check_output(path: Path, input: Path) -> None:
 # --- embedding --------------------------------------------------------------------------------------------------------
 
 
-def embed_corpus(
-    corpus: Corpus,
-    survey: Survey,
-    encoder: SentenceEncoder,
-    model: str,
-    form: VectorForm,
-    shards: ShardOptions,
-    folder: Path,
-    *,
-    target: Path | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-) -> int:
-    """Write the vectors of a corpus to shards in `folder`, or resume; return the number of vectors of the whole corpus.
+@dataclass(frozen=True)
+class EmbedJob:
+    """What is embedded, where the vectors are written, and the share of this process: every `world_size`-th shard."""
 
-    A process writes every `world_size`-th shard, starting with shard `rank`. Rank 0 then waits for all other processes
-    and writes the index. With `target`, rank 0 writes the .npy file `target` instead and removes `folder`. Other ranks
-    return 0. `model` is the name or path that the encoder was loaded from.
+    corpus: Corpus
+    survey: Survey
+    encoder: SentenceEncoder
+    model: str
+    """Name or path that the encoder was loaded from."""
+    form: VectorForm
+    shards: ShardOptions
+    folder: Path
+    """Folder of the shards."""
+    target: Path | None = None
+    """The .npy file to write in place of the folder, if any."""
+    rank: int = 0
+    world_size: int = 1
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of all shards, those of other processes included."""
+        return [f"shard-{block:06d}" for block in range(-(-self.survey.rows // self.shards.rows))]
+
+    def rows_of(self, blocks: Iterable[int]) -> int:
+        """Return the number of input rows in blocks, of which the last can be shorter."""
+        return sum(min(self.shards.rows, self.survey.rows - self.shards.rows * block) for block in blocks)
+
+
+def embed_corpus(job: EmbedJob) -> int:
+    """Write the vectors of a corpus, or resume; return the number of vectors of the whole corpus.
+
+    Rank 0 waits for all other processes, and writes the index or the target. Other ranks return 0.
 
     Raises:
         FolderError: if the folder contains other files, or was started with other input, model or settings.
         DataError: if a row cannot be embedded and bad rows are not skipped, or the input changes meanwhile.
     """
-    names = [f"shard-{block:06d}" for block in range(-(-survey.rows // shards.rows))]
-    if rank >= len(names):
+    names = job.names
+    if job.rank >= len(names):
         return 0
-    columns = {"column": corpus.column, "id_column": corpus.id_column}
-    # All inputs that change the bytes of the shards. Paths and the number of processes do not change them.
-    identity: dict[str, Any] = {
+    with ResumableFolder(job.folder, _identity(job), option="--output", index=INDEX, rank=job.rank) as parts:
+        _write_shards(job, parts)
+        job.corpus.check_unchanged(job.survey)
+        if job.rank != 0:
+            return 0
+        _wait_for(parts, [name for block, name in enumerate(names) if block % job.world_size != 0])
+        manifests = [parts.manifest(name) for name in names]
+        rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
+        if job.target is None:
+            _finish_folder(job, parts, rows)
+        else:
+            _finish_file(
+                [job.folder / file["name"] for manifest in manifests for file in manifest["files"]], job.target
+            )
+            remove_folder(job.folder)
+        return rows
+
+
+def _identity(job: EmbedJob) -> dict[str, Any]:
+    """Return all inputs that change the bytes of the shards; paths and the number of processes do not change them."""
+    corpus, survey, shards = job.corpus, job.survey, job.shards
+    return {
         "format_version": FORMAT_VERSION,
         "input": {
             "files": survey.files,
             "rows": survey.rows,
-            **columns,
+            "column": corpus.column,
+            "id_column": corpus.id_column,
             "bad_rows": "skipped" if shards.skip_bad else "refused",
         },
-        "model": encoder_identity(encoder),
-        "vectors": asdict(form),
+        "model": encoder_identity(job.encoder),
+        "vectors": asdict(job.form),
         "layout": {"format": shards.format, "rows": shards.rows, "store_text": shards.store_text},
     }
-    with ResumableFolder(folder, identity, option="--output", index=INDEX, rank=rank) as parts:
-        mine = range(rank, len(names), world_size)
-        kept = {block for block in mine if parts.is_whole(names[block])}
-        total, done = (sum(min(shards.rows, survey.rows - shards.rows * block) for block in s) for s in (mine, kept))
-        if done and rank == 0:
-            state = f"resuming: {done} of {total} rows" if done < total else f"all {total} rows"
-            print(f"{state} are embedded already", file=sys.stderr)
-        title = "embed" if world_size == 1 else f"embed (process {rank} of {world_size})"
-        with progress_bar(title, total, "row", done=done, enabled=rank == 0) as progress:
-            for block in corpus.blocks(shards.rows, lambda number: number in mine and number not in kept):
-                texts, vectors, skipped = _encode_block(block, encoder, shards.skip_bad, rank == 0 and has_terminal())
-                sides: dict[str, Any] = {"row": np.array(list(texts), dtype=np.int64)}
-                if corpus.id_column is not None:
-                    sides["id"] = [row.id for row in texts.values()]
-                if shards.store_text:
-                    sides["text"] = [row.text for row in texts.values()]
-                name = names[block.number]
-                stored = form.stored(vectors)
-                fill = partial(write_shard, name=name, options=shards, columns=stored, sides=sides, skipped=skipped)
-                parts.write(name, fill, {"first": block.first, "rows": len(texts), "skipped": len(skipped)})
-                progress.update(len(block.rows))
-        corpus.check_unchanged(survey)
-        if rank != 0:
-            return 0
-        _wait_for(parts, [name for block, name in enumerate(names) if block not in mine])
-        manifests = [parts.manifest(name) for name in names]
-        rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
-        if target is not None:
-            _join([folder / file["name"] for manifest in manifests for file in manifest["files"]], target)
-            remove_folder(folder)
-            return rows
-        from angle_llm.model.source.backbone import absolute_name
-        from angle_llm.model.source.resolve import split_revision
-
-        source = {  # arguments of `Corpus.open` that read the same rows again; no path for standard input
-            "path": None if corpus.source.path is None else str(corpus.source.path.absolute()),
-            **columns,
-            "stamps": survey.stamps,
-        }
-        # A model on the hub is stored with its commit, whatever branch was named.
-        on_hub = encoder.base_revision is not None and encoder.base == split_revision(model)[0]
-        known = {"name": encoder.base, "revision": encoder.base_revision}
-        used = {**identity["model"], **(known if on_hub else {"name": absolute_name(model), "revision": None})}
-        if encoder.prompts.differ:
-            used |= {"side": encoder.side, "prompts": encoder.prompts.to_dict()}
-        parts.finish({"rows": rows, "model": used, "source": source})
-        return rows
 
 
-def _wait_for(parts: ResumableFolder, missing: Sequence[str]) -> None:
-    """Wait until all other processes have written the missing shards."""
-    logged = time.monotonic()
-    while missing := parts.unwritten(missing):
-        if time.monotonic() - logged > _LOG_SECONDS:
-            logged = time.monotonic()
-            print(f"waiting for {len(missing)} shards of other processes", file=sys.stderr)
-        time.sleep(_POLL_SECONDS)
+def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
+    """Write the shards of this process that are missing or damaged, with a progress bar on rank 0."""
+    names = job.names
+    assigned = range(job.rank, len(names), job.world_size)
+    written = {block for block in assigned if parts.is_whole(names[block])}
+    total, done = job.rows_of(assigned), job.rows_of(written)
+    if done and job.rank == 0:
+        state = f"resuming: {done} of {total} rows" if done < total else f"all {total} rows"
+        print(f"{state} are embedded already", file=sys.stderr)
+    title = "embed" if job.world_size == 1 else f"embed (process {job.rank} of {job.world_size})"
+    with progress_bar(title, total, "row", done=done, enabled=job.rank == 0) as progress:
+        for block in job.corpus.blocks(job.shards.rows, lambda number: number in assigned and number not in written):
+            _write_block(job, parts, block)
+            progress.update(len(block.rows))
 
 
-def _join(paths: list[Path], target: Path) -> None:
+def _write_block(job: EmbedJob, parts: ResumableFolder, block: TextBlock) -> None:
+    """Encode a block of texts, and write its shard."""
+    shards = job.shards
+    texts, vectors, skipped = _encode_block(block, job.encoder, shards.skip_bad, job.rank == 0 and has_terminal())
+    text_columns: dict[str, Any] = {"row": np.array(list(texts), dtype=np.int64)}
+    if job.corpus.id_column is not None:
+        text_columns["id"] = [row.id for row in texts.values()]
+    if shards.store_text:
+        text_columns["text"] = [row.text for row in texts.values()]
+    name, vector_columns = job.names[block.number], job.form.stored(vectors)
+
+    def fill(folder: Path) -> None:
+        write_shard(folder, name, shards, vector_columns, text_columns, skipped)
+
+    parts.write(name, fill, {"first": block.first, "rows": len(texts), "skipped": len(skipped)})
+
+
+def _finish_folder(job: EmbedJob, parts: ResumableFolder, rows: int) -> None:
+    """Write the index of a folder with all shards; `rows` is the number of vectors."""
+    from angle_llm.model.source.backbone import absolute_name
+    from angle_llm.model.source.resolve import split_revision
+
+    encoder, corpus = job.encoder, job.corpus
+    # A model on the hub is stored with its commit, whatever branch was named.
+    on_hub = encoder.base_revision is not None and encoder.base == split_revision(job.model)[0]
+    model = {
+        **parts.identity["model"],
+        "name": encoder.base if on_hub else absolute_name(job.model),
+        "revision": encoder.base_revision if on_hub else None,
+    }
+    if encoder.prompts.differ:
+        model |= {"side": encoder.side, "prompts": encoder.prompts.to_dict()}
+    source = {  # arguments of `Corpus.open` that read the same rows again; no path for standard input
+        "path": None if corpus.source.path is None else str(corpus.source.path.absolute()),
+        "column": corpus.column,
+        "id_column": corpus.id_column,
+        "stamps": job.survey.stamps,
+    }
+    parts.finish({"rows": rows, "model": model, "source": source})
+
+
+def _finish_file(paths: list[Path], target: Path) -> None:
     """Concatenate the .npy files of all shards into `target`, and their lists of skipped rows into NAME.skipped.jsonl.
 
     `paths` are the files of all shards.
@@ -239,6 +284,16 @@ def _join(paths: list[Path], target: Path) -> None:
     else:
         beside.unlink(missing_ok=True)
     write_file(target, lambda file: join_arrays(arrays, file), writer="")
+
+
+def _wait_for(parts: ResumableFolder, missing: Sequence[str]) -> None:
+    """Wait until all other processes have written the missing shards."""
+    logged = time.monotonic()
+    while missing := parts.unwritten(missing):
+        if time.monotonic() - logged > _LOG_SECONDS:
+            logged = time.monotonic()
+            print(f"waiting for {len(missing)} shards of other processes", file=sys.stderr)
+        time.sleep(_POLL_SECONDS)
 
 
 def _encode_block(

@@ -74,7 +74,7 @@ def check_main(settings: CheckSettings) -> None:
     # Settings of a training run, for each file that can be used.
     trouble = sum(report.trouble for report in reports)
     cleaned = {report.path: copy["cleaned"] for (_, report), copy in zip(fixable, fixed, strict=False)}
-    model = {} if tokens is None else _recommended(model_settings(settings), tokens)
+    model = None if tokens is None else _recommended(model_settings(settings), tokens)
     for source, report in checked:
         if report.path in cleaned:
             source = replace(source, path=cleaned[report.path])
@@ -120,60 +120,77 @@ def check_main(settings: CheckSettings) -> None:
     sys.exit(1 if trouble else 0)
 
 
-def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
-    """Return the recommended training settings for a model, as nested dictionaries.
+@dataclass(frozen=True)
+class Recommendation:
+    """Recommended training settings for a model, as nested dictionaries."""
 
-    Settings below "single texts" are for data of the format text only.
-    """
+    name: str
+    """Key of recommended.yaml, such as small_decoder; empty if the base model cannot be opened."""
+    settings: dict[str, Any]
+    for_texts: dict[str, Any]
+    """Further settings, for data of the format text only."""
+
+
+def _recommended(model: ModelSettings, tokens: TokenCounter) -> Recommendation:
+    """Return the recommended training settings for a model, without settings of the data and the objective."""
     import torch
 
     from angle_llm.model.meta_model import meta_backbone, tiny_encoder_copy
 
     card = tokens.source.card
-    for_texts = dict[str, Any]()
+    name = ""
+    settings: dict[str, Any] = {}
+    for_texts: dict[str, Any] = {}
+    # Kind and size of the model.
     try:
         encoder, config = tokens.tiny_copy or tiny_encoder_copy(tokens.source, model)
     except (OSError, ValueError):  # such as a saved adapter whose base is missing: only its tokens can be counted
-        recommended: dict[str, Any] = {}
+        pass
     else:
         is_decoder = encoder.model.options.causal or encoder.attention == "bidirectional"
-        weights = (
-            sum(weight.numel() for weight in meta_backbone(config, torch.float32).parameters()) if is_decoder else 0
-        )
-        size = "large_decoder" if weights > _LARGE else "small_decoder"
-        recommended = RECOMMENDED[size if is_decoder else "small_encoder"]
+        name = "small_encoder"
+        if is_decoder:
+            weights = sum(parameter.numel() for parameter in meta_backbone(config, torch.float32).parameters())
+            name = "large_decoder" if weights > _LARGE else "small_decoder"
+        settings = RECOMMENDED[name]
         # MNTP needs the output layer, which a saved whole model lacks, and an adapter keeps its attention.
         if is_decoder and (card is None or (card.base is not None and card.attention == "bidirectional")):
             for_texts = {"model": {"attention": "bidirectional"}}
         else:
             dropout = {"dropout": 0.1} if is_decoder and card is not None and card.base is None else {}
             for_texts = {**SIMCSE_SETTINGS, "lora": dropout}
+    # Settings of the model itself.
     if tokens.source.adapter is not None:  # training continues with the rank and bits of the adapter
-        recommended = {**recommended, "lora": {}, "model": {"bits": None if card is None else card.bits}}
-    chosen = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length")}
-    whole = {"path": model.path, **recommended.get("model", {}), **chosen}
-    return {**recommended, "model": whole, "single texts": for_texts}
+        settings = {**settings, "lora": {}, "model": {"bits": None if card is None else card.bits}}
+    model_flags = {"path": model.path, **settings.get("model", {})}
+    model_flags |= {"prompt": model.prompt, "pooling": model.pooling, "max_length": model.max_length}
+    return Recommendation(name, {**settings, "model": model_flags}, for_texts)
 
 
-def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) -> str:
+def _train_flags(recommendation: Recommendation | None, source: DataSource, report: FileReport) -> str:
     """Return the flags of the recommended `angle-llm train` command for a data file.
 
-    `model` is the result of `_recommended`. If it is empty, the command contains the placeholder MODEL.
+    Without a recommendation for a model, the command contains the placeholder MODEL.
     """
     from angle_llm.data.quality import data_settings
 
-    graded = report.format == "scored_pair"
-    one_label = len(report.scores) == 1
-    objective = {} if one_label and graded else RECOMMENDED["objectives"].get(report.format, {})
-    if objective and graded and model.get("optimizer") == RECOMMENDED["small_decoder"]["optimizer"]:
-        model = {**model, "optimizer": {"learning_rate": RECOMMENDED["graded_rate"]}}
-    for_texts = model.get("single texts", {}) if report.format == "text" else {}
-    model = merged_settings({name: value for name, value in model.items() if name != "single texts"}, for_texts)
-    first = {"model": {"path": "MODEL"}} | {
-        name: model[name] for name in ("model", "lora", "optimizer", *SIMCSE_SETTINGS) if name in model
-    }
-    rest = {name: value for name, value in model.items() if name not in first}
-    return shlex.join(flags_of({**first, "data": data_settings(source, report), "objective": objective, **rest}))
+    # Settings of the model.
+    settings: dict[str, Any] = {"model": {"path": "MODEL"}}
+    if recommendation is not None:
+        settings = recommendation.settings
+        if report.format == "text":
+            settings = merged_settings(settings, recommendation.for_texts)
+    # Settings of the objective. Pairs with one label are not graded: the default objective learns them as positives.
+    objective = RECOMMENDED["objectives"].get(report.format, {})
+    if report.format == "scored_pair":
+        if len(report.scores) == 1:
+            objective = {}
+        elif recommendation is not None and recommendation.name == "small_decoder":
+            settings = {**settings, "optimizer": {"learning_rate": RECOMMENDED["graded_rate"]}}
+    # Order of the flags: model, data, objective, rest.
+    of_model = {name: settings[name] for name in ("model", "lora", "optimizer", *SIMCSE_SETTINGS) if name in settings}
+    rest = {name: value for name, value in settings.items() if name not in of_model}
+    return shlex.join(flags_of({**of_model, "data": data_settings(source, report), "objective": objective, **rest}))
 
 
 @dataclass(frozen=True)

@@ -314,16 +314,17 @@ def _encode_block(
         else:
             texts[number] = row
     try:
-        vectors = encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
+        vectors: Array | None = encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
     except ValueError:  # a text without tokens is rare, so the texts are checked one by one only after an error
         reasons = {number: reason for number, row in texts.items() if (reason := untokenizable(encoder, row.text))}
         if not reasons:
             raise
         bad |= {number: (texts.pop(number).place, reason) for number, reason in reasons.items()}
-        if skip_bad:
-            vectors = encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
+        vectors = None
     if bad and not skip_bad:
         raise bad_row(*bad[min(bad)], SKIP)
+    if vectors is None:
+        vectors = encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
     for row, vector in zip(texts.values(), vectors, strict=True):
         if not np.isfinite(vector).all():
             raise DataError(f"{row.place}: the vector is not finite. Load the model in bfloat16, or check its weights")

@@ -242,7 +242,8 @@ class LocalModel:
             end = next((position for position, token in enumerate(out) if token in ends), None)
             text = tokenizer.decode(out[:end], skip_special_tokens=True)
             new_tokens = len(out) if end is None else end + 1
-            answered.append((request, Answer(text, end is not None, len(ids), new_tokens)))
+            answer = Answer(text=text, finished=end is not None, read_tokens=len(ids), new_tokens=new_tokens)
+            answered.append((request, answer))
         return answered
 
 

@@ -168,15 +168,21 @@ def _read_prompts(settings: QuestionFiles) -> dict[str, str]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"--prompts: {path} is not valid YAML: {error}") from None
-    known = {name: value for name, value in values.items() if name != _EXAMPLES} if isinstance(values, dict) else {}
+    prompts = {name: str(prompt) for name, prompt in values.items()} if isinstance(values, dict) else {}
+    # Styles.
+    styles = [name for name in prompts if name != _EXAMPLES]
     for style in settings.styles:
-        if style not in known:
-            raise SettingsError(f"--styles: {unknown_name('style', style, known)}")
-        if any(str(known[style]).count(blank) != 1 for blank in ("{count}", "{passage}")):
+        if style not in styles:
+            raise SettingsError(f"--styles: {unknown_name('style', style, styles)}")
+        if any(prompts[style].count(blank) != 1 for blank in ("{count}", "{passage}")):
             raise SettingsError(f"--prompts: {path}: {style}: expected {{count}} and {{passage}} once each.")
-    if settings.examples is not None and "{examples}" not in str(values.get(_EXAMPLES)):
-        raise SettingsError(f"--prompts: {path}: {_EXAMPLES}: expected a text with {{examples}}, for --examples.")
-    return {name: str(values[name]) for name in (*settings.styles, *([_EXAMPLES] if settings.examples else []))}
+    wanted = list(settings.styles)
+    # Text before the examples.
+    if settings.examples is not None:
+        if "{examples}" not in prompts.get(_EXAMPLES, ""):
+            raise SettingsError(f"--prompts: {path}: {_EXAMPLES}: expected a text with {{examples}}, for --examples.")
+        wanted.append(_EXAMPLES)
+    return {name: prompts[name] for name in wanted}
 
 
 def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Sequence[Passage]) -> Iterator[LlmRequest]:
@@ -286,20 +292,22 @@ def _drop_similar(
 ) -> None:
     """Mark questions that repeat an earlier question to their document, or are similar to a question to another document.
 
-    `rows_QD` are the vectors of the questions (Q, D).
+    A question is a repetition only if the earlier question is kept. `rows_QD` are the vectors of the questions (Q, D).
     """
-    number_of: dict[str, int] = {}
+    document_number: dict[str, int] = {}
     documents = [passages[question.request.row].document for question in questions]
-    document_Q = np.array([number_of.setdefault(document, len(number_of)) for document in documents])
+    document_Q = np.array([document_number.setdefault(document, len(document_number)) for document in documents])
     unit_QD = unit_rows(rows_QD)
+    is_kept_Q = np.array([question.dropped is None for question in questions])
     for start in range(0, len(questions), _BLOCK):
         similar = unit_QD[start : start + _BLOCK] @ unit_QD.T >= settings.similar
         for number, similar_Q in enumerate(similar, start):
             same_Q = document_Q == document_Q[number]
             if "many documents" in settings.filters and (similar_Q & ~same_Q).any():
                 questions[number].dropped = "many documents"
-            elif "repeated" in settings.filters and (similar_Q & same_Q)[:number].any():
+            elif "repeated" in settings.filters and (similar_Q & same_Q & is_kept_Q)[:number].any():
                 questions[number].dropped = "repeated"
+            is_kept_Q[number] = questions[number].dropped is None
 
 
 def _drop_not_found(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_server import Writer
 from programs import run, start
@@ -18,7 +19,7 @@ from angle_llm.data import DataError
 from angle_llm.settings.commands import LanguageModelSettings, Prices, QuestionSettings
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.tools.language_models import make_request
-from angle_llm.tools.questions import Question, drop_questions, questions_main, read_passages
+from angle_llm.tools.questions import Question, _drop_similar, drop_questions, questions_main, read_passages
 
 for library in ("openai", "semantic_text_splitter", "py3langid"):
     pytest.importorskip(library)
@@ -235,6 +236,17 @@ def test_similar_questions_are_dropped(settings: QuestionSettings) -> None:
     ]
     assert dropped(similar, asked) == ["many documents", "many documents", None, "repeated", None]
     assert dropped(changed(similar, filters=("repeated",)), asked) == [None, None, None, "repeated", None]
+
+
+def test_a_question_is_compared_with_kept_earlier_questions_only(settings: QuestionSettings) -> None:
+    """The second question repeats the first; the third is similar to the second alone, so it is no repetition."""
+    settings = changed(settings, filters=("repeated",), similar=0.9)
+    passages = read_passages(settings)
+    request = make_request(LanguageModelSettings(llm=("local:x",)), "x", 0, passages[0].text, "s", "0")
+    questions = [Question(request, text, None) for text in ("one", "two", "three")]
+    angles = np.radians([0, 20, 40])  # cos 20° = 0.94, cos 40° = 0.77
+    _drop_similar(questions, np.stack([np.cos(angles), np.sin(angles)], axis=1), passages, settings)
+    assert [question.dropped for question in questions] == [None, "repeated", None]
 
 
 def test_questions_that_do_not_find_their_document_are_dropped(settings: QuestionSettings) -> None:

@@ -46,6 +46,11 @@ class PublicFile(NamedTuple):
     rows: int
     gold: str = ""
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the file of an STS set has evaluation texts: training splits have none."""
+        return "train" not in self.path
+
 
 class PublicSet(NamedTuple):
     """A data set that `data get` downloads; `gold` is the column of its gold scores or classes.
@@ -92,25 +97,15 @@ def get_main(settings: GetSettings) -> None:
     """List the public data sets; or download the named sets, and print what was written."""
     sets = select_sets(settings.names)
     if settings.to is None:
-        for name, entry in read_table().items():
-            print(f"{name:13} {entry.size:11} {entry.content}. License: {entry.license}")
-        print("Groups: sts, transfer. Download: angle-llm data get NAME … --to DATA")
+        _print_sets()
         return
     root = settings.to.expanduser()
-    tests = [file.path for entry in select_sets(["sts"]).values() for file in entry.files if "train" not in file.path]
+    # `sets` has the STS sets first, as data_sets.yaml, so their files exist when training data call `evaluated`.
+    tests = [file.path for entry in select_sets(["sts"]).values() for file in entry.files if file.is_evaluated]
     evaluated = cache(lambda: evaluation_texts(data_file(root / path) for path in tests))
 
     # Missing files and their size
-    missing: list[tuple[PublicSet, PublicFile]] = []
-    for name, entry in sets.items():
-        log(f"{name}: {entry.content}. License: {entry.license}")
-        for file in entry.files:
-            path = data_file(root / file.path)
-            if path.is_file():
-                with _named(path, "Move this file away"):
-                    check_file(path, file, entry.gold)
-            else:
-                missing.append((entry, file))
+    missing = _missing_files(sets, root)
     states = {(file.repo, file.source): from_hub(file, dry_run=True) for _, file in missing}
     sizes = [state.file_size for state in states.values() if state.will_download]
     log(f"{len(missing)} files are missing, others complete. Download: {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB")
@@ -126,6 +121,28 @@ def get_main(settings: GetSettings) -> None:
             with new.open("rb") as stream:
                 write_file(root / file.path, partial(shutil.copyfileobj, stream))
             log(f"{root / file.path}: {file.rows:,} rows")
+
+
+def _print_sets() -> None:
+    """Print the table of all public data sets."""
+    for name, entry in read_table().items():
+        print(f"{name:13} {entry.size:11} {entry.content}. License: {entry.license}")
+    print("Groups: sts, transfer. Download: angle-llm data get NAME … --to DATA")
+
+
+def _missing_files(sets: dict[str, PublicSet], root: Path) -> list[tuple[PublicSet, PublicFile]]:
+    """Return the files that the data directory `root` lacks, with their sets. Raises `DataError` for a wrong file there."""
+    missing = []
+    for name, entry in sets.items():
+        log(f"{name}: {entry.content}. License: {entry.license}")
+        for file in entry.files:
+            path = data_file(root / file.path)
+            if path.is_file():
+                with _named(path, "Move this file away"):
+                    check_file(path, file, entry.gold)
+            else:
+                missing.append((entry, file))
+    return missing
 
 
 def from_hub(file: PublicFile, *, dry_run: bool = False) -> Any:

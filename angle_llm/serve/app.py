@@ -75,6 +75,13 @@ class Batcher:
         self.jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self.task = asyncio.create_task(self._run())
 
+    async def stop(self) -> None:
+        """Cancel the task, and wait until its thread has finished the current batch. Waiting requests are cancelled."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+        while self.jobs.qsize():
+            self.jobs.get_nowait().result.cancel()
+
     async def encode(self, texts: list[str], side: Side | None) -> EncodedRequest:
         """Return the embeddings and their tokens. Raises `ValueError` for a text without a token."""
         loop = asyncio.get_running_loop()
@@ -83,26 +90,41 @@ class Batcher:
         return await job.result
 
     async def _run(self) -> None:
-        """Compute requests until the task is cancelled."""
-        loop = asyncio.get_running_loop()
+        """Compute requests until the task is cancelled; an unexpected error fails only the requests of its batch."""
         with ThreadPoolExecutor(1, "encode") as thread:
             while True:
                 jobs = [await self.jobs.get()]
-                await asyncio.sleep(max(0.0, jobs[0].arrived + self.settings.window - loop.time()))
-                while (
-                    texts := sum(len(job.texts) for job in jobs)
-                ) < self.settings.max_batch_texts and self.jobs.qsize():
-                    jobs.append(self.jobs.get_nowait())
-                self.sizes.observe(texts)
-                requests = [(job.texts, job.side) for job in jobs]
-                results = await loop.run_in_executor(thread, encode_requests, self.encoder, requests)
-                for job, result in zip(jobs, results, strict=True):
-                    if job.result.done():  # cancelled
-                        continue
-                    if isinstance(result, Exception):
-                        job.result.set_exception(result)
-                    else:
-                        job.result.set_result(result)
+                try:
+                    await self._run_batch(jobs, thread)
+                except Exception as error:
+                    failure = RuntimeError(f"a batch of requests could not be computed: {error}")
+                    failure.__cause__ = error
+                    for job in jobs:
+                        if not job.result.done():
+                            job.result.set_exception(failure)
+                finally:  # after a cancellation, no request waits for a result
+                    for job in jobs:
+                        job.result.cancel()
+
+    async def _run_batch(self, jobs: list[_Job], thread: ThreadPoolExecutor) -> None:
+        """Add the requests that arrive within the window to the first job, and set the results of all in `jobs`."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, jobs[0].arrived + self.settings.window - loop.time()))
+        count = len(jobs[0].texts)
+        while count < self.settings.max_batch_texts and self.jobs.qsize():
+            job = self.jobs.get_nowait()
+            jobs.append(job)
+            count += len(job.texts)
+        self.sizes.observe(count)
+        requests = [(job.texts, job.side) for job in jobs]
+        results = await loop.run_in_executor(thread, encode_requests, self.encoder, requests)
+        for job, result in zip(jobs, results, strict=True):
+            if job.result.done():  # cancelled
+                continue
+            if isinstance(result, Exception):
+                job.result.set_exception(result)
+            else:
+                job.result.set_result(result)
 
 
 def encode_requests(
@@ -147,7 +169,7 @@ def make_app(
             batcher.start()
         yield
         if batcher is not None:
-            batcher.task.cancel()
+            await batcher.stop()
 
     # No pages with the documentation: their scripts come from the network.
     app = fastapi.FastAPI(title="angle_llm", lifespan=lifespan, docs_url=None, redoc_url=None)

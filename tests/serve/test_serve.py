@@ -163,6 +163,38 @@ def test_a_text_without_a_token_is_refused_and_the_requests_beside_it_are_answer
     assert "adds no token" in refused.json()["error"]["message"]
 
 
+def test_an_unexpected_error_fails_the_requests_of_its_batch_only(
+    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [[], app_module.encode_requests(encoder, [(["text"], None)])]  # the first has too few results
+    monkeypatch.setattr(app_module, "encode_requests", lambda *_: results.pop(0))
+    app = make_app(encoder, ServeSettings(model="runs/tiny", window=0.0))
+
+    async def run() -> list[int]:
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client,
+        ):
+            send = (client.post("/embed", json={"inputs": ["text"]}) for _ in range(2))
+            return [(await asyncio.wait_for(reply, 20)).status_code for reply in send]
+
+    assert asyncio.run(run()) == [500, 200]
+
+
+def test_requests_of_a_stopped_batcher_do_not_wait(encoder: SentenceEncoder) -> None:
+    settings = ServeSettings(model="runs/tiny", window=100.0)
+    batcher = app_module.Batcher(encoder, settings, app_module._Metrics().batch_texts)
+
+    async def run() -> list[Any]:
+        batcher.start()
+        waiting = [asyncio.create_task(batcher.encode(["text"], None)) for _ in range(3)]
+        await asyncio.sleep(0.05)  # one request is in a batch, two are in the queue
+        await batcher.stop()
+        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)
+
+    assert [type(result) for result in asyncio.run(run())] == [asyncio.CancelledError] * 3
+
+
 def test_texts_computed_together_are_counted(encoder: SentenceEncoder) -> None:
     app = make_app(encoder, ServeSettings(model="runs/tiny", window=0.1, max_batch_texts=16))
 

@@ -71,15 +71,22 @@ class TextBatch:
 
         `prompts` has two prompt indices for each example: the prompt of the first text of its pairs (the query) and the
         prompt of the second text (the document). Without examples the batch is empty (N = P = 0).
+
+        `group` has the index of the example of each pair, and `teacher` its teacher score; NaN without a teacher.
         """
         row_of: dict[tuple[int, str], int] = {}
         pairs: list[tuple[int, int, float, int]] = []
         teacher: list[float] = []
-        for number, (example, sides) in enumerate(zip(examples, prompts or [(0, 0)] * len(examples), strict=True)):
+
+        def row(prompt: int, text: str) -> int:
+            return row_of.setdefault((prompt, text), len(row_of))
+
+        for number, (example, (query_prompt, document_prompt)) in enumerate(
+            zip(examples, prompts or [(0, 0)] * len(examples), strict=True)
+        ):
             pairs_of_example = pairs_of(example)
             for left, right, score in pairs_of_example:
-                rows = [row_of.setdefault(key, len(row_of)) for key in zip(sides, (left, right), strict=True)]
-                pairs.append((rows[0], rows[1], score, number))
+                pairs.append((row(query_prompt, left), row(document_prompt, right), score, number))
             scores = example.scores if isinstance(example, Group) else None
             teacher += [math.nan] * len(pairs_of_example) if scores is None else scores
         left_P, right_P, score_P, group_P = zip(*pairs, strict=True) if pairs else ((), (), (), ())

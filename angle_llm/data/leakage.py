@@ -172,13 +172,17 @@ class EvaluationSet:
         def bare(some: Iterable[str]) -> set[str]:
             return {normalized(printable(text)) for text in some}
 
-        hashes = (
-            {pair_key(normalized(printable(left)), normalized(printable(right))) for left, right in pairs},
-            {key(text) for text in bare(texts) if is_distinctive(text)},
-            {key(text) for text in bare(queries)},
-            {key(text) for text in bare(documents)},
+        # A set in memory is no file, so its name is its identity.
+        return cls(
+            name=name,
+            identity=name,
+            pairs=_array(
+                {pair_key(normalized(printable(left)), normalized(printable(right))) for left, right in pairs}
+            ),
+            sentences=_array({key(text) for text in bare(texts) if is_distinctive(text)}),
+            queries=_array({key(text) for text in bare(queries)}),
+            documents=_array({key(text) for text in bare(documents)}),
         )
-        return cls(name, name, *map(_array, hashes))
 
 
 def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> list[dict[str, tuple[int, int]]]:

@@ -175,7 +175,10 @@ def resolve_source(
         raise DataError(
             f"encoding is {encoding!r}; expected a codec of Python, such as utf-8, cp1252 or utf-16"
         ) from None
-    return replace(_Resolver(str(text), tables, encoding, split, datasets, in_memory).resolve(), text=str(text))
+    resolver = _Resolver(
+        text=str(text), tables=tables, encoding=encoding, split=split, datasets=datasets, in_memory=in_memory
+    )
+    return replace(resolver.resolve(), text=str(text))
 
 
 def evaluation_source(text: str | Path | Source) -> Source:

@@ -32,7 +32,7 @@ CONFIDENCE = 0.95
 """Confidence level of all intervals."""
 
 _BLOCK = 128  # resamples computed at once: 128 × 4,000 numbers fit in the cache
-_CONSTANT = 1e-13  # largest range, relative to the largest value, of a list that counts as constant
+_EQUAL_TOLERANCE = 1e-13  # largest range, relative to the largest value, of a list whose values count as equal
 
 Floats = NDArray[np.float64]
 
@@ -113,7 +113,7 @@ def spearman(x_P: ArrayLike, y_P: ArrayLike) -> float:
     """
     from scipy.stats import spearmanr
 
-    return float(spearmanr(*_checked(x_P, y_P)).statistic)
+    return float(spearmanr(*_checked_lists(x_P, y_P)).statistic)
 
 
 def pearson(x_P: ArrayLike, y_P: ArrayLike) -> float:
@@ -123,10 +123,10 @@ def pearson(x_P: ArrayLike, y_P: ArrayLike) -> float:
     """
     from scipy.stats import pearsonr
 
-    return float(pearsonr(*_checked(x_P, y_P)).statistic)
+    return float(pearsonr(*_checked_lists(x_P, y_P)).statistic)
 
 
-def _checked(x_P: ArrayLike, y_P: ArrayLike) -> tuple[Floats, Floats]:
+def _checked_lists(x_P: ArrayLike, y_P: ArrayLike) -> tuple[Floats, Floats]:
     """Convert two lists of P values to float64 and check that their correlation is defined.
 
     Raises the errors of `spearman`.
@@ -139,7 +139,7 @@ def _checked(x_P: ArrayLike, y_P: ArrayLike) -> tuple[Floats, Floats]:
     for name, values in (("first", x), ("second", y)):
         if not np.isfinite(values).all():
             raise UndefinedCorrelationError(f"the {name} list has values that are not finite")
-        if np.ptp(values) <= _CONSTANT * np.abs(values).max():
+        if np.ptp(values) <= _EQUAL_TOLERANCE * np.abs(values).max():
             raise UndefinedCorrelationError(f"all values of the {name} list are equal ({values[0]:g})")
     return x, y
 
@@ -290,7 +290,7 @@ def compare(
             f"--against: the models have no task in common: {', '.join(ours) or 'none'} and "
             f"{', '.join(theirs) or 'none'}. Evaluate both on the same tasks."
         )
-    resampled = {name: _both(name, ours[name], theirs[name], resamples, seed) for name in common}
+    resampled = {name: _spearman_of_two_models(name, ours[name], theirs[name], resamples, seed) for name in common}
     averaged = tuple(name for name in averaged if name in common)
     average = _difference(*(resampled[name] for name in averaged)) if averaged else None
     means = {}
@@ -298,7 +298,10 @@ def compare(
         parts = ours[name].by_subtask()
         their_parts = theirs[name]._replace(subtask=ours[name].subtask).by_subtask()
         if parts:
-            tasks = (_both(f"{name}/{part}", parts[part], their_parts[part], resamples, seed) for part in parts)
+            tasks = (
+                _spearman_of_two_models(f"{name}/{part}", parts[part], their_parts[part], resamples, seed)
+                for part in parts
+            )
             means[name] = _difference(*tasks)
     left_out = tuple(name for name in (*ours, *theirs) if name not in common)
     return PairedDifferences(
@@ -306,7 +309,9 @@ def compare(
     )
 
 
-def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int) -> tuple[int, Floats, Floats]:
+def _spearman_of_two_models(
+    name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int
+) -> tuple[int, Floats, Floats]:
     """Return the number of sentence pairs of a task, and Spearman × 100 of two models on all pairs and in resamples.
 
     Shapes: (2,) on all pairs, (2, B) in B = `resamples` bootstrap resamples. Undefined correlations are NaN. `name` is
@@ -316,9 +321,11 @@ def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed:
         ValueError: if the gold scores of the two models differ.
     """
     if not np.array_equal(ours.gold, theirs.gold):
+        counts = f"{len(ours.gold)} and {len(theirs.gold)} gold scores"
+        if len(ours.gold) == len(theirs.gold):
+            counts += " with different values"
         raise ValueError(
-            f"--against: task {name!r} has different pairs ({len(ours.gold)} and {len(theirs.gold)} gold scores). "
-            "Evaluate both models on the same files."
+            f"--against: task {name!r} has different pairs ({counts}). Evaluate both models on the same files."
         )
     scores_2, resampled_2B = np.full(2, math.nan), np.full((2, resamples), math.nan)
     for model, scores in enumerate((ours, theirs)):

@@ -129,8 +129,9 @@ def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
         )
     if blank := [text for text in everything if not text.strip()]:
         embeddings_ND = np.pad(embeddings_ND, ((0, len(blank)), (0, 0)))
+    # Rows of blank texts are the last rows, as `np.pad` adds them.
     row_of = {text: row for row, text in enumerate([*distinct, *blank])}
-    return EncodedTexts(row_of, row_of, embeddings_ND, seconds)
+    return EncodedTexts(row_of=row_of, document_row_of=row_of, embeddings_ND=embeddings_ND, seconds=seconds)
 
 
 @dataclass(frozen=True)

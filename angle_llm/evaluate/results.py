@@ -133,17 +133,25 @@ def published_table(
     Averages are over the same tasks. If `text` is given, a column shows the text variant of the test sentences: `text`
     for the evaluated model, `senteval` (SentEval's preprocessing) for published models.
     """
-    tasks = results.tasks.values()
-    name = short_name(model)
-    texts, means = ["text"] * (text is not None), ["average"] * (results.average is not None)
-    rows: list[list[object]] = [
-        [f"**{name}**", *(text for _ in texts), *(task.score for task in tasks), *(results.average for _ in means)]
-    ]
+    header = ["model"]
+    ours: list[object] = [f"**{short_name(model)}**"]
+    if text is not None:
+        header.append("text")
+        ours.append(text)
+    words = len(header)
+    header += [task.label for task in results.tasks.values()]
+    ours += [task.score for task in results.tasks.values()]
+    if results.average is None:  # no published average covers an evaluated task
+        return table(header, [ours], words)
+
+    header.append("average")
+    rows: list[list[object]] = [[*ours, results.average]]
     for row in published:
         average = row.average_over(results.averaged, results.published)
         if average is not None:
-            rows.append([row.model, *("senteval" for _ in texts), *map(row.scores.get, results.tasks), average])
-    return table(["model", *texts, *(task.label for task in tasks), *means], rows, words=1 + len(texts))
+            variant = [] if text is None else ["senteval"]
+            rows.append([row.model, *variant, *map(row.scores.get, results.tasks), average])
+    return table(header, rows, words)
 
 
 def short_name(model: str) -> str:

@@ -336,21 +336,21 @@ def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder = load
     tasks = read_tasks(settings)
     stored = {path: read_query_metrics(path) for path in settings.against if path.endswith(".json")}
 
-    def run(model: str, resamples: int) -> tuple[RetrievalResults, EncoderFacts]:
+    def evaluate_model(model: str, resamples: int) -> tuple[RetrievalResults, EncoderFacts]:
         def evaluate_tasks(_: Any, encode: Encode, encode_document: Encode | None) -> RetrievalResults:
             return evaluate_retrieval(encode, tasks, encode_document=encode_document, resamples=resamples)
 
         return run_evaluation(replace(settings, model=model), open_encoder, evaluate_tasks)
 
-    results, encoder = run(settings.model, RESAMPLES)
+    results, encoder = evaluate_model(settings.model, RESAMPLES)
     content = results.to_dict()
     comparisons = []
     ours = QueryMetrics.of(settings.model, encoder, content)
     for against in settings.against:
         theirs = stored.get(against)
         if theirs is None:
-            their_results, other_encoder = run(against, resamples=0)
-            theirs = QueryMetrics.of(against, other_encoder, their_results.to_dict())
+            other_results, other_encoder = evaluate_model(against, resamples=0)
+            theirs = QueryMetrics.of(against, other_encoder, other_results.to_dict())
         comparisons.append(compare_queries(ours, theirs))
     text = retrieval_report(results, ours, comparisons)
     write_results(settings, METRIC, text, content | {"comparisons": comparisons}, encoder)

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from angle_llm import __version__
 from angle_llm.export.exported_folder import ExportFacts
-from angle_llm.export.formats.llama_cpp import GGUF_NAME, Usage, is_gguf_export, stored_facts
-from angle_llm.export.formats.onnx_folder import is_onnx_folder, onnx_usage
+from angle_llm.export.forms import EXPORT_KINDS
 from angle_llm.export.programs import program_notes
 from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, MERGE_NAME, ArtifactError, is_saved_encoder, read_json
 from angle_llm.model.source.encoder_card import EncoderCard
@@ -39,7 +38,8 @@ _POOLED = {
 class CardFacts:
     """Facts about a saved or exported encoder for its model card, read from the files in its folder."""
 
-    form: Literal["adapter", "whole", "sentence-transformers", "onnx", "gguf"]
+    form: str
+    """adapter, whole, or the target of an export."""
     usage: EncoderCard | ExportFacts
     """Prompt, pooling, normalisation and maximum length of the encoder."""
     base: str | None
@@ -55,7 +55,7 @@ class CardFacts:
     notes: Sequence[str] = ()
     """Notes for users of other programs, from `program_notes`."""
     use: str = ""
-    """How to use a folder of `export --to onnx` or `--to gguf`, in Markdown; empty for other forms."""
+    """How to use a folder that no library for models opens, in Markdown; empty for other forms."""
 
     @classmethod
     def read(cls, folder: Path) -> CardFacts:
@@ -68,16 +68,15 @@ class CardFacts:
             read_json(folder / name) if (folder / name).is_file() else {} for name in (MERGE_NAME, REPORT_NAME)
         )
         base, revision = origin.get("base"), origin.get("base_revision")
-        if is_gguf_export(folder):
-            usage = Usage.read(folder)
-            pooling = stored_facts(folder / GGUF_NAME)[1]
-            facts = ExportFacts(usage.prompt, pooling, usage.max_length, normalize=usage.normalize)
-            return cls("gguf", facts, base, revision, origin, report, use=usage.described())
-        if (exported := ExportFacts.read(folder)) is not None:
-            if is_onnx_folder(folder):
-                return cls("onnx", exported, base, revision, origin, report, use=onnx_usage(folder))
+        for kind in EXPORT_KINDS:
+            exported = kind.facts(folder)
+            if exported is None:
+                continue
+            if kind.instructions is not None:
+                use = kind.instructions(folder)
+                return cls(kind.target, exported, base, revision, origin, report, use=use)
             notes = program_notes(folder, exported)
-            return cls("sentence-transformers", exported, base, revision, origin, report, True, notes)
+            return cls(kind.target, exported, base, revision, origin, report, True, notes)
         if not is_saved_encoder(folder):
             hint = f" Use {folder / 'model'}." if is_saved_encoder(folder / "model") else ""
             raise ArtifactError(

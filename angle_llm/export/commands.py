@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,36 +64,33 @@ def export_main(settings: ExportSettings) -> None:
     The exit code is 1 if the embeddings of the folder differ from the embeddings of the encoder.
     """
     from angle_llm.export.card import CardFacts
-    from angle_llm.export.exported_folder import ExportFacts
     from angle_llm.export.formats.gguf_file import export_gguf
     from angle_llm.export.formats.onnx_graph import export_onnx
-    from angle_llm.export.programs import program_notes
     from angle_llm.export.sentence_transformers import export_sentence_transformers
 
     # Export.
-    dtype, folder = settings.dtype, Path(settings.out).expanduser()
-    if settings.to == "sentence-transformers":
-        _print_verification(settings, export_sentence_transformers, dtype=dtype, side=settings.side)
-    else:
-        options: dict[str, Any] = {"int8": dtype == "int8"} if settings.to == "onnx" else {"dtype": dtype or "float32"}
-        export = export_onnx if settings.to == "onnx" else export_gguf
-        _print_verification(settings, export, side=settings.side, **options)
-        print(
-            f"\nThe folder for {settings.to} is {settings.out}. To use it, in this folder:\n\n{CardFacts.read(folder).use}"
-        )
+    dtype: Any = settings.dtype  # checked by the settings
+    export_to: dict[str, Callable[..., Verification | None]] = {
+        "sentence-transformers": partial(export_sentence_transformers, dtype=dtype),
+        "onnx": partial(export_onnx, int8=dtype == "int8"),
+        "gguf": partial(export_gguf, dtype=dtype or "float32"),
+    }
+    _print_verification(settings, export_to[settings.to], side=settings.side)
+
+    # Instructions.
+    facts = CardFacts.read(Path(settings.out).expanduser())
+    print(f"\nThe folder for {settings.to} is {settings.out}. To use it", end="")
+    if facts.use:
+        print(f", in this folder:\n\n{facts.use}")
         return
-    # Instructions for a sentence-transformers folder.
-    facts = ExportFacts.read(folder)
-    assert facts is not None  # just written
     opened = f"SentenceTransformer({settings.out!r})"
     code = ["from sentence_transformers import SentenceTransformer"]
-    if facts.prompt.differ:
+    if facts.usage.prompt.differ:
         code += [f"model = {opened}", "queries = model.encode_query(texts)", "documents = model.encode_document(texts)"]
     else:
         code.append(f"rows = {opened}.encode(texts)")
-    print(f"\nThe folder for {settings.to} is {settings.out}. To use it:\n")
-    print("\n".join(f"    {line}" for line in code) + "\n")
-    for note in program_notes(folder, facts):
+    print(":\n\n" + "\n".join(f"    {line}" for line in code) + "\n")
+    for note in facts.notes:
         print(f"* {note}")
 
 

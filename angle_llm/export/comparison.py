@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from angle_llm.export.formats.llama_cpp import TOLERANCES as LLAMA_CPP_TOLERANCES
 from angle_llm.export.weights import WeightsCount
 from angle_llm.io import plain
 from angle_llm.model.vectors import cosine_differences
@@ -56,6 +55,11 @@ class FormFacts:
     """Whether embeddings have length 1."""
     spearman: float | None = None
     """Spearman × 100 on the given scored pairs; None without pairs."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the weights have fewer bits than float32. An adapter has float32 weights, whatever its base has."""
+        return self.kind != "adapter" and self.dtype != "float32"
 
     def __str__(self) -> str:
         if self.kind == "server":  # the other facts are expected, not known
@@ -158,26 +162,12 @@ class Encoded(NamedTuple):
     rows_ND: Rows
 
 
-def is_quantised(form: FormFacts) -> bool:
-    """Return whether another program computes a form from weights in 8 bits."""
-    return form.kind in ("onnx", "llama.cpp") and form.dtype not in ("float32", "float16")
-
-
-def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], tolerance: float | None) -> Comparison:
+def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], allowed: float) -> Comparison:
     """Compare a stored version of an encoder with the first version: facts, token ids, embeddings and Spearman.
 
-    `tolerance` is the largest allowed 1 - cos; None: chosen by the dtype of the stored weights.
+    `allowed` is the largest allowed 1 - cos.
     """
     ours, theirs = first.facts, other.facts
-    half = any(facts.kind != "adapter" and facts.dtype != "float32" for facts in (ours, theirs))
-    if tolerance is not None:
-        allowed = tolerance
-    elif theirs.kind == "llama.cpp":
-        allowed = LLAMA_CPP_TOLERANCES.get(theirs.dtype, TOLERANCE)
-    elif is_quantised(theirs):
-        allowed = LLAMA_CPP_TOLERANCES["q8_0"]
-    else:
-        allowed = TOLERANCE_HALF if half else TOLERANCE
     problems = [
         f"{name} {value}, expected {expected}"
         for name in ("prompt", "pooling", "max_length", "dimensions", "normalize")
@@ -202,7 +192,7 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], toleranc
         problems.append(f"the vectors have other lengths: the largest relative difference is {relative_N.max():.1e}")
     if ours.spearman is not None and theirs.spearman is not None:
         apart = abs(theirs.spearman - ours.spearman)
-        if not apart <= (SPEARMAN_TOLERANCE_HALF if half else SPEARMAN_TOLERANCE):
+        if not apart <= (SPEARMAN_TOLERANCE_HALF if ours.is_rounded or theirs.is_rounded else SPEARMAN_TOLERANCE):
             problems.append(f"Spearman {theirs.spearman:.2f}, expected {ours.spearman:.2f}")
     mean, relative = float(differences_N.mean()), float(relative_N.max())
     return Comparison(theirs, allowed, largest, mean, relative, texts[worst], other_ids, tuple(problems))

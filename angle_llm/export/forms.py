@@ -17,19 +17,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
-from angle_llm.export.exported_folder import LIBRARY, SentenceTransformersModel, is_sentence_transformers_folder
-from angle_llm.export.formats.llama_cpp import PROGRAM as LLAMA_CPP
-from angle_llm.export.formats.llama_cpp import LlamaCppModel, is_gguf_export
-from angle_llm.export.formats.onnx_folder import FORM as ONNX
-from angle_llm.export.formats.onnx_folder import OnnxModel, is_onnx_folder
+from angle_llm.export.exported_folder import (
+    LIBRARY,
+    ExportFacts,
+    SentenceTransformersModel,
+    is_sentence_transformers_folder,
+)
+from angle_llm.export.formats.llama_cpp import (
+    GGUF_NAME,
+    USAGE_NAME,
+    LlamaCppModel,
+    Usage,
+    is_gguf_export,
+    stored_facts,
+)
+from angle_llm.export.formats.onnx_folder import GRAPH_NAME, OnnxModel, is_onnx_folder, onnx_usage
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.quantization import dequantize
-from angle_llm.model.source.checks import is_saved_encoder
+from angle_llm.model.source.checks import EXPORT_NAME, is_saved_encoder
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.prompts import Side, SidePrompts
@@ -83,7 +93,8 @@ class Opening:
     and dimensions; for servers also send_prompt and model."""
 
 
-class FormKind(NamedTuple):
+@dataclass(frozen=True)
+class FormKind:
     """A kind of forms. The first kind in `KINDS` that recognises a path is its kind."""
 
     name: str
@@ -91,12 +102,46 @@ class FormKind(NamedTuple):
     open: Callable[[FormPath, Opening], Form]
     package: str = ""
     """Python package of another program that computes the vectors; empty for a server, and for this package."""
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    """Largest allowed 1 - cos by stored dtype. For another dtype, the limit depends on its precision."""
+    quantised: Sequence[str] = ()
+    """Stored dtypes with fewer bits than float16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportKind(FormKind):
+    """The kind of the folders that `export --to` writes for one target."""
+
+    target: str
+    """Value of `--to`."""
+    marker: str
+    """Name of the file that only folders of `export` have."""
+    files: Sequence[str] = ()
+    """Patterns of the paths of files that a saved encoder and a sentence-transformers folder do not have."""
+    facts: Callable[[Path], ExportFacts | None]
+    """Function that reads the facts of a folder; None for a folder of another target."""
+    instructions: Callable[[Path], str] | None = None
+    """Function that returns how to use a folder, in Markdown; None: sentence-transformers opens the folder."""
 
 
 def _open_library(path: FormPath, opening: Opening) -> Form:
     """Open a sentence-transformers folder."""
     usage = opening.usage
     return SentenceTransformersModel(path, device=opening.device, prompt=usage["prompt"], pooling=usage["pooling"])
+
+
+def _onnx_facts(folder: Path) -> ExportFacts | None:
+    """Read the facts of an ONNX folder; return None for another folder."""
+    return ExportFacts.read(folder) if is_onnx_folder(folder) else None
+
+
+def _gguf_facts(folder: Path) -> ExportFacts | None:
+    """Read the facts of a folder with a GGUF file; return None for another folder."""
+    if not is_gguf_export(folder):
+        return None
+    usage = Usage.read(folder)
+    _, pooling = stored_facts(folder / GGUF_NAME)
+    return ExportFacts(usage.prompt, pooling, usage.max_length, normalize=usage.normalize)
 
 
 def _is_adapter(path: FormPath) -> bool:
@@ -120,12 +165,48 @@ def _open_backbone(path: FormPath, opening: Opening) -> Form:
 
 SERVER = FormKind("server", is_server, lambda url, opening: ServerModel(str(url), **opening.usage))
 ADAPTER = FormKind("adapter", _is_adapter, _open_adapter)
-PROGRAM_KINDS = (
-    SERVER,
-    FormKind(ONNX, is_onnx_folder, lambda path, _: OnnxModel(path), "onnxruntime"),
-    FormKind(LLAMA_CPP, is_gguf_export, lambda path, _: LlamaCppModel(path), "xllamacpp"),
-    FormKind(LIBRARY, is_sentence_transformers_folder, _open_library, LIBRARY),
+_EIGHT_BITS = 1e-2
+"""Tolerance of weights in 8 bits: only a guard against a wrong file. Spearman on scored pairs measures their quality."""
+EXPORT_KINDS = (
+    ExportKind(
+        "onnx",
+        is_onnx_folder,
+        lambda path, _: OnnxModel(path),
+        "onnxruntime",
+        tolerances={"float32 in 8 bits": _EIGHT_BITS},
+        quantised=["float32 in 8 bits"],
+        target="onnx",
+        marker=EXPORT_NAME,
+        files=[f"{GRAPH_NAME}*"],
+        facts=_onnx_facts,
+        instructions=onnx_usage,
+    ),
+    ExportKind(
+        "llama.cpp",
+        is_gguf_export,
+        lambda path, _: LlamaCppModel(path),
+        "xllamacpp",
+        # In float16, weights and activations have 11 bits. "other" is a dtype that `export` does not write.
+        tolerances={"float32": 1e-5, "float16": 1e-4, "q8_0": _EIGHT_BITS, "other": 1e-5},
+        quantised=["q8_0", "other"],
+        target="gguf",
+        marker=USAGE_NAME,
+        files=[GGUF_NAME, USAGE_NAME],
+        facts=_gguf_facts,
+        instructions=lambda folder: Usage.read(folder).described(),
+    ),
+    ExportKind(
+        LIBRARY,
+        is_sentence_transformers_folder,
+        _open_library,
+        LIBRARY,
+        target=LIBRARY,
+        marker=EXPORT_NAME,
+        facts=ExportFacts.read,
+    ),
 )
+"""The targets of `angle-llm export`."""
+PROGRAM_KINDS: tuple[FormKind, ...] = (SERVER, *EXPORT_KINDS)
 """The kinds of forms that other programs compute."""
 KINDS = (
     *PROGRAM_KINDS,

@@ -20,8 +20,7 @@ from typing import Any
 import yaml
 
 from angle_llm.export.card import REPORT_NAME, CardFacts, file_name, model_card
-from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME
-from angle_llm.export.formats.onnx_folder import GRAPH_NAME
+from angle_llm.export.forms import EXPORT_KINDS
 from angle_llm.model.source.checks import (
     CARD_NAME,
     EXPORT_NAME,
@@ -43,8 +42,7 @@ _UNCHANGED_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json
 _ENCODER_FILES = (
     CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *TOKENIZER_FILES, MODULES_NAME,
     "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", *DENSE_FILES,
-    f"{GRAPH_NAME}*",
-    GGUF_NAME, USAGE_NAME,
+    *(pattern for kind in EXPORT_KINDS for pattern in kind.files),
 )  # fmt: skip
 """Patterns of the paths of an encoder's files in its folder and in a repository."""
 _PATH_KEYS = frozenset({
@@ -115,7 +113,7 @@ def _check(facts: CardFacts, folder: Path) -> None:
     """
     check_links(folder)
     if facts.form != "adapter":
-        if facts.form not in ("onnx", "gguf"):
+        if not facts.use:
             check_model_files(folder)
         made = bool(facts.origin) or facts.form != "whole"
         if made and facts.report.get("holds") is not True:
@@ -264,7 +262,7 @@ def _upload(
         existing = set(api.list_repo_files(repo)) if api.repo_exists(repo) else set()
         # The hub creates two files in a new repository.
         foreign = sorted(existing - {".gitattributes", "README.md"})
-        if foreign and not existing & {CARD_NAME, EXPORT_NAME, USAGE_NAME}:
+        if foreign and existing.isdisjoint([CARD_NAME, *(kind.marker for kind in EXPORT_KINDS)]):
             raise PushError(f"{repo} contains other files ({', '.join(foreign[:3])} …). Choose another name.")
         readme = model_card(facts, repo, license=_license(api, facts.base), **about)
         if not existing:

@@ -21,13 +21,14 @@ from angle_llm.export.comparison import (
     NOISE,
     TIMES_SMALLER,
     TIMES_SMALLER_QUANTISED,
+    TOLERANCE,
+    TOLERANCE_HALF,
     Comparison,
     Encoded,
     FormFacts,
     Rows,
     Verification,
     compare_forms,
-    is_quantised,
 )
 from angle_llm.export.exported_folder import LIBRARY, ExportFacts, is_sentence_transformers_folder
 from angle_llm.export.forms import (
@@ -187,7 +188,11 @@ def _compare(
     form = open_form(path, reference.opening)
     encoded = _encode(form, form_kind.name, name, reference.texts, options.score, reference.sides)
     sided_texts = [(text, side) for side in reference.sides for text in reference.texts]
-    comparison = compare_forms(reference.encoded, encoded, [text for text, _ in sided_texts], options.tolerance)
+    tolerance = options.tolerance
+    if tolerance is None:
+        is_rounded = reference.encoded.facts.is_rounded or encoded.facts.is_rounded
+        tolerance = form_kind.tolerances.get(encoded.facts.dtype, TOLERANCE_HALF if is_rounded else TOLERANCE)
+    comparison = compare_forms(reference.encoded, encoded, [text for text, _ in sided_texts], tolerance)
     problems = list(comparison.problems)
 
     # Weights.
@@ -197,9 +202,9 @@ def _compare(
         problems.append(f"{weights}; most in {weights.worst_tensor}")
 
     # The distance from the untrained base. Rounding to 8 bits changes vectors by about 1e-3, training by 0.1 and more.
-    eight_bits = is_quantised(comparison.form)
-    times = TIMES_SMALLER_QUANTISED if eight_bits else TIMES_SMALLER
-    difference = comparison.mean_difference if eight_bits else comparison.largest_difference
+    is_quantised = encoded.facts.dtype in form_kind.quantised
+    times = TIMES_SMALLER_QUANTISED if is_quantised else TIMES_SMALLER
+    difference = comparison.mean_difference if is_quantised else comparison.largest_difference
     from_base = reference.base_difference
     if from_base is not None and reference.is_trained and not from_base >= times * difference:
         problems.append(

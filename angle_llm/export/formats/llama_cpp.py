@@ -29,17 +29,9 @@ from angle_llm.model.source.tokenizer import SentenceTokenizer, check_texts
 from angle_llm.prompts import SIDES, Side, SidePrompts
 from angle_llm.settings.parsing import need_library
 
-PROGRAM = "llama.cpp"
-"""Name of the program and of this kind of form."""
 GGUF_NAME, USAGE_NAME = "encoder.gguf", "encoder.gguf.json"
 FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7}
 """`general.file_type` by dtype."""
-TOLERANCES = {"float32": 1e-5, "float16": 1e-4, "q8_0": 1e-2}
-"""Largest allowed 1 - cos of a text, by the dtype of the file.
-
-float32: as for other forms. float16: weights and activations have 11 bits. q8_0: only a guard against a wrong file; the
-quality of 8 bits is measured by Spearman on scored pairs.
-"""
 _TOGETHER = 64
 """Texts in a request."""
 _THREADS = -1

@@ -17,8 +17,6 @@ import numpy as np
 from angle_llm.prompts import Side, SidePrompts
 from angle_llm.settings.parsing import need_library
 
-FORM = "onnx"
-"""Name of this kind of form."""
 GRAPH_NAME = "onnx/model.onnx"
 """The graph, where the ONNX backend of sentence-transformers and transformers.js look for it."""
 FACTS_NAME = "angle_llm_export.json"

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from angle_llm.export.comparison import Verification
 from angle_llm.export.exported_folder import ExportFacts
-from angle_llm.export.formats.onnx_folder import FORM, GRAPH_NAME
+from angle_llm.export.formats.onnx_folder import GRAPH_NAME
 from angle_llm.export.merge import check_paths
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import VerifyOptions, finish_folder
@@ -217,4 +217,4 @@ def _adapt_files(folder: Path, bits: int | None) -> None:
     options = read_json(folder / "sentence_bert_config.json")
     options.pop("model_args", None)
     write_json(folder / "sentence_bert_config.json", options)
-    write_json(folder / EXPORT_NAME, read_json(folder / EXPORT_NAME) | {"form": FORM, "bits": bits})
+    write_json(folder / EXPORT_NAME, read_json(folder / EXPORT_NAME) | {"form": "onnx", "bits": bits})

@@ -148,15 +148,21 @@ def _is_cached(group: PlannedGroup, budget: TokenBudget) -> bool:
 def _largest_step(
     groups: list[PlannedGroup], steps: StepForecast, budget: TokenBudget
 ) -> tuple[StepMemory, Memory, Memory]:
-    """Return memory in the sampled step that needs the most: of the encoder, of the device, and with a full budget."""
+    """Return memory in the sampled step that needs the most: of the encoder, of the device, and with a full budget.
+
+    The micro-batches of this step are counted, because its texts may need more memory per token than the sampled texts.
+    """
     sizes: list[tuple[StepMemory, Memory, Memory]] = []
-    if kept := [group.plan.largest_share for group in groups if not _is_cached(group, budget)]:
-        step = steps.step(max(kept), budget)
+    checkpointing = budget.activation_checkpointing
+    if kept := [group.plan for group in groups if not _is_cached(group, budget)]:
+        largest_plan = max(kept, key=lambda plan: plan.largest_share)
+        shares = [list(largest_plan.share(process)) for process in range(len(largest_plan.shares))]
+        share = max(shares, key=lambda share: sum(micro.computed_tokens for micro in share))
+        step = steps.count(share, checkpointing=checkpointing, gradients_before=steps.device.accumulates)
         sizes.append((step, steps.device.memory(step, cached=False), steps.kept(budget)))
-    if cached := [
-        texts.computed_tokens for group in groups if _is_cached(group, budget) for texts in group.plan.groups
-    ]:
-        step = steps.step(max(cached), replace(budget, micro_batch_tokens=max(cached)))
+    if cached := [texts for group in groups if _is_cached(group, budget) for texts in group.plan.groups]:
+        largest_texts = max(cached, key=lambda texts: texts.computed_tokens)
+        step = steps.count([largest_texts.make()], checkpointing=checkpointing)
         sizes.append((step, steps.device.memory(step, cached=True), steps.cached(budget)))
     step, expected, at_budget = max(sizes, key=lambda size: size[1].total)
     return step, expected, max(at_budget, expected, key=lambda memory: memory.total)

@@ -26,7 +26,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.layers.lora import without_adapter
-from angle_llm.model.layout.micro_batches import LayoutSupport, TextGroup, plan_micro_batches
+from angle_llm.model.layout.micro_batches import LayoutSupport, MicroBatch, TextGroup, plan_micro_batches
 from angle_llm.model.meta_model import held_bytes, meta_backbone, put_in
 from angle_llm.model.pooling import embedding_size
 from angle_llm.model.source.backbone import state_sizes
@@ -159,7 +159,7 @@ class StepForecast:
     """Model whose passes are measured or counted: with weights on a GPU, else on the meta device."""
     copies: int
     """Bytes of the bfloat16 copies of weights that the graph of a micro-batch keeps under autocast."""
-    _costs: dict[bool, PassCosts] = field(default_factory=dict)
+    _costs: dict[bool, PassCosts] = field(default_factory=dict, init=False)
     """Costs of the passes, without and with activation checkpointing."""
 
     @classmethod
@@ -203,18 +203,32 @@ class StepForecast:
     def costs(self, *, checkpointing: bool) -> PassCosts:
         """Return the memory and time of the forward and backward passes per token and per micro-batch."""
         if checkpointing not in self._costs:
-            counts = next(self.model.parameters()).is_meta
-            with checkpointed(self.model, checkpointing):
-                self._costs[checkpointing] = self._counted() if counts else self._measured(*MEASURED_TOKENS)
+            if next(self.model.parameters()).is_meta:
+                step = self.count([self.sampled(COUNTED_TOKENS).make()], checkpointing=checkpointing)
+                overhead = GPU_OVERHEAD_TOKENS if self.device.kind == "cuda" else 0.0
+                self._costs[checkpointing] = PassCosts.proportional(step, self.copies, overhead)
+            else:
+                with checkpointed(self.model, checkpointing):
+                    self._costs[checkpointing] = self._measured(*MEASURED_TOKENS)
         return self._costs[checkpointing]
 
-    def step(self, tokens: int, budget: TokenBudget) -> StepMemory:
-        """Return the memory of a step that keeps the activations of `tokens` tokens, computed in micro-batches."""
-        return self.costs(checkpointing=budget.activation_checkpointing).step(tokens, budget.micro_batch_tokens)
+    def count(
+        self, micro_batches: Sequence[MicroBatch], *, checkpointing: bool, gradients_before: bool = True
+    ) -> StepMemory:
+        """Return the memory of a step that keeps the activations of all given micro-batches, counted without weights."""
+        with checkpointed(self.model, checkpointing):
+            on_gpu = self.device.kind == "cuda"
+            step = model_step(self.model, micro_batches, on_gpu=on_gpu, gradients_before=gradients_before)
+        # The meta model predicts no tokens. Cross-entropy keeps a logarithm per logit, and its backward pass two gradients.
+        logits = self.encoder.model.head.logits_per_token
+        kept = round(4 * logits * step.tokens) + self.copies * len(micro_batches)
+        temporary = round(8 * logits * max(micro.computed_tokens for micro in micro_batches))
+        return replace(step, kept=step.kept + kept, peak=step.peak + kept + temporary)
 
     def kept(self, budget: TokenBudget) -> Memory:
         """Return the memory of a step that keeps the activations of `graph_tokens` tokens."""
-        return self.device.memory(self.step(budget.graph_tokens, budget), cached=False)
+        costs = self.costs(checkpointing=budget.activation_checkpointing)
+        return self.device.memory(costs.step(budget.graph_tokens, budget.micro_batch_tokens), cached=False)
 
     def cached(self, budget: TokenBudget) -> Memory:
         """Return the memory of a step with gradient caching, in a micro-batch of `micro_batch_tokens` tokens or more.
@@ -223,8 +237,8 @@ class StepForecast:
         """
         largest_step = max(self.sample.step_tokens, budget.graph_tokens)
         tokens = max(min(budget.micro_batch_tokens, largest_step), self.sample.longest_text)
-        step = self.step(tokens, replace(budget, micro_batch_tokens=tokens))
-        return self.device.memory(step, cached=True)
+        costs = self.costs(checkpointing=budget.activation_checkpointing)
+        return self.device.memory(costs.step(tokens, tokens), cached=True)
 
     def token_cost(self) -> float | None:
         """Measure the time of a token in a sequence of texts, relative to a padded token, rounded to tenths.
@@ -253,15 +267,6 @@ class StepForecast:
         """Plan micro-batches of at most `tokens` tokens for the sampled texts; return the one with the most tokens."""
         plan = self.encoder.plan_ids(self.sample.ids, tokens)
         return max(plan.groups, key=lambda group: group.computed_tokens)
-
-    def _counted(self) -> PassCosts:
-        """Count the tensors of a micro-batch on the meta device."""
-        on_gpu = self.device.kind == "cuda"
-        step = model_step(self.model, [self.sampled(COUNTED_TOKENS).make()], on_gpu=on_gpu)
-        # The meta model predicts no tokens. Cross-entropy keeps a logarithm per logit, and its backward pass two gradients.
-        logits = 4 * round(self.encoder.model.head.logits_per_token * step.tokens)
-        step = replace(step, kept=step.kept + logits, peak=step.peak + 3 * logits)
-        return PassCosts.proportional(step, self.copies, GPU_OVERHEAD_TOKENS if on_gpu else 0.0)
 
     def _measured(self, small: int, large: int) -> PassCosts:
         """Measure two micro-batches of at most `small` and `large` tokens; fewer if the memory does not suffice."""

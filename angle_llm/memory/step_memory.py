@@ -47,8 +47,9 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         super().__init__()  # type: ignore[no-untyped-call]
         self.live: int = 0
         self.peak: int = 0
-        self._known: Any = WeakIdKeyDictionary({tensor.untyped_storage(): None for tensor in held})
-        """Storages that are counted, or in `held`, as keys."""
+        self._allocations = self._peak_allocation = 0
+        self._allocation_of: Any = WeakIdKeyDictionary({tensor.untyped_storage(): 0 for tensor in held})
+        """Number of the allocation of each storage, from 1; 0 for `held`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = _META_RESULTS.get(func.name())
@@ -57,17 +58,25 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         else:
             result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage() not in self._known:
+            if isinstance(leaf, Tensor) and leaf.untyped_storage() not in self._allocation_of:
                 self._count(leaf.untyped_storage())
         return result
 
+    def of_peak(self, tensors: Iterable[Tensor]) -> int:
+        """Return the bytes that the given tensors took at the peak; tensors allocated later count 0."""
+        storages = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}.values()
+        at_peak = [storage for storage in storages if 0 < self._allocation_of.get(storage, 0) <= self._peak_allocation]
+        return sum(_round_up(storage.nbytes(), GRANULE) for storage in at_peak)
+
     def _count(self, storage: Any) -> None:
         """Add a new storage to the live bytes until it is freed."""
-        self._known[storage] = None
+        self._allocations += 1
+        self._allocation_of[storage] = self._allocations
         size = _round_up(storage.nbytes(), GRANULE)
         self.live += size
         weakref.finalize(storage, self._release, size)
-        self.peak = max(self.peak, self.live)
+        if self.live > self.peak:
+            self.peak, self._peak_allocation = self.live, self._allocations
 
     def _release(self, size: int) -> None:
         self.live -= size
@@ -203,7 +212,7 @@ class StepMemory:
     peak: int
     """Peak bytes in both passes, gradients of weights included."""
     gradients: int
-    """Bytes of the gradients of all trained weights."""
+    """Bytes of the gradients of weights that exist at the peak."""
 
 
 @dataclass(frozen=True)
@@ -223,11 +232,10 @@ class PassCosts:
 
     @classmethod
     def proportional(cls, step: StepMemory, kept_per_micro_batch: int, overhead_tokens: float) -> PassCosts:
-        """Estimate the costs from one micro-batch, as if all its memory grew with the number of tokens."""
+        """Estimate the costs from one micro-batch, as if its other memory grew with the number of tokens."""
+        kept_per_token = (step.kept - kept_per_micro_batch) / step.tokens
         temporary = max(step.peak - step.gradients - step.kept, 0)
-        return cls(
-            step.kept / step.tokens, kept_per_micro_batch, temporary / step.tokens, step.gradients, overhead_tokens
-        )
+        return cls(kept_per_token, kept_per_micro_batch, temporary / step.tokens, step.gradients, overhead_tokens)
 
     @classmethod
     def between(cls, small: tuple[StepMemory, float], large: tuple[StepMemory, float]) -> PassCosts:
@@ -282,26 +290,27 @@ def measured_step(model: EmbeddingModel, texts: TextGroup) -> tuple[StepMemory, 
         model.train(was_training)
 
 
-def model_step(model: EmbeddingModel, micro_batches: Sequence[MicroBatch], *, on_gpu: bool) -> StepMemory:
+def model_step(
+    model: EmbeddingModel, micro_batches: Sequence[MicroBatch], *, on_gpu: bool, gradients_before: bool = False
+) -> StepMemory:
     """Run the forward pass of all micro-batches and then one backward pass on the meta device, and count their memory.
-
-    The trained weights have gradients before the step, as in a step after the first micro-batch.
 
     Args:
         model: a model on the meta device.
         on_gpu: count as on a GPU, where attention is a fused kernel.
+        gradients_before: whether the weights already have gradients from an earlier micro-batch or batch.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = sum(parameter.nbytes for parameter in trained)
     longest = max(micro.longest_text for micro in micro_batches)
     fused = on_gpu or longest > attention.PLAIN_ATTENTION_TOKENS
     ledger = MemoryLedger([*model.parameters(), *model.buffers()])
     with ledger, FusedKernels(on_gpu=on_gpu) if fused else nullcontext():
-        for parameter in trained:
+        for parameter in trained if gradients_before else ():
             parameter.grad = torch.empty_like(parameter)
         rows_UD = torch.cat([model(**micro.inputs(META)) for micro in micro_batches])
-        kept = ledger.live - gradients
+        kept = ledger.live - sum(parameter.grad.nbytes for parameter in trained if parameter.grad is not None)
         _backward((rows_UD * torch.empty_like(rows_UD)).sum())
+    gradients = ledger.of_peak(parameter.grad for parameter in trained if parameter.grad is not None)
     for parameter in trained:
         parameter.grad = None
     return StepMemory(sum(micro.computed_tokens for micro in micro_batches), kept, ledger.peak, gradients)

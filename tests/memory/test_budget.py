@@ -17,8 +17,8 @@ from angle_llm.losses import AngleObjective
 from angle_llm.memory import device_memory, step_forecast
 from angle_llm.memory.budget import USABLE, best_budget, choose_budget
 from angle_llm.memory.device_memory import Sharding
-from angle_llm.memory.step_forecast import StepForecast, checkpointed
-from angle_llm.memory.step_memory import MemoryLedger, PassCosts, StepMemory, model_step
+from angle_llm.memory.step_forecast import StepForecast
+from angle_llm.memory.step_memory import MemoryLedger, PassCosts, StepMemory
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
 from angle_llm.train.distributed import Processes
@@ -133,12 +133,10 @@ def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> No
     for enabled in (False, True):
         encoder.model.checkpoint_activations(enabled)
         with MemoryLedger([*encoder.model.parameters(), *encoder.model.buffers()]) as ledger:
-            for parameter in encoder.model.parameters():
-                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
             boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=10_000)
+        encoder.model.zero_grad()
         real[enabled] = ledger.peak
-        with checkpointed(forecast.model, enabled):
-            planned[enabled] = model_step(forecast.model, list(plan.micro_batches), on_gpu=False).peak
+        planned[enabled] = forecast.count(list(plan.micro_batches), checkpointing=enabled, gradients_before=False).peak
     assert planned == pytest.approx(real, rel=0.05)
     assert real[True] < 0.6 * real[False]  # three layers, of which the last one is not computed again
 
@@ -315,8 +313,7 @@ def test_measured_costs_equal_the_forecast(measured: Any, checkpointing: bool) -
     costs = measured.real.costs(checkpointing=checkpointing)
     micro = measured.real.sampled(step_forecast.MEASURED_TOKENS[1]).make()
     found = costs.step(micro.computed_tokens, micro.computed_tokens)
-    with checkpointed(measured.meta.model, checkpointing):
-        counted = model_step(measured.meta.model, [micro], on_gpu=False)
+    counted = measured.meta.count([micro], checkpointing=checkpointing)
     # The tolerances of the forecast of a real step, in test_forecast.py.
     assert found.kept == pytest.approx(counted.kept, rel=0.1)
     assert found.peak == pytest.approx(counted.peak, rel=0.05)

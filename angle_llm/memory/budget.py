@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from angle_llm.data.formats import DataError
 from angle_llm.data.mixture import Mixture
+from angle_llm.device import is_out_of_memory
 from angle_llm.io import log
 from angle_llm.losses import Objective
 from angle_llm.memory.device_memory import GIB, Sharding, free_memory
@@ -89,7 +91,11 @@ def _chosen(
             )
             choice = best_budget(settings, forecast, free)
             cost = forecast.token_cost() if measure else None
+        except DataError:
+            raise
         except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # the model needs values of tensors
+            if is_out_of_memory(error):  # a few tokens do not fit
+                budget = default_budget(settings, TokenBudget(ROUND_TOKENS, 0))
             log(f"warning: the memory of a step is unknown ({type(error).__name__}: {error}); {budget}")
             return budget
 

@@ -194,17 +194,24 @@ def test_all_weights_in_bfloat16_are_in_the_forecast(
     assert "graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
 
 
-def test_a_model_without_a_forecast_gets_the_defaults(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "budget"),
+    [
+        (NotImplementedError("aten::nonzero on meta"), CPU_BUDGET),
+        (torch.OutOfMemoryError("CUDA out of memory"), TokenBudget(256, 0)),
+    ],
+)
+def test_a_model_without_a_forecast_gets_the_defaults_or_the_smallest_budget(
+    error: Exception, budget: TokenBudget, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError("aten::nonzero on meta")
+        raise error
 
     monkeypatch.setattr("angle_llm.memory.step_forecast.model_step", fails)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
     monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 2**29)
-    assert choose(TrainSettings(), tiny_encoder("llama")) == CPU_BUDGET
-    assert "aten::nonzero on meta" in capsys.readouterr().out
+    assert choose(TrainSettings(), tiny_encoder("llama")) == budget
+    assert str(error) in capsys.readouterr().out
 
 
 def test_activation_checkpointing_is_refused_where_it_is_not_possible() -> None:

@@ -22,21 +22,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from angle_llm.export.exported_folder import (
-    LIBRARY,
-    ExportFacts,
-    SentenceTransformersModel,
-    is_sentence_transformers_folder,
-)
-from angle_llm.export.formats.llama_cpp import (
-    GGUF_NAME,
-    USAGE_NAME,
-    LlamaCppModel,
-    Usage,
-    is_gguf_export,
-    stored_facts,
-)
-from angle_llm.export.formats.onnx_folder import GRAPH_NAME, OnnxModel, is_onnx_folder, onnx_usage
+from angle_llm.export.exported_folder import LIBRARY, ExportFacts, SentenceTransformersModel
+from angle_llm.export.exported_folder import is_sentence_transformers_folder as is_library_folder
+from angle_llm.export.formats import llama_cpp, onnx_folder
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.quantization import dequantize
 from angle_llm.model.source.checks import EXPORT_NAME, is_saved_encoder
@@ -104,8 +92,6 @@ class FormKind:
     """Python package of another program that computes the vectors; empty for a server, and for this package."""
     tolerances: Mapping[str, float] = field(default_factory=dict)
     """Largest allowed 1 - cos by stored dtype. For another dtype, the limit depends on its precision."""
-    quantised: Sequence[str] = ()
-    """Stored dtypes with fewer bits than float16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +118,15 @@ def _open_library(path: FormPath, opening: Opening) -> Form:
 
 def _onnx_facts(folder: Path) -> ExportFacts | None:
     """Read the facts of an ONNX folder; return None for another folder."""
-    return ExportFacts.read(folder) if is_onnx_folder(folder) else None
+    return ExportFacts.read(folder) if onnx_folder.is_onnx_folder(folder) else None
 
 
 def _gguf_facts(folder: Path) -> ExportFacts | None:
     """Read the facts of a folder with a GGUF file; return None for another folder."""
-    if not is_gguf_export(folder):
+    if not llama_cpp.is_gguf_export(folder):
         return None
-    usage = Usage.read(folder)
-    _, pooling = stored_facts(folder / GGUF_NAME)
+    usage = llama_cpp.Usage.read(folder)
+    _, pooling = llama_cpp.stored_facts(folder / llama_cpp.GGUF_NAME)
     return ExportFacts(usage.prompt, pooling, usage.max_length, normalize=usage.normalize)
 
 
@@ -170,39 +156,31 @@ _EIGHT_BITS = 1e-2
 EXPORT_KINDS = (
     ExportKind(
         "onnx",
-        is_onnx_folder,
-        lambda path, _: OnnxModel(path),
+        onnx_folder.is_onnx_folder,
+        lambda path, _: onnx_folder.OnnxModel(path),
         "onnxruntime",
         tolerances={"float32 in 8 bits": _EIGHT_BITS},
-        quantised=["float32 in 8 bits"],
         target="onnx",
         marker=EXPORT_NAME,
-        files=[f"{GRAPH_NAME}*"],
+        files=[f"{onnx_folder.GRAPH_NAME}*"],
         facts=_onnx_facts,
-        instructions=onnx_usage,
+        instructions=onnx_folder.onnx_usage,
     ),
     ExportKind(
         "llama.cpp",
-        is_gguf_export,
-        lambda path, _: LlamaCppModel(path),
+        llama_cpp.is_gguf_export,
+        lambda path, _: llama_cpp.LlamaCppModel(path),
         "xllamacpp",
         # In float16, weights and activations have 11 bits. "other" is a dtype that `export` does not write.
         tolerances={"float32": 1e-5, "float16": 1e-4, "q8_0": _EIGHT_BITS, "other": 1e-5},
-        quantised=["q8_0", "other"],
         target="gguf",
-        marker=USAGE_NAME,
-        files=[GGUF_NAME, USAGE_NAME],
+        marker=llama_cpp.USAGE_NAME,
+        files=[llama_cpp.GGUF_NAME, llama_cpp.USAGE_NAME],
         facts=_gguf_facts,
-        instructions=lambda folder: Usage.read(folder).described(),
+        instructions=lambda folder: llama_cpp.Usage.read(folder).described(),
     ),
     ExportKind(
-        LIBRARY,
-        is_sentence_transformers_folder,
-        _open_library,
-        LIBRARY,
-        target=LIBRARY,
-        marker=EXPORT_NAME,
-        facts=ExportFacts.read,
+        LIBRARY, is_library_folder, _open_library, LIBRARY, target=LIBRARY, marker=EXPORT_NAME, facts=ExportFacts.read
     ),
 )
 """The targets of `angle-llm export`."""

@@ -33,6 +33,7 @@ from angle_llm.export.comparison import (
 from angle_llm.export.exported_folder import LIBRARY, ExportFacts, is_sentence_transformers_folder
 from angle_llm.export.forms import (
     ADAPTER,
+    EXPORT_KINDS,
     PROGRAM_KINDS,
     SERVER,
     Form,
@@ -202,7 +203,7 @@ def _compare(
         problems.append(f"{weights}; most in {weights.worst_tensor}")
 
     # The distance from the untrained base. Rounding to 8 bits changes vectors by about 1e-3, training by 0.1 and more.
-    is_quantised = encoded.facts.dtype in form_kind.quantised
+    is_quantised = form_kind in EXPORT_KINDS and encoded.facts.dtype not in ("float32", "float16", "bfloat16")
     times = TIMES_SMALLER_QUANTISED if is_quantised else TIMES_SMALLER
     difference = comparison.mean_difference if is_quantised else comparison.largest_difference
     from_base = reference.base_difference

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,11 +239,8 @@ def _write_block(job: EmbedJob, parts: ResumableFolder, block: TextBlock) -> Non
         text_columns["id"] = [row.id for row in texts.values()]
     if shards.store_text:
         text_columns["text"] = [row.text for row in texts.values()]
-    name, vector_columns = job.names[block.number], job.form.stored(vectors)
-
-    def fill(folder: Path) -> None:
-        write_shard(folder, name, shards, vector_columns, text_columns, skipped)
-
+    name, columns = job.names[block.number], job.form.stored(vectors)
+    fill = partial(write_shard, name=name, options=shards, columns=columns, text_columns=text_columns, skipped=skipped)
     parts.write(name, fill, {"first": block.first, "rows": len(texts), "skipped": len(skipped)})
 
 

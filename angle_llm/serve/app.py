@@ -174,8 +174,8 @@ def make_app(
     # No pages with the documentation: their scripts come from the network.
     app = fastapi.FastAPI(title="angle_llm", lifespan=lifespan, docs_url=None, redoc_url=None)
     schema = {"requestBody": {"content": {"application/json": {"schema": EmbeddingRequest.model_json_schema()}}}}
-    for path in ("/v1/embeddings", "/embed"):
-        endpoint = server.endpoint(server.embeddings)
+    for path, post_route in {"/v1/embeddings": server.openai_embeddings, "/embed": server.tei_embeddings}.items():
+        endpoint = server.endpoint(post_route)
         app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=schema, response_model=None)
     for path, route in {"/v1/models": server.models, "/metrics": server.metrics, "/health": server.health}.items():
         app.add_api_route(path, server.endpoint(route), methods=["GET"], response_model=None)
@@ -245,20 +245,12 @@ class _Server:
 
         return answer
 
-    async def embeddings(self, request: Request) -> Any:
-        """Answer a request for embeddings, in the form of OpenAI or of TEI (`/embed`)."""
+    async def openai_embeddings(self, request: Request) -> Any:
+        """Answer a request for embeddings, in the form of OpenAI."""
         body = await _body(request, self._settings.max_bytes)
-        is_tei = request.url.path == "/embed"
-        texts = [body.texts] if isinstance(body.texts, str) else body.texts
-        side = self._side(body, is_tei)
-        self._check_limits(body, texts)
-        rows_ND, tokens = await self._encode_waiting(texts, side)
-        rows_ND = rows_ND[:, : body.dimensions]
-        if body.normalize is not False if is_tei else self._encoder.normalize:
-            norms_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
-            rows_ND = rows_ND / np.maximum(norms_N1, np.finfo(np.float32).tiny)
-        if is_tei:
-            return rows_ND.tolist()
+        field = f"model {self._name}:query or {self._name}:document, or side"
+        side = self._side(body.side, body.model, field)
+        rows_ND, tokens = await self._encode_body(body, side, normalize=self._encoder.normalize)
         vectors: list[Any] = rows_ND.tolist()
         if body.encoding_format == "base64":
             vectors = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows_ND]
@@ -266,17 +258,39 @@ class _Server:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": body.model or self._name, "data": data, "usage": usage}
 
-    def _side(self, body: EmbeddingRequest, is_tei: bool) -> Side | None:
-        """Return the side of the texts of a request. Raises `HTTPException` for another model, or if it is missing."""
-        model = None if is_tei else body.model
+    async def tei_embeddings(self, request: Request) -> Any:
+        """Answer a request for embeddings, in the form of TEI (`/embed`)."""
+        body = await _body(request, self._settings.max_bytes)
+        side = self._side(body.side, None, "prompt_name")
+        rows_ND, _ = await self._encode_body(body, side, normalize=body.normalize is not False)
+        return rows_ND.tolist()
+
+    async def _encode_body(self, body: EmbeddingRequest, side: Side | None, *, normalize: bool) -> EncodedRequest:
+        """Encode the texts of a request, and cut and normalize their vectors. Raises `HTTPException`."""
+        texts = [body.texts] if isinstance(body.texts, str) else body.texts
+        self._check_limits(body, texts)
+        rows_ND, tokens = await self._encode_waiting(texts, side)
+        rows_ND = rows_ND[:, : body.dimensions]
+        if normalize:
+            norms_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
+            rows_ND = rows_ND / np.maximum(norms_N1, np.finfo(np.float32).tiny)
+        return EncodedRequest(rows_ND, tokens)
+
+    def _side(self, side: Side | None, model: str | None, field: str) -> Side | None:
+        """Return the side of the texts of a request: its `side`, or the side of its `model`.
+
+        `field` is the field that can name the side, for messages.
+
+        Raises:
+            HTTPException: for another model, if model and side are different sides, or if the side is missing.
+        """
         if model is not None and model not in self._sides:
             raise HTTPException(404, f"model {model!r:.100} is not served; expected {' or '.join(self._sides)}.")
         side_of_model = None if model is None else self._sides[model]
-        if side_of_model and body.side not in (None, side_of_model):
-            raise HTTPException(400, f"model {model!r} and side {body.side!r} are different sides.")
-        side = body.side or side_of_model
+        if side_of_model and side not in (None, side_of_model):
+            raise HTTPException(400, f"model {model!r} and side {side!r} are different sides.")
+        side = side or side_of_model
         if self._encoder.prompts.differ and side is None:
-            field = "prompt_name" if is_tei else f"model {self._name}:query or {self._name}:document, or side"
             raise HTTPException(400, f"queries and documents have different prompts: send {field} (query or document).")
         return side
 

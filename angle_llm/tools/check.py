@@ -45,14 +45,77 @@ def model_settings(settings: CheckSettings) -> ModelSettings:
     return ModelSettings(path=path, prompt=settings.prompt, max_length=settings.max_length)
 
 
+@dataclass(frozen=True)
+class CheckResult:
+    """Reports of checked data files, and what they were compared with."""
+
+    model: str
+    """A line about the model whose tokens are counted, or the reason why tokens are not counted."""
+    sets: list[str]
+    """Names of the evaluation sets that the files were compared with."""
+    skipped: list[str]
+    """Files that are no evaluation sets, with the reason."""
+    itself: list[str]
+    """Names of evaluation sets that are checked files; they are not compared with themselves."""
+    fixed: list[dict[str, Any]]
+    """Path and row counts of the cleaned copies."""
+    not_fixed: list[str]
+    """Paths of the files without a cleaned copy, if copies are requested."""
+    reports: list[FileReport]
+
+    @property
+    def trouble(self) -> int:
+        """Number of files with a problem that must be fixed before training."""
+        return sum(report.trouble for report in self.reports)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as a dictionary of JSON values."""
+        return {
+            "trouble": self.trouble > 0,
+            "model": self.model,
+            "against": self.sets,
+            "against_skipped": self.skipped,
+            "fixed": self.fixed,
+            "files": [{**asdict(report), "trouble": report.trouble} for report in self.reports],
+        }
+
+    def text(self) -> str:
+        """Return the result as lines of text; the verdict is last."""
+        from angle_llm.data.keys import printable
+
+        lines = [self.model]
+        if self.sets:
+            lines.append(f"compared with evaluation sets: {', '.join(self.sets)}")
+            lines.append(f"  skipped: {', '.join(self.skipped) or 'nothing'}")
+            if self.itself:
+                lines.append(f"  not compared with itself: {', '.join(self.itself)}")
+        for report in self.reports:
+            report_lines = [report.path, *(f"  {name:12}{value}" for name, value in report.lines())]
+            lines.append("\n" + printable("\n".join(report_lines)))
+        for copy in self.fixed:
+            lines.append(
+                f"\n{copy['path']}: {copy['rows_in']:,} rows = {copy['kept']:,} kept in {copy['cleaned']} + "
+                f"{copy['quarantined']:,} removed, with reasons in {copy['quarantine']}"
+            )
+        lines += [f"\n{path}: no cleaned copy was written; see its trouble above" for path in self.not_fixed]
+        verdict = f"trouble in {self.trouble} of {len(self.reports)} files" if self.trouble else "no trouble"
+        return "\n".join([*lines, f"\n{verdict}"])
+
+
 def check_main(settings: CheckSettings) -> None:
-    """Check data files and print a report per file; exit with code 1 if a problem must be fixed first, else 0.
+    """Check data files and print a report per file; exit with code 1 if a problem must be fixed first, else 0."""
+    result = check_data(settings)
+    print(json.dumps(result.to_dict(), indent=2) if settings.json else result.text())
+    sys.exit(1 if result.trouble else 0)
+
+
+def check_data(settings: CheckSettings) -> CheckResult:
+    """Check data files, and write cleaned copies if they are requested.
 
     Raises:
         DataError, FileNotFoundError, ArtifactError, PromptError, ValueError: if an evaluation set, the model or the
             `--fix` folder cannot be used. Errors of a data file are in its report instead.
     """
-    from angle_llm.data.keys import printable
     from angle_llm.data.leakage import read_evaluation_sets
     from angle_llm.data.quality import NOTHING_LEFT, check_files, write_fixed
     from angle_llm.io import write_folder
@@ -64,15 +127,14 @@ def check_main(settings: CheckSettings) -> None:
     tokens, remark = _open_tokens_or_explain(settings)
     read = {"where": settings.where, "encoding": settings.encoding, "skips_bad_rows": True}
     checked = check_files([settings.source_of(path, **read) for path in settings.files], tokens, sets)
-    reports = [report for _, report in checked]
     # Cleaned copies.
     fixable = [(source, report) for source, report in checked if report.fixable]
     fixed: list[dict[str, Any]] = []
     if settings.fix is not None and fixable:
         out = settings.fix
         write_folder(out, lambda folder: fixed.extend(write_fixed(fixable, folder, out)))
+    not_fixed = [report.path for _, report in checked if settings.fix is not None and not report.fixable]
     # Settings of a training run, for each file that can be used.
-    trouble = sum(report.trouble for report in reports)
     cleaned = {report.path: copy["cleaned"] for (_, report), copy in zip(fixable, fixed, strict=False)}
     model = None if tokens is None else _recommended(model_settings(settings), tokens)
     for source, report in checked:
@@ -85,39 +147,10 @@ def check_main(settings: CheckSettings) -> None:
             and not any(finding.kind in NOTHING_LEFT for finding in report.findings)
         )
         report.train = _train_flags(model, source, report) if can_train else ""
-
-    # Output.
-    if settings.json:
-        content = {
-            "trouble": trouble > 0,
-            "model": remark,
-            "against": [tested.name for tested in sets],
-            "against_skipped": skipped,
-            "fixed": fixed,
-            "files": [{**asdict(report), "trouble": report.trouble} for report in reports],
-        }
-        print(json.dumps(content, indent=2))
-    else:
-        print(remark)
-        if sets:
-            print(f"compared with evaluation sets: {', '.join(tested.name for tested in sets)}")
-            print(f"  skipped: {', '.join(skipped) or 'nothing'}")
-            files = {str(Path(path).resolve()) for path in settings.files}
-            if itself := [tested.name for tested in sets if tested.identity in files]:
-                print(f"  not compared with itself: {', '.join(itself)}")
-        for report in reports:
-            lines = [report.path, *(f"  {name:12}{value}" for name, value in report.lines())]
-            print("\n" + printable("\n".join(lines)))
-        for copy in fixed:
-            print(
-                f"\n{copy['path']}: {copy['rows_in']:,} rows = {copy['kept']:,} kept in {copy['cleaned']} + "
-                f"{copy['quarantined']:,} removed, with reasons in {copy['quarantine']}"
-            )
-        for report in reports if settings.fix is not None else ():
-            if not report.fixable:
-                print(f"\n{report.path}: no cleaned copy was written; see its trouble above")
-        print(f"\n{f'trouble in {trouble} of {len(reports)} files' if trouble else 'no trouble'}")
-    sys.exit(1 if trouble else 0)
+    names = [tested.name for tested in sets]
+    files = {str(Path(path).resolve()) for path in settings.files}
+    itself = [tested.name for tested in sets if tested.identity in files]
+    return CheckResult(remark, names, skipped, itself, fixed, not_fixed, [report for _, report in checked])
 
 
 @dataclass(frozen=True)

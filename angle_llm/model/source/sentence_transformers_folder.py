@@ -116,10 +116,12 @@ class SentenceTransformersFolder:
     @classmethod
     def _read(cls, folder: Path, prompt: SidePrompts | None) -> SentenceTransformersFolder:
         """Read the configuration files as `read` does, but JSON values of a wrong type raise TypeError or AttributeError."""
+        # Modules.
         pooling_path, dense, normalize = read_modules(folder)
         for path in dense:
             check_dense(path)
         options = _read_options(folder)
+        # Settings of the library that this package does not support.
         config, config_path = _read_config(folder, "config_sentence_transformers.json")
         if (model_type := config.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
             refuse_setting(config_path, "model_type", model_type)
@@ -135,6 +137,7 @@ class SentenceTransformersFolder:
                 UserWarning,
                 stacklevel=3,
             )
+        # Prompt, pooling and length.
         is_own_prompt = prompt is None
         prompt = prompt or _read_prompts(config, config_path)
         pooling = _read_pooling(folder, pooling_path, prompt)

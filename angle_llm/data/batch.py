@@ -81,9 +81,8 @@ class TextBatch:
         def row(prompt: int, text: str) -> int:
             return row_of.setdefault((prompt, text), len(row_of))
 
-        for number, (example, (query_prompt, document_prompt)) in enumerate(
-            zip(examples, prompts or [(0, 0)] * len(examples), strict=True)
-        ):
+        prompts = prompts or [(0, 0)] * len(examples)
+        for number, (example, (query_prompt, document_prompt)) in enumerate(zip(examples, prompts, strict=True)):
             pairs_of_example = pairs_of(example)
             for left, right, score in pairs_of_example:
                 pairs.append((row(query_prompt, left), row(document_prompt, right), score, number))

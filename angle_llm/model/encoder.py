@@ -35,13 +35,13 @@ from angle_llm.model.pooling import checked_pooling
 from angle_llm.model.source.artifact import check_savable, load_parts, save_parts
 from angle_llm.model.source.backbone import (
     absolute_name,
-    is_causal,
     is_made_bidirectional,
+    probes_as_causal,
     tokenizer_config_of,
     torch_device,
     use_capped_attention,
 )
-from angle_llm.model.source.bidirectional import check_bidirectional
+from angle_llm.model.source.bidirectional import check_and_simplify_bidirectional
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, resolve_model
@@ -101,8 +101,8 @@ class SentenceEncoder:
         use_capped_attention(backbone)
         with without_outliers(backbone):  # for the probes
             if is_made_bidirectional(backbone):
-                check_bidirectional(backbone)
-            causal = is_causal(backbone)
+                check_and_simplify_bidirectional(backbone)
+            causal = probes_as_causal(backbone)
             pooling = checked_pooling(pooling, backbone, causal=causal)
             max_length = checked_length(max_length, backbone)
             self.model = EmbeddingModel(backbone, EmbeddingOptions(pooling, causal, normalize=normalize), dense)
@@ -381,6 +381,7 @@ class SentenceEncoder:
         inner = [layer for layer in layers if layer != self.layers]
         if len(set(layers)) < len(layers):
             raise ValueError(f"layers: expected different numbers, got {list(layers)}.")
+        # The columns are the dimensions after the last layer, then those after each layer of `inner`.
         rows_NC, _ = encode_texts(self, texts, micro_batch_tokens, show_progress, inner)
         positions = [0 if layer == self.layers else 1 + inner.index(layer) for layer in layers]
         return rows_NC.reshape(len(texts), 1 + len(inner), self.dimensions)[:, positions]

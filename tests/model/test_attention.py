@@ -30,7 +30,7 @@ from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batch
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, shared_prefixes
 from angle_llm.model.pooling import POOLINGS
-from angle_llm.model.source.backbone import is_causal
+from angle_llm.model.source.backbone import probes_as_causal
 
 CPU = torch.device("cpu")
 
@@ -409,7 +409,7 @@ def test_packed_texts_equal_single_ones_in_value_and_gradient(kind: str, pooling
     backbone = modern_bert() if kind == "modernbert" else tiny_backbone(kind.partition("-")[0], torch.float64)
     if kind == "llama-bidirectional":
         backbone.config.is_causal = False
-    assert is_causal(backbone) == causal
+    assert probes_as_causal(backbone) == causal
     layouts = probe_layouts(backbone, pooling, causal=causal)
     assert layouts.layout == "packed"
     assert layouts.max_tokens == (8 if kind == "modernbert" else 1024)

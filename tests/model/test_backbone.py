@@ -41,9 +41,9 @@ from angle_llm.model.layers.quantization import dequantize
 from angle_llm.model.source.backbone import (
     BackboneLocation,
     absolute_name,
-    is_causal,
     load_backbone,
     load_tokenizer,
+    probes_as_causal,
     torch_dtype,
 )
 from angle_llm.model.source.checks import ArtifactError
@@ -237,7 +237,7 @@ def test_positions_under_another_name(config: PretrainedConfig, positions: int |
 @pytest.mark.parametrize("kind", KINDS)
 def test_causality_positions_and_fingerprint_of_every_kind(kind: str) -> None:
     for dtype in (torch.float32, *HALF):
-        assert is_causal(tiny_backbone(kind, dtype)) is KINDS[kind].causal
+        assert probes_as_causal(tiny_backbone(kind, dtype)) is KINDS[kind].causal
     assert count_positions(tiny_backbone(kind)) == POSITIONS, "RoBERTa has two more rows than positions"
     fingerprint = weights_fingerprint(tiny_backbone(kind))
     assert fingerprint == weights_fingerprint(tiny_backbone(kind, torch.bfloat16))
@@ -247,7 +247,7 @@ def test_causality_positions_and_fingerprint_of_every_kind(kind: str) -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_causality_is_probed_without_dropout_in_any_mode(training: bool) -> None:
     backbone = tiny_backbone("opt").train(training)
-    assert is_causal(backbone)
+    assert probes_as_causal(backbone)
     assert all(module.training is training for module in backbone.modules())
 
 
@@ -257,8 +257,8 @@ def test_causality_depends_on_the_model_not_on_its_family() -> None:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
     torch.manual_seed(0)
     options = {**sizes, **heads, "initializer_range": 0.3}
-    assert is_causal(Gemma3TextModel(Gemma3TextConfig(**options)))
-    assert not is_causal(Gemma3TextModel(Gemma3TextConfig(**options, use_bidirectional_attention=True)))
+    assert probes_as_causal(Gemma3TextModel(Gemma3TextConfig(**options)))
+    assert not probes_as_causal(Gemma3TextModel(Gemma3TextConfig(**options, use_bidirectional_attention=True)))
 
 
 def test_the_fingerprint_depends_on_every_tensor() -> None:

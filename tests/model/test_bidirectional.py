@@ -34,8 +34,8 @@ from angle_llm.io import FolderError
 from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
-from angle_llm.model.source.backbone import is_causal
-from angle_llm.model.source.bidirectional import check_bidirectional
+from angle_llm.model.source.backbone import probes_as_causal
+from angle_llm.model.source.bidirectional import check_and_simplify_bidirectional
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.settings.commands import EmbedSettings
@@ -95,10 +95,10 @@ def with_noise(model: nn.Module) -> nn.Module:
 @pytest.mark.usefixtures("_norms_in_float64")
 def test_single_padded_and_packed_texts_are_equal_in_value_and_gradient(kind: str) -> None:
     backbone = backbone_of(kind)
-    assert is_causal(backbone)
+    assert probes_as_causal(backbone)
     backbone.config.is_causal = False
-    check_bidirectional(backbone)
-    assert not is_causal(backbone)
+    check_and_simplify_bidirectional(backbone)
+    assert not probes_as_causal(backbone)
     model = EmbeddingModel(backbone, EmbeddingOptions("mean", False))
     ids = [[5, 7], [9, 11, 13, 15, 17, 3, 4, 6, 8], [21], [5, 7, 2, 1]]  # longer and shorter than a window of 6
     packed = probe_layouts(backbone, "mean", causal=False)
@@ -163,8 +163,8 @@ def test_families_with_other_norms_and_layers_are_accepted(config: Any, context:
     config.is_causal = False
     with context():
         backbone = AutoModel.from_config(config).eval()
-        check_bidirectional(backbone)
-    assert not is_causal(backbone)
+        check_and_simplify_bidirectional(backbone)
+    assert not probes_as_causal(backbone)
     assert not any(module._forward_hooks for module in backbone.modules())
 
 

@@ -153,7 +153,7 @@ def dequantize(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
     computed = next(tensor.dtype for tensor in backbone.parameters() if tensor.is_floating_point())
     for name in [name for name, layer in backbone.named_modules() if bits_of_layer(layer)]:
         layer: Any = backbone.get_submodule(name)
-        values = _values(layer, name, computed)
+        values = _dequantized(layer, name, computed)
         plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         plain.weight = nn.Parameter(values.to(dtype or values.dtype), requires_grad=False)
         if layer.bias is not None:
@@ -179,11 +179,11 @@ def _use_plain_lora(adapted: nn.Module) -> None:
     use_fused_lora(adapted)
 
 
-def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
+def _dequantized(layer: Any, name: str, dtype_of_8_bit: torch.dtype) -> torch.Tensor:
     """Return the dequantized weight (out, in) of a quantized layer.
 
-    `name` is the path of the layer, for the error message. `computed` is the dtype of 8-bit weights; 4-bit layers have
-    their own.
+    `name` is the path of the layer, for the error message. 4-bit layers have their own dtype, `dtype_of_8_bit` does not
+    apply to them.
 
     Raises:
         QuantizationError: if bitsandbytes has repacked the weight.
@@ -194,9 +194,10 @@ def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
             f"bitsandbytes has repacked the weights of {name}, so they cannot be read. Load the backbone again with angle_llm, "
             "which prevents this."
         )
+    dtype = dtype_of_8_bit
     if bits_of_layer(layer) == 4:
-        computed = layer.compute_dtype or state.dtype
-    return frozen_weight(layer, computed)
+        dtype = layer.compute_dtype or state.dtype
+    return frozen_weight(layer, dtype)
 
 
 def _bitsandbytes() -> Any:

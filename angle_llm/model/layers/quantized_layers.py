@@ -32,7 +32,7 @@ def patch_bitsandbytes(model: nn.Module) -> None:
         if bits_of_layer(layer) == 4:
             held.support_avx512bf16_for_cpu = False
         elif bits_of_layer(layer) == 8 and not hasattr(layer, "scale_O"):
-            # A forward pass moves the scales from the weight to the state.
+            # A forward pass moves the scales from the weight to the state. `set_scale` puts them back before each pass.
             scale_O = held.state.SCB if held.weight.SCB is None else held.weight.SCB
             held.register_buffer("scale_O", scale_O, persistent=False)
             held.register_forward_pre_hook(set_scale)

@@ -222,6 +222,11 @@ _EARLIER_THETAS = {
 """Model type → layer type → name of the key `rope_theta` in transformers 4; layer type "" if all layers share the key."""
 
 
+_STOPS_VERSION_4: dict[str, list[int]] = {"bidirectional attention needs transformers 5.2": []}
+"""Value of `pruned_heads` in the configuration of a bidirectional model. transformers before 5.2 ignores `is_causal`, so the
+vectors would be wrong without an error; version 4 stops with an error at this value."""
+
+
 def write_earlier_names(folder: Path) -> None:
     """Add to `config.json` the keys that transformers 5 moved or renamed, under their names in transformers 4.
 
@@ -248,31 +253,47 @@ def write_earlier_names(folder: Path) -> None:
 
 def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
     """Return the keys, with values, that transformers 4 reads and that transformers 5 moved or renamed in `config`."""
-    rope, types = config.get("rope_parameters") or {}, config.get("layer_types") or []
-    names: dict[str, Any] = {"torch_dtype": config["dtype"]} if config.get("dtype") else {}
-    # transformers before 5.2 ignores `is_causal`; version 4 stops with an error at the added key.
+    names: dict[str, Any] = {}
+    if config.get("dtype"):
+        names["torch_dtype"] = config["dtype"]
     if config.get("is_causal") is False:
-        names["pruned_heads"] = {"bidirectional attention needs transformers 5.2": []}
-    nested = "full_attention" in rope
-    keys = _EARLIER_THETAS.get(
-        config.get("model_type", ""), _EARLIER_THETAS["gemma3_text"] if nested else {"": "rope_theta"}
-    )
+        names["pruned_heads"] = _STOPS_VERSION_4
+    names |= _earlier_rope(config.get("model_type", ""), config.get("rope_parameters") or {})
+    return names | _earlier_windows(config.get("layer_types") or [])
+
+
+def _earlier_rope(model_type: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of transformers 4 for `rope_parameters`: thetas, the share of rotated dimensions, and scaling."""
+    names: dict[str, Any] = {}
+    # Thetas: one, or one for each type of layer.
+    by_layer_type = "full_attention" in rope
+    usual = _EARLIER_THETAS["gemma3_text"] if by_layer_type else {"": "rope_theta"}
+    keys = _EARLIER_THETAS.get(model_type, usual)
     for layer_type, key in keys.items():
-        if theta := (rope.get(layer_type) or {} if nested else rope).get("rope_theta"):
-            names[key] = theta
-    scaled = {key: value for key, value in (rope.get("full_attention") or rope).items() if key != "rope_theta"}
-    if (factor := scaled.pop("partial_rotary_factor", None)) is not None:
+        parameters = (rope.get(layer_type) or {}) if by_layer_type else rope
+        if parameters.get("rope_theta"):
+            names[key] = parameters["rope_theta"]
+    # Rotated dimensions, and scaling.
+    scaling = dict(rope.get("full_attention") or rope)
+    scaling.pop("rope_theta", None)
+    if (factor := scaling.pop("partial_rotary_factor", None)) is not None:
         names |= {"partial_rotary_factor": factor, "rotary_pct": factor}
-    # Of the types with a theta for each kind of layer, Gemma-3 alone has scaling in transformers 4.
-    if scaled.get("rope_type", "default") != "default" and (not nested or config["model_type"] == "gemma3_text"):
-        names["rope_scaling"] = scaled
-    if "full_attention" in types and "sliding_attention" in types:
-        first = types.index("full_attention")  # Gemma-3: every n-th layer; ModernBERT: the layers 0, n, 2n, …
-        if first == 0:
-            names["global_attn_every_n_layers"] = [*types[1:], "full_attention"].index("full_attention") + 1
-        else:
-            names["sliding_window_pattern"] = first + 1
+    # Of the types with a theta for each type of layer, Gemma-3 alone has scaling in transformers 4.
+    has_scaling = not by_layer_type or model_type == "gemma3_text"
+    if has_scaling and scaling.get("rope_type", "default") != "default":
+        names["rope_scaling"] = scaling
     return names
+
+
+def _earlier_windows(layer_types: list[str]) -> dict[str, Any]:
+    """Return the key of transformers 4 for layers with full attention between layers with sliding windows."""
+    if not {"full_attention", "sliding_attention"} <= set(layer_types):
+        return {}
+    first = layer_types.index("full_attention")
+    if first > 0:  # as in Gemma-3: every n-th layer has full attention
+        return {"sliding_window_pattern": first + 1}
+    # As in ModernBERT: layers 0, n, 2n, … have full attention.
+    return {"global_attn_every_n_layers": [*layer_types[1:], "full_attention"].index("full_attention") + 1}
 
 
 _LIBRARY_PROBES = ("A man eats 3 apples.", "Straße, Привет 你好!", "x [SEP] </s> <|im_end|> y", "one two " * 5000)

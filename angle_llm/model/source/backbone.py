@@ -324,7 +324,7 @@ def load_backbone(
     return loaded
 
 
-def is_causal(backbone: nn.Module) -> bool:
+def probes_as_causal(backbone: nn.Module) -> bool:
     """Return whether the hidden state of a token does not depend on later tokens.
 
     The states of two sequences are compared that differ in their last token only.

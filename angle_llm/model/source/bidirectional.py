@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from angle_llm.device import evaluating, relative_difference
 from angle_llm.model.layers.depth import LayerStack
-from angle_llm.model.source.backbone import is_causal
+from angle_llm.model.source.backbone import probes_as_causal
 from angle_llm.model.source.checks import ArtifactError
 
 _PADDING_TOLERANCE = 0.05
@@ -17,24 +17,25 @@ _PADDING_TOLERANCE = 0.05
 attention gives differences near 1."""
 
 
-def check_bidirectional(backbone: Any) -> None:
+def check_and_simplify_bidirectional(backbone: Any) -> None:
     """Check that `is_causal: false` in the configuration makes a backbone bidirectional, with and without padding.
 
-    If the backbone is bidirectional without this key, such as BERT, the key is removed: transformers 4 would refuse a saved
-    model with it.
+    If the backbone is bidirectional without this key, such as BERT, the key is removed from the configuration: transformers
+    4 would refuse a saved model with it.
 
     Raises:
         ArtifactError: if a layer of the architecture ignores the key, or ignores it for texts without padding.
     """
     config = backbone.config.get_text_config()
-    if is_causal(backbone) or _has_causal_layer(backbone) or _padding_difference(backbone) > _PADDING_TOLERANCE:
+    if probes_as_causal(backbone) or _has_causal_layer(backbone) or _padding_difference(backbone) > _PADDING_TOLERANCE:
         raise ArtifactError(
             f"models of type {config.model_type} do not support bidirectional attention in this version of transformers: a "
             "layer is causal, or the states of a padded text and of the text alone differ. Omit attention, or use another model. "
             "Without the setting, remove is_causal from config.json."
         )
+    # Is the model still bidirectional without the key?
     del config.is_causal
-    if is_causal(backbone):
+    if probes_as_causal(backbone):
         config.is_causal = False
         config.use_cache = False  # otherwise a forward pass of the library keeps keys and values for generation
 

@@ -181,11 +181,13 @@ def _weight_files(folder: Path) -> list[Path]:
             + "Load the model where you trust it, and save it with save_pretrained, which writes safetensors."
         )
     shards = read_json(index).get("weight_map")
-    names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
-    for name in sorted(names) or [""]:
+    names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
+    if not names:
+        raise ArtifactError(f"{index} has no weight_map with files of weights. Fetch or save the model again.")
+    for name in names:
         if not re.fullmatch(r"\w[\w.-]*\.safetensors", name) or not (folder / name).is_file():  # it could name any file
             raise ArtifactError(f"{index} names {name!r:.200}, which is not in {folder}. Fetch or save it again.")
-    return [folder / name for name in sorted(names)]
+    return [folder / name for name in names]
 
 
 def check_states(backbone: nn.Module) -> torch.Tensor:

@@ -64,19 +64,19 @@ class CardFacts:
         Raises:
             ArtifactError: if the folder has no encoder, or is damaged.
         """
-        origin, report = (
-            read_json(folder / name) if (folder / name).is_file() else {} for name in (MERGE_NAME, REPORT_NAME)
-        )
-        base, revision = origin.get("base"), origin.get("base_revision")
+        origin = _read_optional(folder / MERGE_NAME)
+        of_all: dict[str, Any] = {"origin": origin, "report": _read_optional(folder / REPORT_NAME)}
+        of_all |= {"base": origin.get("base"), "revision": origin.get("base_revision")}
+        # Exported encoders.
         for kind in EXPORT_KINDS:
             exported = kind.facts(folder)
             if exported is None:
                 continue
             if kind.instructions is not None:
-                use = kind.instructions(folder)
-                return cls(kind.target, exported, base, revision, origin, report, use=use)
+                return cls(form=kind.target, usage=exported, use=kind.instructions(folder), **of_all)
             notes = program_notes(folder, exported)
-            return cls(kind.target, exported, base, revision, origin, report, True, notes)
+            return cls(form=kind.target, usage=exported, opens_in_library=True, notes=notes, **of_all)
+        # Saved encoders.
         if not is_saved_encoder(folder):
             hint = f" Use {folder / 'model'}." if is_saved_encoder(folder / "model") else ""
             raise ArtifactError(
@@ -84,8 +84,13 @@ class CardFacts:
             )
         card = EncoderCard.read(folder)
         if card.base is None:
-            return cls("whole", card, base, revision, origin, report, opens_in_library(folder))
-        return cls("adapter", card, card.base, card.base_revision, origin, report)
+            return cls(form="whole", usage=card, opens_in_library=opens_in_library(folder), **of_all)
+        return cls(form="adapter", usage=card, **{**of_all, "base": card.base, "revision": card.base_revision})
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; empty if there is no file."""
+    return read_json(path) if path.is_file() else {}
 
 
 def model_card(

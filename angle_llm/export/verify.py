@@ -163,21 +163,33 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
 
 def _encode_reference(paths: Sequence[FormPath], name: str, options: VerifyOptions) -> _Reference:
     """Encode the texts with the first form and with its untrained base; `paths` are all forms."""
+    path = paths[0]
     opening = Opening(options.device, options.original_base)
-    encoder = open_form(paths[0], opening)
+    encoder = open_form(path, opening)
     assert isinstance(encoder, SentenceEncoder)
-    prompts = encoder.prompts if options.side is None else load_prompts(encoder.prompts.of(options.side))
-    usage = {"prompt": prompts, "pooling": encoder.pooling, "max_length": encoder.max_length}
-    usage |= {"normalize": encoder.normalize, **options.server}
-    sides: Sequence[Side | None] = SIDES if prompts.differ else [options.side]
-    texts, notes = (options.texts, list[str]()) if options.texts is not None else _built_in_texts(encoder, paths)
 
-    encoded = _encode(encoder, kind_of(paths[0]).name, name, texts, options.score, sides)
-    base_rows_ND, base_note = _base_rows(encoder, paths[0], texts, options.device, sides, options.base)
+    # Prompts, their sides, and texts.
+    prompts = encoder.prompts
+    if options.side is not None:
+        prompts = load_prompts(prompts.of(options.side))
+    sides: Sequence[Side | None] = SIDES if prompts.differ else [options.side]
+    texts, notes = options.texts, list[str]()
+    if texts is None:
+        texts, notes = _built_in_texts(encoder, paths)
+
+    # Vectors of the encoder and of its base.
+    encoded = _encode(encoder, kind_of(path).name, name, texts, options.score, sides)
+    base_rows_ND, base_note = _base_rows(encoder, path, texts, options.device, sides, options.base)
     if base_rows_ND is None and any(map(is_server, paths)):
         notes.append("base distance not checked. Name the untrained base: --base MODEL.")
-    opening = replace(opening, usage=usage)
-    return _Reference(paths[0], encoded, base_rows_ND, base_note, texts, sides, opening, notes)
+
+    # The other forms must be used as the encoder was trained.
+    usage = {name: getattr(encoder, name) for name in ("pooling", "max_length", "normalize")}
+    opening = replace(opening, usage={"prompt": prompts, **usage, **options.server})
+    return _Reference(
+        path=path, encoded=encoded, base_rows_ND=base_rows_ND, base_note=base_note, texts=texts, sides=sides,
+        opening=opening, notes=notes,
+    )  # fmt: skip
 
 
 def _compare(
@@ -233,11 +245,12 @@ def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[FormPath]) -> tupl
     texts = [text for text in SENTENCES if _has_tokens(encoder, text)]
     if skipped := len(SENTENCES) - len(texts):
         notes.append(f"built-in texts skipped: {skipped}. The tokenizer has no tokens for these texts.")
+    # Added tokens whose name the exported tokenizer reads as plain text give other ids.
     exported = [ExportFacts.read(Path(form).expanduser()) for form in forms if is_sentence_transformers_folder(form)]
-    names = {name for facts in exported if facts is not None for name in facts.plain_names}
-    if any(map(is_server, forms)) and hasattr(encoder.tokenizer, "backend_tokenizer"):
-        names |= set(changed_names(encoder.tokenizer, with_prompt=True))  # the server may use an exported folder
-    known = [text for text in texts if not any(name in text for name in names)]
+    split_token_names = {name for facts in exported if facts is not None for name in facts.plain_names}
+    if any(map(is_server, forms)) and hasattr(encoder.tokenizer, "backend_tokenizer"):  # may use an exported folder
+        split_token_names |= set(changed_names(encoder.tokenizer, with_prompt=True))
+    known = [text for text in texts if not any(name in text for name in split_token_names)]
     if skipped := len(texts) - len(known):
         notes.append(
             f"built-in texts skipped: {skipped}. They contain a name that an exported tokenizer splits like text."

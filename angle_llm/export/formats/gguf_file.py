@@ -227,17 +227,18 @@ def _check_config(config: Any, architecture: str) -> None:
     """
     gemma = architecture == "gemma3"
     activation = config.hidden_activation if gemma else config.hidden_act
-    lacking = {
+    rope = getattr(config, "rope_parameters", None) or {}
+    unsupported = {
         f"activation {activation}": activation != ("gelu_pytorch_tanh" if gemma else "silu"),
         "sliding windows": not gemma and "sliding_attention" in (getattr(config, "layer_types", None) or []),
         "bidirectional attention": bool(getattr(config, "use_bidirectional_attention", False))
         or not getattr(config, "is_causal", True),
         "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None) is not None,
         "rope scaling in sliding windows": gemma
-        and config.rope_parameters["sliding_attention"]["rope_type"] != "default",
+        and rope.get("sliding_attention", {}).get("rope_type", "default") != "default",
     }
-    for feature, is_present in lacking.items():
-        if is_present:
+    for feature, is_used in unsupported.items():
+        if is_used:
             raise ArtifactError(f"llama.cpp computes {architecture} without {feature}, but this model has it.")
 
 

@@ -83,7 +83,7 @@ def export_onnx(
     def fill(folder: Path) -> Verification | None:
         export_sentence_transformers(source, folder, side=side, check=False)
         _write_graph(folder)
-        for path in folder.glob("model*"):  # the weights and their index
+        for path in folder.glob("model*.safetensors*"):  # the weights and their index
             path.unlink()
         if int8:
             _quantize_graph(folder / GRAPH_NAME)
@@ -186,6 +186,7 @@ def _quantize_graph(path: Path) -> None:
     with _quiet():
         quantizer = quantization.MatMulNBitsQuantizer(onnx.load(path), algo_config=config)
         quantizer.process()
+    # The folder onnx/ has only the graph and its data file. Both are in memory now.
     shutil.rmtree(path.parent)
     path.parent.mkdir()
     quantizer.model.save_model_to_file(str(path), use_external_data_format=has_data_file)

@@ -54,6 +54,7 @@ class Relation:
     """(N, T) vectors of the texts from a teacher encoder, which the model learns to imitate."""
 
     def __post_init__(self) -> None:
+        """Check shapes, dtypes and scores; the number of rows is checked in `check_rows`."""
         pairs = self.left.numel()
         for name, tensor in self._tensors():
             shape = tuple(tensor.shape)

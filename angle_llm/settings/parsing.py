@@ -390,11 +390,13 @@ def config_defaults(
     for position, argument in enumerate(rest):
         name, equals, value = argument.partition("=")
         if name == "--config":
-            path = value if equals else "".join(rest[position + 1 : position + 2])
+            path = value if equals else next(iter(rest[position + 1 :]), "")
             if not path:
                 raise SettingsError("--config: expected a YAML file.")
             del rest[position : position + (1 if equals else 2)]
-            return _completed_by_flags(kind, path) or load_settings(kind, path, defaults), rest
+            # Without defaults, flags must give the required settings that the file lacks.
+            incomplete = _completed_by_flags(kind, path) if defaults is None else None
+            return incomplete or load_settings(kind, path, defaults), rest
     return None, rest
 
 

@@ -178,7 +178,7 @@ class BatchPlanner:
             (loss, prompts if loss.embeddings_per_text else None)
             for loss, prompts in zip(losses, self.prompts, strict=True)
         ]
-        self._first_set_like = np.array([keys.index(key) for key in keys])
+        self._first_set_with_same_loss = np.array([keys.index(key) for key in keys])
         """Number of the first dataset with the same loss and prompts, for each dataset."""
 
     def sets_without_pairs(self) -> Iterator[str]:
@@ -275,7 +275,7 @@ class BatchPlanner:
         If the losses or prompts of the datasets differ, a loss applies only to pairs of datasets with the same loss and
         prompts. With another prompt, the same text is another row and would be its own negative.
         """
-        set_of_example = self._first_set_like[sets]
+        set_of_example = self._first_set_with_same_loss[sets]
         first_sets: list[int] = list(dict.fromkeys(set_of_example.tolist()))  # in the order of first occurrence
         if len(first_sets) == 1:
             return self.losses[first_sets[0]]
@@ -283,7 +283,9 @@ class BatchPlanner:
         parts = []
         for number in first_sets:
             pairs = torch.from_numpy(np.flatnonzero(set_of_pair == number))
-            parts.append(Part(self.losses[number], float((set_of_example == number).mean()), pairs))
+            # Weighted by examples, so that an example counts the same in a mixed batch as in a batch of its own set.
+            share = float((set_of_example == number).mean())
+            parts.append(Part(objective=self.losses[number], share=share, pairs=pairs))
         return MixedObjective(parts)
 
 

@@ -196,6 +196,7 @@ class BestModel:
         folder = self.folder.with_name(RESCUE_FOLDER)
         try:
             if not all(math.isfinite(float(weight.sum())) for weight in weights):
+                log("the run failed; its last weights are not finite, so they are not saved")
                 return
             self._encoder.save_pretrained(folder)
         except Exception as error:  # the error of the run matters more, and can be the cause (disk, device)

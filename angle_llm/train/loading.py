@@ -48,24 +48,23 @@ def check_zero_3(source: ModelSource, settings: TrainSettings, zero_stage: int) 
     """Raise `SettingsError` for a model or a task that cannot be trained with ZeRO-3."""
     if zero_stage != 3:
         return
-    path, bits, card = settings.model.path, settings.model.bits, source.card
-    task_problem = task_of(settings).zero_3_problem
-    for refused, problem in (
-        (
-            source.adapter is not None,
-            f"continue training the adapter in {path}. Use ZeRO-2, or merge the adapter (angle-llm merge) and train the merged "
-            "model",
-        ),
-        (bits is not None, f"partition a base quantised to {bits} bits. Use ZeRO-2, or --model.bits None"),
-        (
-            card is not None and bool(card.dimensions or card.layers),
-            f"train {path}, which uses only some layers or dimensions of its base model. Use ZeRO-2",
-        ),
-        (bool(source.dense), f"train {path}, which has Dense modules. Use ZeRO-2"),
-        (task_problem is not None, task_problem),
-    ):
-        if refused:
-            raise SettingsError(f"ZeRO-3 cannot {problem}.")
+    path = settings.model.path
+    bits = settings.model.bits
+    card = source.card
+    problem = task_of(settings).zero_3_problem
+    if source.adapter is not None:
+        problem = (
+            f"continue training the adapter in {path}. Use ZeRO-2, or merge the adapter (angle-llm merge) and train the "
+            "merged model"
+        )
+    elif bits is not None:
+        problem = f"partition a base quantised to {bits} bits. Use ZeRO-2, or --model.bits None"
+    elif card is not None and (card.dimensions or card.layers):
+        problem = f"train {path}, which uses only some layers or dimensions of its base model. Use ZeRO-2"
+    elif source.dense:
+        problem = f"train {path}, which has Dense modules. Use ZeRO-2"
+    if problem is not None:
+        raise SettingsError(f"ZeRO-3 cannot {problem}.")
 
 
 class LoadedEncoder(NamedTuple):
@@ -132,13 +131,15 @@ def _with_weights(source: ModelSource, settings: TrainSettings, processes: Proce
     """Load an encoder; with ZeRO-3, ranks other than 0 get one whose weights are on the meta device."""
     model = settings.loaded_model
     partitioned = processes.zero_stage == 3
+    # DeepSpeed fills the weights of the other ranks from rank 0, and `_with_equal_layouts` copies its layouts.
     if partitioned and not processes.is_main:
         encoder, config = meta_model.tiny_encoder_copy(source, model)
         backbone = meta_model.meta_backbone(config, meta_model.stored_dtype(config, model.dtype))
         return encoder.changed(model=meta_model.put_in(encoder.model, backbone))
-    # Partitioned weights are on the CPU until DeepSpeed partitions them.
-    other_device = partitioned or (settings.autocasts and processes.device.type == "cuda")
-    probes_here = settings.layout == "auto" and other_device
+    # `from_pretrained` would probe on `load_device`. A layout must be probed on the device and in the dtype of training,
+    # and partitioned weights are on the CPU until DeepSpeed partitions them.
+    trains_elsewhere = partitioned or (settings.autocasts and processes.device.type == "cuda")
+    probe_later = settings.layout == "auto" and trains_elsewhere
     encoder = SentenceEncoder.from_pretrained(
         source,
         prompt=model.prompt,
@@ -147,9 +148,9 @@ def _with_weights(source: ModelSource, settings: TrainSettings, processes: Proce
         dtype=model.dtype,
         bits=model.bits,
         device=processes.load_device,
-        layout="padded" if probes_here else settings.layout,
+        layout="padded" if probe_later else settings.layout,  # padded: without a probe
     )
-    if not probes_here:
+    if not probe_later:
         return encoder
     causal = encoder.model.options.causal
     layouts = probe_layouts(

@@ -198,6 +198,13 @@ class ZeroStrategy(DataParallelStrategy):
 
     @contextmanager
     def guard_ranks(self) -> Iterator[None]:
+        """Name the rank and the remedy in an out-of-memory or kernel error.
+
+        With ZeRO the error is raised on this rank only; the run ends.
+
+        Raises:
+            RuntimeError: on the rank that failed. No step can be repeated.
+        """
         try:
             yield
         except Exception as error:

@@ -247,6 +247,7 @@ class Trainer:
             with closing(prefetch(self._planner.steps(self._schedule.after(self._step), budget))) as steps:
                 started = time.perf_counter()
                 for epoch, groups in steps:
+                    # Increments `_step`; lowers `_budget` after an out-of-memory error.
                     self._take_step(epoch, groups, started, bar)
                     with paused(bar):
                         self._evaluate_and_save()

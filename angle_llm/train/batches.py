@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from types import MappingProxyType
@@ -289,11 +289,10 @@ class BatchPlanner:
         return MixedObjective(parts)
 
 
-def prefetch(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield the items of an iterator; a thread computes the next item while the caller uses the current item."""
+def prefetch(items: Iterator[Item], worker: ThreadPoolExecutor) -> Iterator[Item]:
+    """Yield the items of an iterator; `worker` computes the next item while the caller uses the current item."""
     end = object()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
+    following = worker.submit(next, items, end)
+    while (item := following.result()) is not end:
         following = worker.submit(next, items, end)
-        while (item := following.result()) is not end:
-            following = worker.submit(next, items, end)
-            yield item  # type: ignore[misc]
+        yield item  # type: ignore[misc]

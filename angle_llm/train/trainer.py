@@ -8,7 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -242,11 +243,12 @@ class Trainer:
         """
         with paused(bar):
             self._evaluate_and_save()
-        while self._step < self._schedule.steps:
-            budget = self._budget
-            with closing(prefetch(self._planner.steps(self._schedule.after(self._step), budget))) as steps:
+        # One thread for the whole run: after an out-of-memory error, memory may not suffice for the stack of another.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
+            while self._step < self._schedule.steps:
+                budget = self._budget
                 started = time.perf_counter()
-                for epoch, groups in steps:
+                for epoch, groups in prefetch(self._planner.steps(self._schedule.after(self._step), budget), worker):
                     # Increments `_step`; lowers `_budget` after an out-of-memory error.
                     self._take_step(epoch, groups, started, bar)
                     with paused(bar):

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -117,13 +118,13 @@ def test_the_next_item_is_made_while_this_one_is_used() -> None:
         yield 2
         raise ValueError("no third")
 
-    items = prefetch(numbers())
-    assert next(items) == 1
-    assert second_made.wait(timeout=10), "made in advance"
-    assert next(items) == 2
-    with pytest.raises(ValueError, match="no third"):
-        next(items)
-    items = prefetch(iter(range(100)))
-    assert next(items) == 0
-    items.close()  # type: ignore[attr-defined]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+    with ThreadPoolExecutor(max_workers=1) as worker:
+        items = prefetch(numbers(), worker)
+        assert next(items) == 1
+        assert second_made.wait(timeout=10), "made in advance"
+        assert next(items) == 2
+        with pytest.raises(ValueError, match="no third"):
+            next(items)
+        # Another iterator in the same thread, when the first one is not used to its end.
+        assert next(prefetch(iter(range(100)), worker)) == 0
+        assert list(prefetch(iter("abc"), worker)) == ["a", "b", "c"]

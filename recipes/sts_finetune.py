@@ -16,10 +16,9 @@ from typing import Any
 
 from angle_llm import SentenceEncoder
 from angle_llm.cli import run_cli
-from angle_llm.data import DataError, ScoredPair
-from angle_llm.data.examples import load_examples
-from angle_llm.evaluate import StsPair, StsTask, evaluate
+from angle_llm.evaluate import evaluate
 from angle_llm.evaluate.encoding import encode_functions
+from angle_llm.evaluate.sts_tasks import read_examples
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import parse_settings, settings_class
 from angle_llm.settings.train import (
@@ -69,7 +68,7 @@ STARTER = StsFinetuneSettings(
 def main(settings: StsFinetuneSettings) -> None:
     """Train an encoder, and print the Spearman correlation on the test pairs before and after training."""
     run = TrainSettings(**{item.name: getattr(settings, item.name) for item in fields(TrainSettings)})
-    task = read_test_pairs(settings.test)  # read before training, so that an error is reported at once
+    task = read_examples("test", settings.test)  # read before training, so that an error is reported at once
     model = str(fine_tune(run))
     if os.environ.get("RANK", "0") != "0":
         return
@@ -81,19 +80,6 @@ def main(settings: StsFinetuneSettings) -> None:
         result = evaluate(encode, [task], encode_document=encode_document).tasks["test"]
         print(f"  {when:7} {result.spearman:6.2f}" + (f" ({result.undefined})" if result.undefined else ""))
     print(f'To load the model: SentenceEncoder.from_pretrained("{model}")')
-
-
-def read_test_pairs(source: DataSource) -> StsTask:
-    """Return an STS task with the scored pairs of a data source.
-
-    Raises:
-        DataError: if the source has no scored pairs.
-    """
-    examples = load_examples(source).examples
-    pairs = tuple(StsPair(row.left, row.right, row.score) for row in examples if isinstance(row, ScoredPair))
-    if not pairs:
-        raise DataError(f"{source.path} has no scored pairs. Set its format: scored_pair.")
-    return StsTask(name="test", label="test", variant="file", source=source.path, pairs=pairs)
 
 
 if __name__ == "__main__":

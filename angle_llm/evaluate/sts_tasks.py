@@ -26,8 +26,8 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from angle_llm.data.examples import open_examples
-from angle_llm.data.formats import DataError
+from angle_llm.data.examples import load_examples, open_examples
+from angle_llm.data.formats import DataError, ScoredPair
 from angle_llm.data.sources import Source, evaluation_source, is_data_name
 from angle_llm.evaluate.task_files import (
     Layout,
@@ -43,6 +43,7 @@ from angle_llm.evaluate.task_files import (
 from angle_llm.prompts import PLACEHOLDER, PromptTemplate
 from angle_llm.settings.parsing import SettingsError, unknown_name
 from angle_llm.settings.rows import CommandSource
+from angle_llm.settings.train import DataSource
 
 TextVariant = Literal["raw", "senteval"]
 _VARIANTS: tuple[TextVariant, ...] = ("raw", "senteval")
@@ -212,6 +213,19 @@ def read_pairs(path: str | Path | Source, columns: Mapping[str, str] = MappingPr
         names = [column_of[name] for name in ("text1", "text2", "score")]
     name = Path(str(source.path).removesuffix(".gz")).stem
     return StsTask(name, name, "file", source.text, tuple(_pairs(source, names)))
+
+
+def read_examples(name: str, source: DataSource) -> StsTask:
+    """Return an STS task with the scored pairs of a data source, which is read as for training.
+
+    Raises:
+        DataError: if the source has no scored pairs.
+    """
+    examples = load_examples(source).examples
+    pairs = tuple(StsPair(row.left, row.right, row.score) for row in examples if isinstance(row, ScoredPair))
+    if not pairs:
+        raise DataError(f"{source.path} has no scored pairs. Set its format: scored_pair.")
+    return StsTask(name=name, label=name, variant="file", source=source.path, pairs=pairs)
 
 
 def with_published_edits(task: StsTask) -> StsTask:

@@ -160,8 +160,11 @@ def make_app(
             `normalize` of the encoder are used. None: compute them in a thread of this process.
     """
     metrics = _Metrics()
-    batcher = Batcher(encoder, settings, metrics.batch_texts) if encode is None else None
-    server = _Server(encoder, settings, token, metrics, encode or batcher.encode)  # type: ignore[union-attr]
+    batcher = None
+    if encode is None:
+        batcher = Batcher(encoder, settings, metrics.batch_texts)
+        encode = batcher.encode
+    server = _Server(encoder, settings, token, metrics, encode)
 
     @asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:

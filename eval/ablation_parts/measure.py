@@ -28,22 +28,20 @@ from transfer_tasks import read_transfer_task
 from ablation_parts.grid import Measures, below
 from ablation_parts.results import DIFFERED, FILES, QUERIES, Measurement, measurement, save_queries, save_scores
 from ablation_parts.saturation import saturation
-from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.data.sources import evaluation_source
 from angle_llm.evaluate import (
     PairScores,
-    StsPair,
-    StsTask,
     evaluate,
     evaluate_retrieval,
     read_groups,
     select_tasks,
 )
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
+from angle_llm.evaluate.sts_tasks import read_examples
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.settings.train import DataSource, ModelSettings
+from angle_llm.settings.train import ModelSettings
 
 BY_SCORE = ("stsb", "stsb-dev", "mrpc", "issues")
 """Names of STS tasks for which the cosine is also summarised by range of the gold score."""
@@ -78,7 +76,7 @@ def _sts(encode: Any, measures: Measures, data_dir: Path, scores: Path) -> Itera
     """Yield Spearman and Pearson correlations of STS tasks and files of scored pairs."""
     tasks = select_tasks(measures.sts, data_dir, measures.variant) if measures.sts else []
     for name, source in measures.pairs.items():
-        tasks = [*tasks, _pairs_task(name, replace(source, path=below(source.path, data_dir)))]
+        tasks = [*tasks, read_examples(name, replace(source, path=below(source.path, data_dir)))]
     results = evaluate(encode, tasks, resamples=1000)
     save_scores(results.scores, scores)
     for name, task in results.tasks.items():
@@ -97,19 +95,6 @@ def _sts(encode: Any, measures: Measures, data_dir: Path, scores: Path) -> Itera
     if len(measures.pairs) > 1:
         values = [results.tasks[name].spearman for name in measures.pairs]
         yield measurement("sts", FILES, "spearman", float(np.mean(values)), n=len(values))
-
-
-def _pairs_task(name: str, source: DataSource) -> StsTask:
-    """Return an STS task with the scored pairs of a data source.
-
-    Raises:
-        DataError: if the source has no scored pairs.
-    """
-    examples = load_examples(source).examples
-    pairs = tuple(StsPair(row.left, row.right, row.score) for row in examples if isinstance(row, ScoredPair))
-    if not pairs:
-        raise DataError(f"{source.path} has no scored pairs. Set its format: scored_pair.")
-    return StsTask(name=name, label=name, variant="file", source=source.path, pairs=pairs)
 
 
 def _by_score(task: str, scores: PairScores) -> Iterator[Measurement]:

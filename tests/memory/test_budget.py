@@ -12,6 +12,7 @@ from torch import nn
 
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
+from angle_llm.data.formats import DataError
 from angle_llm.data.mixture import Mixture
 from angle_llm.losses import AngleObjective
 from angle_llm.memory import device_memory, step_forecast
@@ -212,6 +213,17 @@ def test_a_model_without_a_forecast_gets_the_defaults_or_the_smallest_budget(
     monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 2**29)
     assert choose(TrainSettings(), tiny_encoder("llama")) == budget
     assert str(error) in capsys.readouterr().out
+
+
+def test_a_bad_row_is_an_error_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise DataError("pairs.csv:3: text2 is blank")
+
+    monkeypatch.setattr("angle_llm.memory.step_forecast.model_step", fails)
+    monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 2**29)
+    with pytest.raises(DataError, match="pairs.csv:3"):
+        choose(TrainSettings(), tiny_encoder("llama"))
 
 
 def test_activation_checkpointing_is_refused_where_it_is_not_possible() -> None:

@@ -222,7 +222,7 @@ def test_a_bad_row_is_an_error_before_training(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("angle_llm.memory.step_forecast.model_step", fails)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
     monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 2**29)
-    with pytest.raises(DataError, match="pairs.csv:3"):
+    with pytest.raises(DataError, match=r"pairs\.csv:3"):
         choose(TrainSettings(), tiny_encoder("llama"))
 
 

@@ -47,7 +47,8 @@ def is_distinctive(normalized_text: str) -> bool:
 
 def key(*parts: str) -> int:
     """Return a 64-bit hash of one or several texts in order. A collision among a million keys has probability 3e-8."""
-    return int.from_bytes(blake2b("\0".join(parts).encode(), digest_size=8).digest(), "little")
+    content = "\0".join(parts).encode(errors="backslashreplace")  # a lone surrogate cannot be encoded
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
 
 
 def pair_key(left: str, right: str) -> int:

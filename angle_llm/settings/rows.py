@@ -30,7 +30,7 @@ class RowSettings:
     """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this."""
     score_range: tuple[float, float] | None = None
     """The score that means *unrelated* and the score that means *same meaning*, such as 0 5.
-    None: 0 1; in data check, a scale that fits the file."""
+    None: 0 1."""
 
     def source_of(self, path: str, **more: Any) -> CommandSource:
         """Return the settings of a dataset: the path of a file, these settings, and further fields in `more`."""

@@ -55,12 +55,8 @@ class CheckResult:
     """Names of the evaluation sets that the files were compared with."""
     skipped: list[str]
     """Files that are no evaluation sets, with the reason."""
-    itself: list[str]
-    """Names of evaluation sets that are checked files; they are not compared with themselves."""
     fixed: list[dict[str, Any]]
     """Path and row counts of the cleaned copies."""
-    not_fixed: list[str]
-    """Paths of the files without a cleaned copy, if copies are requested."""
     reports: list[FileReport]
 
     @property
@@ -87,19 +83,15 @@ class CheckResult:
         if self.sets:
             lines.append(f"compared with evaluation sets: {', '.join(self.sets)}")
             lines.append(f"  skipped: {', '.join(self.skipped) or 'nothing'}")
-            if self.itself:
-                lines.append(f"  not compared with itself: {', '.join(self.itself)}")
         for report in self.reports:
-            report_lines = [report.path, *(f"  {name:12}{value}" for name, value in report.lines())]
-            lines.append("\n" + printable("\n".join(report_lines)))
+            lines += [f"\n{report.path}", *(f"  {name:12}{value}" for name, value in report.lines())]
         for copy in self.fixed:
             lines.append(
                 f"\n{copy['path']}: {copy['rows_in']:,} rows = {copy['kept']:,} kept in {copy['cleaned']} + "
                 f"{copy['quarantined']:,} removed, with reasons in {copy['quarantine']}"
             )
-        lines += [f"\n{path}: no cleaned copy was written; see its trouble above" for path in self.not_fixed]
         verdict = f"trouble in {self.trouble} of {len(self.reports)} files" if self.trouble else "no trouble"
-        return "\n".join([*lines, f"\n{verdict}"])
+        return printable("\n".join([*lines, f"\n{verdict}"]))
 
 
 def check_main(settings: CheckSettings) -> None:
@@ -117,40 +109,30 @@ def check_data(settings: CheckSettings) -> CheckResult:
             `--fix` folder cannot be used. Errors of a data file are in its report instead.
     """
     from angle_llm.data.leakage import read_evaluation_sets
-    from angle_llm.data.quality import NOTHING_LEFT, check_files, write_fixed
+    from angle_llm.data.quality import check_files, write_fixed
     from angle_llm.io import write_folder
 
     # Reports of all files.
     if settings.fix is not None:
         check_new_folder("--fix", settings.fix)
-    sets, skipped = read_evaluation_sets(settings.against, settings.columns) if settings.against else ([], [])
+    sets, skipped = read_evaluation_sets(settings.against) if settings.against else ([], [])
     tokens, remark = _open_tokens_or_explain(settings)
     read = {"where": settings.where, "encoding": settings.encoding, "skips_bad_rows": True}
-    checked = check_files([settings.source_of(path, **read) for path in settings.files], tokens, sets)
-    # Cleaned copies.
-    fixable = [(source, report) for source, report in checked if report.fixable]
+    sources = [settings.source_of(path, **read) for path in settings.files]
+    reports = check_files(sources, tokens, sets)
+    # Cleaned copies of the files that can be read.
+    readable = [(source, report) for source, report in zip(sources, reports, strict=True) if report.format is not None]
     fixed: list[dict[str, Any]] = []
-    if settings.fix is not None and fixable:
+    if settings.fix is not None and readable:
         out = settings.fix
-        write_folder(out, lambda folder: fixed.extend(write_fixed(fixable, folder, out)))
-    not_fixed = [report.path for _, report in checked if settings.fix is not None and not report.fixable]
-    # Settings of a training run, for each file that can be used.
-    cleaned = {report.path: copy["cleaned"] for (_, report), copy in zip(fixable, fixed, strict=False)}
+        write_folder(out, lambda folder: fixed.extend(write_fixed(readable, folder, out)))
+    # Training commands, with the cleaned copies. Training reads UTF-8 only.
     model = None if tokens is None else _recommended(model_settings(settings), tokens)
-    for source, report in checked:
-        if report.path in cleaned:
-            source = replace(source, path=cleaned[report.path])
-        is_utf_8 = report.path in cleaned or source.encoding == DataSource().encoding
-        can_train = (
-            is_utf_8
-            and report.format is not None
-            and not any(finding.kind in NOTHING_LEFT for finding in report.findings)
-        )
-        report.train = _train_flags(model, source, report) if can_train else ""
-    names = [tested.name for tested in sets]
-    files = {str(Path(path).resolve()) for path in settings.files}
-    itself = [tested.name for tested in sets if tested.identity in files]
-    return CheckResult(remark, names, skipped, itself, fixed, not_fixed, [report for _, report in checked])
+    paths = [copy["cleaned"] for copy in fixed] or [source.path for source, _ in readable]
+    for path, (source, report) in zip(paths, readable, strict=True):
+        if report.can_train and (fixed or source.encoding == DataSource().encoding):
+            report.train = _train_flags(model, replace(source, path=path), report)
+    return CheckResult(remark, [tested.name for tested in sets], skipped, fixed, reports)
 
 
 @dataclass(frozen=True)
@@ -205,8 +187,6 @@ def _train_flags(recommendation: Recommendation | None, source: DataSource, repo
 
     Without a recommendation for a model, the command contains the placeholder MODEL.
     """
-    from angle_llm.data.quality import data_settings
-
     # Settings of the model.
     settings: dict[str, Any] = {"model": {"path": "MODEL"}}
     if recommendation is not None:
@@ -220,10 +200,18 @@ def _train_flags(recommendation: Recommendation | None, source: DataSource, repo
             objective = {}
         elif recommendation is not None and recommendation.name == "small_decoder":
             settings = {**settings, "optimizer": {"learning_rate": RECOMMENDED["graded_rate"]}}
+    # Settings of the data: the file is read exactly as by this check.
+    data = {
+        "path": source.path,
+        "format": None if source.format == DataSource.format else source.format,
+        "columns": source.columns,
+        "score_range": source.score_range,
+        "where": source.where,
+    }
     # Order of the flags: model, data, objective, rest.
     of_model = {name: settings[name] for name in ("model", "lora", "optimizer", *SIMCSE_SETTINGS) if name in settings}
     rest = {name: value for name, value in settings.items() if name not in of_model}
-    return shlex.join(flags_of({**of_model, "data": data_settings(source, report), "objective": objective, **rest}))
+    return shlex.join(flags_of({**of_model, "data": data, "objective": objective, **rest}))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import texts_of
 from angle_llm.data.leakage import read_evaluation_sets
-from angle_llm.data.quality import CheckedFile, FileReport, check_files, write_fixed
+from angle_llm.data.quality import FileReport, check_files, write_fixed
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings.parsing import load_settings, parse_settings
 from angle_llm.settings.rows import CommandSource
@@ -40,9 +40,10 @@ def write(path: Path, *rows: object) -> str:
     return str(path)
 
 
-def checked(*paths: str, against: Sequence[str | Path] = (), **reading: Any) -> list[CheckedFile]:
+def checked(*paths: str, against: Sequence[str | Path] = (), **reading: Any) -> list[tuple[CommandSource, FileReport]]:
     sources = [CommandSource(path=path, skips_bad_rows=True, **reading) for path in paths]
-    return check_files(sources, None, read_evaluation_sets(against)[0] if against else [])
+    reports = check_files(sources, None, read_evaluation_sets(against)[0] if against else [])
+    return list(zip(sources, reports, strict=True))
 
 
 def reports(*paths: str, **options: Any) -> list[FileReport]:
@@ -80,7 +81,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_base("llama", tmp_path_factory.mktemp("base")))
 
 
-def test_groups_are_counted_and_compared(tmp_path: Path) -> None:
+def test_groups_are_compared(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"query": "q one", "pos": ["a b", "c d"], "neg": ["e"], "pos_scores": [1, 2], "neg_scores": [0]},
         {"query": "Q one!", "pos": ["c  D", "A b"], "neg": ["E."]},
@@ -92,9 +93,6 @@ def test_groups_are_counted_and_compared(tmp_path: Path) -> None:
     ]
     ((_, report),) = files = checked(write(tmp_path / "g.jsonl", *rows))
     assert report.format == "group"
-    assert report.groups == {
-        "positives": 7, "negatives": 5, "queries without negatives": 1, "queries with scores": 1,
-    }  # fmt: skip
     # "X, y" is a positive of its row; "c d" is a positive of rows 1 and 2
     assert found(report) == {"rejected": 2, "contradiction": 4, "near duplicate": 1}
     assert report.removed == {1: "contradiction", 2: "contradiction", 3: "contradiction", 7: "contradiction"}
@@ -133,7 +131,7 @@ def beir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_queries_documents_and_ids_of_a_beir_folder_are_found(tmp_path: Path, beir: Path) -> None:
+def test_pairs_and_queries_of_a_beir_folder_are_found(tmp_path: Path, beir: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"id": "1", "query": "how do I close a window", "positive": "Closing: press the red button in the corner."},
         {"id": "2", "query": "How do I close a window?", "positive": "some other text"},
@@ -144,32 +142,30 @@ def test_queries_documents_and_ids_of_a_beir_folder_are_found(tmp_path: Path, be
     path = write(tmp_path / "pairs.jsonl", *rows)
     (report,) = reports(path, against=[f"{beir}@test"])
     assert report.removed == {1: "its pair is in beir@test", 2: "its query is in beir@test"}
-    assert sorted((finding.kind, finding.count) for finding in report.findings) == [
-        ("contamination", 1), ("contamination", 1), ("documents", 2), ("ids", 1), ("sentences", 1),
+    assert sorted((finding.kind, finding.count) for finding in report.findings if finding.kind != "short") == [
+        ("contamination", 1), ("contamination", 1), ("sentences", 1),
     ]  # fmt: skip
     for against in ([beir], [beir.parent], [beir / ".." / ".."]):
         sets, skipped = read_evaluation_sets(against)
         assert [each.name for each in sets if each.name != "pairs.jsonl"] == ["beir@dev", "beir@test"]
-        assert "beir@train" in skipped
+        assert "beir@train (because of its name)" in skipped
     (report,) = reports(path, against=[beir])
     assert report.removed[5] == "its query is in beir@dev", "a short query is compared too"
     assert reports(f"{beir}@train", against=[beir])[0].removed == {2: "its query is in beir@dev"}
     assert found(reports(f"{beir}@test", against=[f"{beir}@test"])[0]) == {}
 
 
-def test_columns_are_those_of_evaluation_sets_too(tmp_path: Path) -> None:
-    rows = [{"frage": f"Wo ist die Datei {n}?", "antwort": f"Im Ordner {n}.", "note": n} for n in range(3)]
+def test_all_columns_of_evaluation_sets_are_compared(tmp_path: Path) -> None:
+    rows = [{"text1": f"Wo ist die Datei {n}?", "text2": f"Im Ordner {n}."} for n in range(3)]
     sets = [
-        write(tmp_path / "b.jsonl", {"query": "q", "positive": "p", **rows[2]}),
-        write(tmp_path / "nli.jsonl", {"P": rows[1]["antwort"], "hypothesis": rows[1]["frage"]}),
-        write(tmp_path / "c.jsonl", {"question": rows[0]["frage"], "answer": rows[0]["antwort"]}),
+        write(tmp_path / "b.jsonl", {"query": "q", "positive": "p", "frage": rows[2]["text1"], "x": rows[2]["text2"]}),
+        write(tmp_path / "nli.jsonl", {"P": rows[1]["text2"], "hypothesis": rows[1]["text1"], "label": 1}),
+        write(tmp_path / "c.jsonl", {"question": rows[0]["text1"], "answer": rows[0]["text2"]}),
     ]
-    found, _ = read_evaluation_sets(sets, {"text1": "frage", "text2": "antwort", "score": "note", "premise": "P"})
-    source = DataSource(path=write(tmp_path / "a.jsonl", *rows), columns={"text1": "frage", "text2": "antwort"})
-    ((_, report),) = check_files([source], None, found)
+    (report,) = reports(write(tmp_path / "a.jsonl", *rows), against=sets)
     assert report.removed == {3: "its pair is in b.jsonl", 2: "its pair is in nli.jsonl", 1: "its pair is in c.jsonl"}
-    with pytest.raises(DataError, match=r"no known text column among frage.*--columns text1 question"):
-        read_evaluation_sets([write(tmp_path / "d.jsonl", rows[0])])
+    with pytest.raises(DataError, match=r"--against: .*d\.jsonl: no usable row"):
+        read_evaluation_sets([write(tmp_path / "d.jsonl", "{")])
 
 
 def test_packed_and_damaged_beir_folders_are_not_passed_over(
@@ -178,12 +174,10 @@ def test_packed_and_damaged_beir_folders_are_not_passed_over(
     packed = beir / "qrels" / "test.tsv.gz"
     packed.write_bytes(gzip.compress((beir / "qrels" / "test.tsv").read_bytes()))
     (beir / "qrels" / "test.tsv").unlink()
-    (tmp_path / "sets" / "empty" / "qrels").mkdir(parents=True)
     write(tmp_path / "sets" / "bad" / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "t1\td1\tx")
     monkeypatch.setenv("ANGLE_LLM_DATA", str(tmp_path))
     sets, skipped = read_evaluation_sets(["sets"])
     assert [each.name for each in sets] == ["beir@dev", "beir@test"]
-    assert "empty (no qrels/*.tsv)" in skipped
     assert any(re.fullmatch(r"bad@test \(.*test\.tsv:2: score is 'x'.*\)", name) for name in skipped)
     assert [each.name for each in read_evaluation_sets(["sets/beir@test"])[0]] == ["beir@test"]
 
@@ -210,25 +204,21 @@ def test_bad_rows_are_counted_by_column_with_file_and_line(tmp_path: Path) -> No
     assert {f"{path}:{line}" for line in (3, 5, 7, 8, 9)} <= set(re.findall(r"first: ([^)]*)\)", text))
 
 
-def test_files_of_another_encoding_are_not_fixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_of_another_encoding_is_utf_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("wie", "Öffnen"), ("so", "schließen"), ("How?", "So.")]
     table = "".join(f"{question},{answer}\n" for question, answer in [("text1", "text2"), *rows])
     path = tmp_path / "x.csv"
     path.write_text(table, encoding="cp1252")
-    good, fix = write(tmp_path / "good.jsonl", PAIR, OTHER), str(tmp_path / "out")
-    assert data(str(path), good, "--model", "none", "--fix", fix) == 1
-    capsys.readouterr()
-    assert {each.name for each in (tmp_path / "out").iterdir()} == {"good.jsonl", "good.quarantine.jsonl"}
-    data(str(path), "--model", "none", "--fix", f"{fix} 2", "--encoding", "cp1252")
+    fix = str(tmp_path / "out 2")
+    assert data(str(path), "--model", "none") == 1
+    assert "byte 0xd6 is not UTF-8" in capsys.readouterr().out
+    data(str(path), "--model", "none", "--fix", fix, "--encoding", "cp1252")
     shown = capsys.readouterr().out
     (train,) = re.findall(r"angle-llm train (.*)", shown)
     reading = parse_settings(TrainSettings(), shlex.split(train), description="")
     examples = load_examples(DataSource(path=reading.data.path, format=reading.data.format)).examples
     assert [texts_of(each) for each in examples] == [list(row) for row in rows]
-    assert f"{fix} 2/x.jsonl" in train
-    path.write_bytes("text1,text2\na,Öffnen\nb,".encode() + b"\xd6ffnen\n")
-    assert data(str(path), "--model", "none", "--fix", f"{fix} 3") == 1
-    assert len(Path(f"{fix} 3/x.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    assert f"{fix}/x.jsonl" in train
 
 
 @pytest.mark.parametrize(
@@ -268,65 +258,40 @@ TRIPLES = [
     {"anchor": "a fish", "positive": "it swims", "negative": "It swims."},
     {"anchor": "a bird", "positive": "it flies", "negative": "A bird!"},
 ]
-NLI = [{"premise": pair[0], "hypothesis": pair[1], "label": label} for pair, label in (("ab", 0), ("ab", 1), ("cd", 2))]
 
 
 @pytest.mark.parametrize(
     ("rows", "findings", "shown"),
     [
-        ([{**PAIR, "score": 0.9}, {**PAIR, "score": 0.5}, OTHER], {"other label": 2}, ["1", "2"]),
+        ([{**PAIR, "score": 0.9}, {**PAIR, "score": 0.5}, OTHER], {}, []),
         (TRIPLES, {"contradiction": 3, "unlike itself": 1}, ["1 and 2", "2 and 1", "3 and 3", "4"]),
-        (NLI, {"other label": 1}, ["1"]),
-        ([PAIR, {**OTHER, "score": 1}], {"one label": 2}, []),
-        ([{"sentence1": "a", "sentence2": f"b {n}", "label": n % 3} for n in range(6)], {"classes": 6, "scale": 6}, []),
-        ([{"text1": "a", "text2": f"b {n}", "rating": n % 2, "id": n} for n in range(9)], {"label not read": 9}, []),
         ([{**PAIR, "score": n % 2, "text2": str(n)} for n in range(20)] + [{**PAIR, "score": 99}], {"rejected": 1}, []),
     ],
 )
 def test_findings_of_labels(tmp_path: Path, rows: list[Any], findings: dict[str, int], shown: list[str]) -> None:
     (report,) = reports(write(tmp_path / "x.jsonl", *rows))
     assert (found(report), places(report)) == (findings, shown)
-    trouble = {"contradiction", "unlike itself", "classes", "rejected"} & set(findings)
-    assert report.trouble == bool(trouble)
-    if "label not read" in findings:
-        assert "--format scored_pair --columns score rating" in text_of(report)
+    assert report.trouble == bool(findings)
 
 
 def test_rows_of_single_texts_are_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "x.jsonl", {"text": "A man eats."}, {"text": "A dog runs."})
     (report,) = reports(path, columns={"text1": "text", "text2": "text"})
-    assert (report.trouble, found(report)) == (True, {"no pairs": 2, "same texts": 2})
+    assert (report.trouble, found(report)) == (True, {"no pairs": 2})
     assert printed_trainings(capsys, path, "--columns", "text1", "text", "text2", "text", "--model", "none") == []
     both = write(tmp_path / "y.jsonl", {"text1": "A man eats.", "text2": "A man eats."}, {**PAIR, "score": None})
     assert not reports(both, format="positive_pair")[0].trouble
 
 
-def test_scale_of_scores_is_detected_and_the_printed_flags_read_the_same_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for low, scale in ((0, (0, 5)), (1, (1, 5))):
-        rows = [{"q 1": "a", "text2": f"b {n}", "score": max(n, low), "part": "x"} for n in range(6)]
-        path = write(tmp_path / "my rows.jsonl", *rows)
-        (report,) = reports(path, columns={"text1": "q 1"}, where={"part": "x"})
-        assert (report.score_range, report.trouble) == (scale, False)
-        (flags,) = printed_trainings(
-            capsys, path, "--columns", "text1", "q 1", "--where", "part", "x", "--model", "none"
-        )
-        assert flags[:2] == ["--model.path", "MODEL"], "not the default model, which is large"
-        source = parse_settings(TrainSettings(), flags).data
-        assert source.score_range == scale
-        assert len(load_examples(source).examples) == report.rows_used == 6
-
-
-def test_scale_and_labels_are_detected_on_the_rows_of_the_filter(tmp_path: Path) -> None:
-    rows = [{"text1": "a", "text2": f"b {n}", "score": n / 5, "part": "x"} for n in range(6)]
-    path = write(tmp_path / "scores.jsonl", *rows, *({**row, "score": 5, "part": "y"} for row in rows))
-    (report,) = reports(path, where={"part": "x"})
-    assert (report.score_range, found(report)) == (None, {})
-    others = [{"text1": "a", "text2": f"c {n}", "rating": "unknown", "part": "y"} for n in range(2000)]
-    rows = [{"text1": "a", "text2": f"b {n}", "rating": n % 2, "part": "x"} for n in range(9)]
-    (report,) = reports(write(tmp_path / "ratings.jsonl", *others, *rows), where={"part": "x"})
-    assert found(report) == {"label not read": 9}
+def test_the_printed_flags_read_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"q 1": "a", "text2": f"b {n}", "score": n, "part": "x"} for n in range(6)]
+    path = write(tmp_path / "my rows.jsonl", *rows)
+    reading = ["--columns", "text1", "q 1", "--where", "part", "x", "--score-range", "0", "5"]
+    (flags,) = printed_trainings(capsys, path, *reading, "--model", "none")
+    assert flags[:2] == ["--model.path", "MODEL"], "not the default model, which is large"
+    source = parse_settings(TrainSettings(), flags).data
+    assert source.score_range == (0, 5)
+    assert len(load_examples(source).examples) == 6
 
 
 def test_pair_of_an_evaluation_set_is_trouble_and_a_sentence_a_note(tmp_path: Path) -> None:
@@ -366,8 +331,10 @@ def test_file_is_not_compared_with_itself_and_missing_sets_are_an_error(tmp_path
 def test_real_overlaps_are_the_published_ones(data_dir: Path) -> None:
     """STS-B train repeats 1,010, 1,864 and 1,107 test pairs of STS12, 14 and 15; SICK train 93 of its own test."""
     tests = [data_dir / "sts" / f"sts{year}.test.tsv" for year in (12, 14, 15)]
-    (stsb,) = reports(str(data_dir / "stsb" / "train.tsv"), against=tests)
-    (sick,) = reports(str(data_dir / "sick" / "train.tsv"), against=[data_dir / "sick" / "test.tsv"])
+    (stsb,) = reports(str(data_dir / "stsb" / "train.tsv"), against=tests, score_range=(0, 5))
+    (sick,) = reports(
+        str(data_dir / "sick" / "train.tsv"), against=[data_dir / "sick" / "test.tsv"], score_range=(1, 5)
+    )
     assert [each.count for each in stsb.findings if each.kind == "contamination"] == [1010, 1864, 1107]
     assert found(sick)["contamination"] == 93
 
@@ -386,13 +353,13 @@ def test_tokens_are_those_of_the_encoder(base: str, tmp_path: Path) -> None:
 def test_lengths_and_truncation_are_those_of_the_encoder(base: str, tmp_path: Path) -> None:
     texts = ["word " * count + "end" for count in (1, 5, 60)]
     path = write(tmp_path / "x.jsonl", *({"text1": text, "text2": "one"} for text in texts))
-    ((_, report),) = check_files([DataSource(path=path)], open_tokens(ModelSettings(path=base, max_length=50)), [])
+    (report,) = check_files([DataSource(path=path)], open_tokens(ModelSettings(path=base, max_length=50)), [])
     whole = SentenceEncoder.from_pretrained(base, max_length=128)
     lengths = sorted(len(ids) for ids in whole.tokenize([*texts, "one"]))
     assert report.tokens["shortest"] == lengths[0]
     assert report.tokens["longest"] >= lengths[-1]
     assert (report.max_length, report.truncated) == (50, sum(length > 50 for length in lengths))
-    assert (found(report)["truncated"], len(report.examples)) == (report.truncated, 4)
+    assert len(report.examples) == 4
 
 
 def test_printed_trainings_are_recommended_and_run(
@@ -406,7 +373,7 @@ def test_printed_trainings_are_recommended_and_run(
     write(Path(grades), *({"text1": f"a {n}", "text2": f"b {n}", "rating": n + 1} for n in range(5)))
     write(Path("ones.jsonl"), *({"text1": f"a {n}", "text2": f"b {n}", "score": 1} for n in range(3)))
     adapter = str(save_tiny_adapter(Path(base), tmp_path / "adapter"))
-    graded = ["--format", "scored_pair", "--columns", "score", "rating"]
+    graded = ["--format", "scored_pair", "--columns", "score", "rating", "--score-range", "1", "5"]
     (on_triples,) = printed_trainings(capsys, triples, "--model", base, "--max-length", "40")
     (on_grades,) = printed_trainings(
         capsys, grades, *graded, "--model", base, "--prompt", "query", "plain", "document", "prompteol"
@@ -471,7 +438,7 @@ def test_every_row_is_kept_or_quarantined(tmp_path_factory: pytest.TempPathFacto
     assert len((folder / "out" / "x.jsonl").read_text().splitlines()) == fixed["kept"]
     assert len((folder / "out" / "x.quarantine.jsonl").read_text().splitlines()) == fixed["quarantined"]
     if fixed["kept"]:
-        (again,) = reports(str(folder / "out" / "x.jsonl"), score_range=report.score_range)
+        (again,) = reports(str(folder / "out" / "x.jsonl"))
         assert not {"rejected", "duplicate", "near duplicate", "contradiction", "unlike itself"} & set(found(again))
 
 
@@ -578,6 +545,8 @@ def test_texts_that_are_probably_no_texts_are_counted(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "a.jsonl", *({"text1": f"question {n}", "text2": text} for n, text in enumerate(answers)))
     (report,) = reports(path)
-    assert {finding.kind: finding.count for finding in report.findings} == {"lists": 1, "placeholders": 9, "short": 3}
-    assert "texts that usually stand for a missing text (remove their rows): 9; 'None': 2 ×, " in text_of(report)
+    assert {finding.kind: finding.count for finding in report.findings} == {"lists": 1, "short": 12}
+    assert "texts that may stand for a missing text (remove their rows): 12; most often 'None': 2 ×, " in text_of(
+        report
+    )
     assert not report.trouble

@@ -42,7 +42,7 @@ from angle_llm.model.source.backbone import (
     use_capped_attention,
 )
 from angle_llm.model.source.bidirectional import check_and_simplify_bidirectional
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError, check_states
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, resolve_model
 from angle_llm.model.source.saved_adapter import apply_lora
@@ -173,20 +173,19 @@ class SentenceEncoder:
         parts = load_parts(source, adapter=adapter, prompt=prompts, dtype=dtype, device=device, bits=bits)
         card = parts.card
         # Encoder, with the usage in the card unless an argument replaces it.
-        with as_artifact_error(parts.folder):
-            encoder = cls(
-                parts.backbone,
-                parts.tokenizer,
-                prompt=prompts or (card.prompt if card else None),
-                pooling=pooling or (card.pooling if card else None),
-                max_length=card.max_length if card and max_length is None else max_length,
-                normalize=card is not None and card.normalize,
-                dense=parts.dense,
-                base=parts.base,
-                base_revision=parts.base_revision,
-                base_fingerprint=parts.base_fingerprint,
-                layout=layout,
-            )
+        encoder = cls(
+            parts.backbone,
+            parts.tokenizer,
+            prompt=prompts or (card.prompt if card else None),
+            pooling=pooling or (card.pooling if card else None),
+            max_length=card.max_length if card and max_length is None else max_length,
+            normalize=card is not None and card.normalize,
+            dense=parts.dense,
+            base=parts.base,
+            base_revision=parts.base_revision,
+            base_fingerprint=parts.base_fingerprint,
+            layout=layout,
+        )
         warn_of_other_tokens(encoder.tokenizers, tokenizer_config_of(*source.tokenizer))
         # Dimensions and layers in the card, then the adapter, then the arguments.
         if card and (card.dimensions or card.layers):
@@ -195,9 +194,8 @@ class SentenceEncoder:
             except ValueError as error:
                 raise ArtifactError(f"{parts.folder}: {CARD_NAME} does not fit the weights: {error}") from error
         if parts.adapter is not None:
-            with as_artifact_error(parts.folder):
-                encoder.model.backbone = apply_lora(encoder.model.backbone, parts.adapter)
-                check_states(encoder.model.backbone)
+            encoder.model.backbone = apply_lora(encoder.model.backbone, parts.adapter)
+            check_states(encoder.model.backbone)
             encoder.model.dense.requires_grad_(False)  # as the adapter
         if dimensions is not None or layers is not None:
             encoder = encoder.truncated(dimensions=dimensions, layers=layers)

@@ -25,8 +25,6 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     BertModel,
-    DogeConfig,
-    DogeModel,
     Gemma3TextConfig,
     Gemma3TextModel,
     MptConfig,
@@ -176,16 +174,6 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
     T5Model(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=rf"{tmp_path}.*encoder-decoder \(t5\)"):
         load_backbone(locate(str(tmp_path)))
-
-
-@pytest.mark.parametrize("options", [{}, {"is_moe": True, "num_experts": 400}])
-def test_experts_that_are_rows_of_a_weight_may_outnumber_the_tensors(options: dict[str, Any], tmp_path: Path) -> None:
-    config = DogeConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, **options
-    )
-    assert config.num_experts in (400, 16384)  # 16384 is the default, also of a model without experts
-    DogeModel(config).save_pretrained(tmp_path)
-    assert load_backbone(locate(str(tmp_path))).config.num_experts == config.num_experts
 
 
 def test_a_gguf_file_has_the_same_weights_and_a_tokenizer(tmp_path: Path) -> None:

@@ -26,21 +26,26 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_base("llama", tmp_path_factory.mktemp("base"))
 
 
-@pytest.mark.parametrize("special", [True, False])
-def test_a_token_beyond_the_embeddings_is_allowed_if_it_is_special(base: Path, tmp_path: Path, special: bool) -> None:
+def test_an_added_token_beyond_the_embeddings_is_allowed(base: Path, tmp_path: Path) -> None:
     """Early copies of LLaMA-2 have a `<pad>` that is not the padding token, one past the embeddings."""
     shutil.copytree(base, tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(base)
-    tokenizer.add_tokens([AddedToken("<pad>", special=special)])
+    tokenizer.add_tokens([AddedToken("<pad>", special=True)])
     assert tokenizer.convert_tokens_to_ids("<pad>") == VOCABULARY
     assert "<pad>" not in tokenizer.all_special_tokens
     tokenizer.save_pretrained(tmp_path / "model")
-    if special:
-        rows = SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu").encode(["Some <pad> text."])
-        assert torch.from_numpy(rows).isfinite().all()
-    else:
-        with pytest.raises(ArtifactError, match="1 tokens, '<pad>' first, beyond the model's 400 embeddings"):
-            SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu")
+    rows = SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu").encode(["Some <pad> text."])
+    assert torch.from_numpy(rows).isfinite().all()
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    save_tiny_base("llama", tmp_path)
+    path = tmp_path / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["model"]["vocab"]["unusual"] = VOCABULARY
+    path.write_text(json.dumps(values))
+    with pytest.raises(ArtifactError, match="1 tokens, 'unusual' first, beyond the model's 400 embeddings"):
+        SentenceEncoder.from_pretrained(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "bert", "roberta"])
@@ -57,24 +62,11 @@ def test_a_folder_without_its_tokenizer_files_is_refused(kind: str, saved: bool,
         SentenceEncoder.from_pretrained(tmp_path, device="cpu")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        PermissionError("not for you"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
-        RuntimeError("CUDA error: device-side assert triggered"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_errors_of_the_machine_are_not_reported_as_damage(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, as_artifact_error("folder"):
+def test_a_lack_of_memory_is_not_reported_as_damage() -> None:
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+    with pytest.raises(RuntimeError) as raised, as_artifact_error("folder"):
         raise error
     assert raised.value is error
-
-
-def test_a_missing_package_is_named() -> None:
-    with pytest.raises(ArtifactError, match="without another package: sentencepiece"), as_artifact_error("folder"):
-        raise ImportError("sentencepiece is needed")
 
 
 @pytest.fixture(scope="module")
@@ -138,11 +130,6 @@ def change_file(change: Callable[[Path], object], name: str = "") -> Callable[[P
     return lambda folder: change(folder / (name or WEIGHTS[folder.name])) and None
 
 
-def link_outside(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.parent.parent / "outside" / "model.safetensors")
-
-
 def replace_by_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -151,14 +138,6 @@ def replace_by_folder(path: Path) -> None:
 def set_nan(path: Path) -> None:
     tensors = load_file(path)
     save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}, path, {"format": "pt"})
-
-
-def move_weights(folder: Path) -> None:
-    """A shard outside the folder."""
-    names = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    weight_map = dict.fromkeys(names, "../outside/model.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 class Explosive:
@@ -196,14 +175,12 @@ BOTH: dict[str, Callable[[Path], None]] = {
     "not a number": change_file(set_nan),
     "no weights": change_file(Path.unlink),
     "a folder": change_file(replace_by_folder),
-    "a link out of the folder": change_file(link_outside),
     "a pickle": replace_by_pickle,
     "no JSON": lambda folder: replace(folder / CONFIG[folder.name], b"\xff\xfe"),
     "cut tokenizer": change_file(lambda path: os.truncate(path, 1000), "tokenizer.json"),
     "an array as card": change_file(lambda path: replace(path, b"[]"), CARD_NAME),
 }
 ONE: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "shards elsewhere": ("whole", move_weights),
     "a vocabulary too large": ("whole", add_values("config.json", vocab_size=10**12)),
     "another architecture": ("whole", add_values("config.json", model_type="t5")),
     "an unknown quantization": (

@@ -198,11 +198,11 @@ def test_options_of_loading_and_the_default_length(tmp_path: Path) -> None:
     assert SentenceEncoder(backbone, TOKENIZERS["llama2"]()).max_length == 512
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda"), "mps", "gpu"])
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda"), "gpu"])
 def test_a_device_that_does_not_exist_is_refused(device: Any, tmp_path: Path) -> None:
-    if str(device) != "gpu" and (torch.cuda.is_available() or torch.backends.mps.is_available()):
+    if str(device) != "gpu" and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(ValueError, match=rf"device.*{device}"):
+    with pytest.raises((ValueError, RuntimeError), match=rf"device.*{device}"):
         SentenceEncoder.from_pretrained(tmp_path / "no model is read", device=device)
 
 

@@ -88,7 +88,7 @@ def test_pickles_alone_are_refused(hub: Hub, tmp_path: Path) -> None:
     files = files_of(save_tiny_base("llama", tmp_path / "base"))
     files["pytorch_model.bin"] = files.pop("model.safetensors")
     hub.put("org/old", files)
-    with pytest.raises(ArtifactError, match="org/old on the hub has no weights in safetensors"):
+    with pytest.raises(ArtifactError, match=r"org/old cannot be opened.*safetensors"):
         load("org/old")
     assert "pytorch_model.bin" not in hub.fetched()
 
@@ -111,17 +111,6 @@ def test_other_repositories_are_refused(hub: Hub, tmp_path: Path) -> None:
         load("org/nothing")
     with pytest.raises(OSError, match="the hub refuses org/exported at revision v9"):
         load("org/exported", revision="v9")
-
-
-def test_a_link_that_leaves_the_cache_is_refused(hub: Hub, tmp_path: Path) -> None:
-    tiny_encoder("bert").save_pretrained(tmp_path / "model")
-    hub.put("user/whole", tmp_path / "model")
-    load("user/whole")
-    (config,) = (tmp_path / "cache").rglob("snapshots/*/config.json")
-    config.unlink()
-    config.symlink_to(tmp_path / "model" / "config.json")
-    with pytest.raises(ArtifactError, match="is a link out of its folder"):
-        load("user/whole")
 
 
 def test_an_adapter_of_peft_loads_the_base_that_it_names(

@@ -1,7 +1,6 @@
 """Adapters of peft and angle-emb: the same vectors as in the original library, or refused with an explanation."""
 
 import json
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -216,22 +215,8 @@ def test_the_base_can_be_in_another_folder(name: str | None, origin: Path) -> No
     assert open_adapter(origin).encode(TEXTS).shape == (4, 32)
 
 
-class Explosive:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (Path("exploded"),))
-
-
-def test_pickles_are_not_opened(origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(origin)
-    (origin / "adapter" / WEIGHTS).unlink()
-    (origin / "adapter" / "adapter_model.bin").write_bytes(pickle.dumps(Explosive()))
-    with pytest.raises(ArtifactError, match=r"adapter_model\.bin"):
-        open_adapter(origin)
-    assert not Path("exploded").exists()
-
-
 def test_a_folder_that_is_not_an_adapter_or_base_is_refused(origin: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"adapter: .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere has no adapter_config\.json"):
         SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "nowhere", prompt=PROMPT)
     with pytest.raises(FileNotFoundError, match=r"base has no adapter_config\.json"):
         SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "base", prompt=PROMPT)

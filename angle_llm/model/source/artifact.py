@@ -27,7 +27,6 @@ from angle_llm.model.source.backbone import BackboneLocation, load_backbone, loa
 from angle_llm.model.source.checks import (
     CARD_NAME,
     ArtifactError,
-    as_artifact_error,
     check_loaded,
     is_saved_encoder,
     read_json,
@@ -103,15 +102,13 @@ def load_parts(
     bits = None if bits == "auto" else bits
     backbone = load_backbone(source.backbone, dtype=dtype, revision=revision, bits=bits, device=device)
     tokenizer = load_tokenizer(*source.tokenizer)
-    with as_artifact_error(source.path):
-        check_loaded(backbone, tokenizer, source.path)
-        card = None if library is None else card_of(library, tokenizer, backbone, dtype)
+    check_loaded(backbone, tokenizer, source.path)
+    card = None if library is None else card_of(library, tokenizer, backbone, dtype)
     dense = read_dense(source.dense, state_sizes(backbone)[0])
     parts = Parts(source.path, backbone, tokenizer, base, revision, card=card, dense=dense)
     if adapter_folder is None or peft_adapter is None:
         return parts
-    with as_artifact_error(adapter_folder):
-        update = fitted(peft_adapter, adapter_folder, backbone, base)
+    update = fitted(peft_adapter, adapter_folder, backbone, base)
     return parts._replace(folder=adapter_folder, base_fingerprint=weights_fingerprint(backbone), adapter=update)
 
 
@@ -141,8 +138,7 @@ def _load_saved(
     bits = card.bits if bits == "auto" else bits
     backbone = load_backbone(source.backbone, dtype=dtype, revision=card.base_revision, bits=bits, device=device)
     tokenizer = load_tokenizer(source.location)
-    with as_artifact_error(folder):
-        check_loaded(backbone, tokenizer, folder)
+    check_loaded(backbone, tokenizer, folder)
     dense = read_dense(source.dense, state_sizes(backbone)[0])
     if card.base is None:
         base = str(folder) if source.revision is None else source.path  # not its path in the cache
@@ -155,9 +151,8 @@ def _load_saved(
             f"{folder} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has "
             f"{fingerprint}. Restore the original base, or correct `base` in {folder / CARD_NAME}."
         )
-    with as_artifact_error(folder):
-        adapter = read_adapter(folder)
-        adapter.check_fits(backbone, f"the adapter {folder}", card.base)
+    adapter = read_adapter(folder)
+    adapter.check_fits(backbone, f"the adapter {folder}", card.base)
     return Parts(folder, backbone, tokenizer, card.base, card.base_revision, fingerprint, card, adapter, dense)
 
 

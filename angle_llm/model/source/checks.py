@@ -1,17 +1,14 @@
 """Check model folders before a library opens them, and the loaded model afterwards.
 
-Files are untrusted. Weights must be safetensors files inside the folder, not pickle files or links. A configuration must
-not describe a larger model than the weights. After loading, every token must have an embedding, test texts must have
-known tokens, and states must be finite.
+Files are untrusted. Weights must be safetensors files, not pickle files. After loading, every token must have an
+embedding, test texts must have known tokens, and states must be finite.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from angle_llm.device import evaluating
+from angle_llm.device import evaluating, is_out_of_memory
 
 CARD_NAME = "angle_llm.json"
 EXPORT_NAME = "angle_llm_export.json"
@@ -71,14 +68,25 @@ def read_json(path: Path, kind: type[dict[Any, Any] | list[Any]] = dict) -> Any:
 
 
 def refuse_setting(place: Path, key: str, value: object, hint: str = "") -> NoReturn:
-    """Raise `ArtifactError` for a setting of a sentence-transformers file that this package does not support.
-
-    `hint` states what to do; "": open the folder with sentence-transformers.
-    """
+    """Raise `ArtifactError` for a setting of a model file that this package does not support; `hint` states what to do."""
     raise ArtifactError(
         f"{place}: `{key}` is {value!r:.120}, which this package does not support, so it would give other vectors. "
-        + (hint or "Open the folder with sentence-transformers.")
+        + (hint or "Open the folder with the library that saved it.")
     )
+
+
+def check_settings(path: Path, values: Mapping[str, Any], known: Mapping[str, Sequence[object] | None]) -> None:
+    """Check that a file of another library has no setting that changes embeddings and that this package ignores.
+
+    `known` maps a key to the values that are supported; None: any value. Values such as null and false are always allowed.
+
+    Raises:
+        ArtifactError: for another key or value; the message names the file and the key.
+    """
+    for key, value in values.items():
+        supported = known.get(key, ())
+        if value and supported is not None and value not in supported:
+            refuse_setting(path, key, value)
 
 
 def check_links(folder: Path) -> None:
@@ -101,52 +109,27 @@ def check_links(folder: Path) -> None:
 def as_artifact_error(place: object) -> Iterator[None]:
     """Convert errors that a library raises inside this context to an `ArtifactError` with the folder and the reason.
 
-    Libraries raise errors of any type for a damaged file, such as KeyError, TypeError or a Rust panic. Errors of this
-    package, and errors about memory, permissions or the GPU, are not converted. `place` names the folder or file.
+    Libraries raise errors of any type for a damaged file, such as KeyError or TypeError. Out-of-memory errors are not
+    converted. `place` names the folder or file.
     """
     try:
         yield
-    except ImportError as error:
-        raise ArtifactError(f"{place} cannot be opened without another package: {error}") from error
-    except BaseException as error:
-        error_name = type(error).__name__
-        of_a_library = isinstance(error, Exception) or error_name == "PanicException"
-        if not of_a_library or _is_of_the_machine(error) or _is_of_this_package(error):
+    except Exception as error:
+        if isinstance(error, ArtifactError) or is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())
         raise ArtifactError(
-            f"{place} cannot be opened: {error_name}: {reason if len(reason) < 400 else reason[:400] + '…'}. One of its files is "
-            "damaged or of an unsupported kind; fetch or save it again."
+            f"{place} cannot be opened: {type(error).__name__}: {reason:.400}. If a file is damaged, fetch or save it again."
         ) from error
 
 
-def _is_of_the_machine(error: BaseException) -> bool:
-    """Return whether an error is about memory, permissions or the GPU, not about a file."""
-    # For memory and the GPU, torch raises plain RuntimeErrors.
-    by_message = isinstance(error, RuntimeError) and any(text in str(error) for text in ("allocate memory", "CUDA"))
-    return by_message or isinstance(error, MemoryError | PermissionError) or type(error).__name__ == "OutOfMemoryError"
-
-
-def _is_of_this_package(error: BaseException) -> bool:
-    """Return whether an error was raised by code of angle_llm, not by a library."""
-    if type(error).__module__.startswith("angle_llm."):
-        return True
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    raised_here = traceback is not None and str(traceback.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
-    return raised_here and isinstance(error, ValueError | OSError | TypeError)
-
-
-def check_model_files(folder: Path) -> int:
-    """Check the files of a model folder before a library opens them; return the number of stored weights.
+def check_model_files(folder: Path) -> None:
+    """Check the files of a model folder before a library opens them.
 
     Raises:
         ArtifactError: if weights are not in safetensors files, the folder also contains an adapter, or the configuration
             names other weight files.
     """
-    from safetensors import SafetensorError, safe_open
-
     config = read_json(folder / "config.json")
     if (folder / "adapter_config.json").exists():
         raise ArtifactError(
@@ -154,40 +137,13 @@ def check_model_files(folder: Path) -> int:
         )
     if "transformers_weights" in config:  # names other weight files
         raise ArtifactError(f"{folder / 'config.json'}: `transformers_weights` is not supported. Remove it.")
-    stored = 0
-    for path in _weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                stored += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ArtifactError(f"{path} cannot be read: {error}. Fetch or save it again.") from error
-    return stored
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder that `transformers` reads: model.safetensors, or the files in its index.
-
-    Raises:
-        ArtifactError: if the folder has neither file, or the index names a missing file or a file outside the folder.
-    """
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
+    if not any(folder.glob("model*.safetensors")):
         pickled = next((path.name for path in sorted(folder.iterdir()) if path.suffix in _PICKLES), None)
         raise ArtifactError(
             f"{folder} has no model.safetensors. "
             + (f"{pickled} is a pickle, which can run any code when it is loaded. " if pickled else "")
             + "Load the model where you trust it, and save it with save_pretrained, which writes safetensors."
         )
-    shards = read_json(index).get("weight_map")
-    names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
-    if not names:
-        raise ArtifactError(f"{index} has no weight_map with files of weights. Fetch or save the model again.")
-    for name in names:
-        if not re.fullmatch(r"\w[\w.-]*\.safetensors", name) or not (folder / name).is_file():  # it could name any file
-            raise ArtifactError(f"{index} names {name!r:.200}, which is not in {folder}. Fetch or save it again.")
-    return [folder / name for name in names]
 
 
 def check_states(backbone: nn.Module) -> torch.Tensor:
@@ -213,35 +169,27 @@ def check_states(backbone: nn.Module) -> torch.Tensor:
 def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None:
     """Check that a loaded tokenizer fits its model and that all weights are finite; `place` is the folder.
 
-    A special token without an embedding is allowed, because its name in a text is plain characters.
+    An added token without an embedding is allowed, such as the `<pad>` of early copies of LLaMA-2.
 
     Raises:
         ArtifactError: if a token has no embedding, the tokenizer has no token for any test text, or a weight is not
-            finite. The message names the folder and the token, missing files or weight.
+            finite. The message names the folder and the token or weight.
     """
     # Token ids beyond the embeddings.
     embeddings: Any = backbone.get_input_embeddings()  # type: ignore[operator]
     rows = int(embeddings.num_embeddings)
     added = tokenizer.get_added_vocab()
     beyond = [token for token, number in tokenizer.get_vocab().items() if number >= rows and token not in added]
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    beyond += [token for token, number in added.items() if number >= rows and number not in special]
     if beyond:
         raise ArtifactError(
             f"the tokenizer in {place} has {len(beyond)} tokens, {beyond[0]!r:.80} first, beyond the model's {rows} "
             "embeddings. The tokenizer belongs to another model or is damaged; fetch or save it again."
         )
     # A tokenizer without a vocabulary.
-    ids = tokenizer(list(_PROBE_TEXTS), add_special_tokens=False, return_attention_mask=False, verbose=False)[
-        "input_ids"
-    ]
+    ids = tokenizer(list(_PROBE_TEXTS), add_special_tokens=False, verbose=False)["input_ids"]
     if all(number == tokenizer.unk_token_id for one in ids for number in one):
-        missing = (
-            [name for name in TOKENIZER_FILES if not (Path(place) / name).is_file()] if Path(place).is_dir() else []
-        )
-        hint = f" Not in the folder: {', '.join(missing)}; the model needs some of them." if missing else ""
         raise ArtifactError(
-            f"the tokenizer in {place} has no token for any text: {_PROBE_TEXTS[0]!r} has the ids {ids[0]}.{hint} Copy the "
+            f"the tokenizer in {place} has no token for any text: {_PROBE_TEXTS[0]!r} has the ids {ids[0]}. Copy the "
             "tokenizer files of this model into the folder (tokenizer.json is enough for most models)."
         )
     # Weights that are not finite.

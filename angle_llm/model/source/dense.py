@@ -7,7 +7,7 @@ same files, in `2_Dense`, `3_Dense`, …
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from angle_llm.io import write_json
-from angle_llm.model.source.checks import ArtifactError, as_artifact_error, read_json, refuse_setting
+from angle_llm.model.source.checks import ArtifactError, as_artifact_error, check_settings, read_json
 
 DENSE_FILES = ("*_Dense/config.json", "*_Dense/model.safetensors")
 """Patterns of the files of Dense modules in a model folder."""
@@ -48,32 +48,15 @@ def dense_folders(folder: Path, count: int) -> list[Path]:
     return [folder / f"{number}_Dense" for number in range(2, 2 + count)]
 
 
-def check_dense(folder: Path) -> dict[str, Any]:
-    """Return the contents of `config.json` of a Dense module, and check that the module is supported.
-
-    Raises:
-        ArtifactError: for a setting that this package does not support, or without weights in safetensors.
-    """
-    config_path = folder / "config.json"
-    try:
-        config: dict[str, Any] = read_json(config_path)
-    except FileNotFoundError as error:
-        raise ArtifactError(f"{config_path} is missing. Fetch or save the folder again.") from error
-    required = {"in_features", "out_features", "bias", "activation_function"}
-    fixed = {
-        "module_input_name": "sentence_embedding",
-        "module_output_name": "sentence_embedding",
-        "use_residual": False,
-    }
-    for key, value in config.items():
-        supported = (
-            str(value) in _ACTIVATIONS if key == "activation_function" else key in required or value == fixed.get(key)
-        )
-        if not supported and value is not None:
-            refuse_setting(config_path, key, value)
-    if missing := required - config.keys():
-        raise ArtifactError(f"{config_path}: `{min(missing)}` is missing. Save the folder again.")
-    return config
+_SETTINGS: dict[str, Sequence[object] | None] = {
+    "in_features": None,
+    "out_features": None,
+    "bias": None,
+    "activation_function": list(_ACTIVATIONS),
+    "module_input_name": ["sentence_embedding"],
+    "module_output_name": ["sentence_embedding"],
+}
+"""Keys of `config.json` of a Dense module, and the values that are supported (see `check_settings`)."""
 
 
 def read_dense(folders: Iterable[Path], columns: int) -> nn.Sequential:
@@ -86,16 +69,11 @@ def read_dense(folders: Iterable[Path], columns: int) -> nn.Sequential:
     Raises:
         ArtifactError: for a damaged or unsupported module, or sizes that do not fit.
     """
-    modules = []
+    modules: list[Dense] = []
     for folder in folders:
-        config = check_dense(folder)
-        if not (folder / _WEIGHTS).is_file():
-            raise ArtifactError(f"{folder} has no {_WEIGHTS}. Save the model again with safe_serialization=True.")
-        if config["in_features"] != columns:
-            refuse_setting(
-                folder / "config.json", "in_features", config["in_features"], f"Its input has {columns} columns."
-            )
         with as_artifact_error(folder):
+            config = read_json(folder / "config.json")
+            check_settings(folder / "config.json", config, _SETTINGS)
             linear = nn.Linear(columns, config["out_features"], bias=config["bias"])
             weights = {name: tensor.float() for name, tensor in load_file(folder / _WEIGHTS).items()}
             dense = Dense(linear, config["activation_function"])

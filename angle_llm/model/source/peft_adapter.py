@@ -20,10 +20,8 @@ from pathlib import Path, PurePath
 from torch import nn
 
 from angle_llm.model.source.backbone import absolute_name
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError, check_links, is_saved_encoder
-from angle_llm.model.source.saved_adapter import CONFIG_NAME, WEIGHTS_NAME, LoraAdapter, read_adapter
-
-_PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.source.saved_adapter import CONFIG_NAME, LoraAdapter, read_adapter
 
 
 def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
@@ -34,29 +32,17 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
 
     Raises:
         FileNotFoundError: if the folder contains no adapter.
-        ArtifactError: for pickle files, a damaged or unsupported adapter, or a base with another name.
+        ArtifactError: for a damaged or unsupported adapter, or a base with another name.
         ValueError: if `folder` is a saved encoder of this package, or `prompt` is None.
     """
-    # Kind of folder.
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"adapter: expected a folder with {CONFIG_NAME} and {WEIGHTS_NAME}, but {folder} is not a folder."
-        )
     if is_saved_encoder(folder):
         raise ValueError(
             f"{folder} is a saved encoder, and its {CARD_NAME} names its base. Open it without a base: "
             f"from_pretrained({str(folder)!r})."
         )
     check_adapter_prompt(folder, prompt)
-    pickled = next((name for name in _PICKLES if (folder / name).exists()), None)
-    if pickled is not None and not (folder / WEIGHTS_NAME).is_file():
-        raise ArtifactError(
-            f"{folder} contains {pickled}, a pickle, which can run any code when it is loaded. Load it where you trust it, "
-            f"and save it with safe_serialization=True, which writes {WEIGHTS_NAME}."
-        )
-    # The adapter must belong to the base.
-    check_links(folder)
     adapter = read_adapter(folder)
+    # The adapter must belong to the base.
     trained = _trained_on(adapter)
     names = [] if trained is None else [absolute_name(trained), PurePath(trained).name.lower()]
     if names and absolute_name(base) != names[0] and PurePath(base).name.lower() != names[1]:

@@ -13,7 +13,6 @@ from angle_llm.model.source.checks import (
     CARD_NAME,
     EXPORT_NAME,
     ArtifactError,
-    check_links,
     is_saved_encoder,
     model_inside,
     read_json,
@@ -144,7 +143,6 @@ def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
         revision = pinned
     folder = _local_path(path_or_id)
     if is_saved_encoder(folder):
-        check_links(folder)
         return ModelSource(path_or_id, BackboneLocation(str(folder)), card=EncoderCard.read(folder))
     if (folder / CONFIG_NAME).is_file() and not any(folder.glob("model*.safetensors*")):
         return _peft_source(path_or_id, folder)
@@ -166,7 +164,6 @@ def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> Mo
     A local path of the base is relative to the current folder, as in peft, to the adapter, or to the folder around it.
     Raises the errors of `resolve_model`.
     """
-    check_links(folder)
     config_path = folder / CONFIG_NAME
     config = read_json(config_path)
     name, revision = config.get(_BASE_KEY), config.get("revision")

@@ -24,8 +24,7 @@ from typing import Any
 from torch import nn
 
 from angle_llm.io import write_json
-from angle_llm.model.source.checks import ArtifactError, read_json, refuse_setting
-from angle_llm.model.source.dense import check_dense
+from angle_llm.model.source.checks import ArtifactError, as_artifact_error, check_settings, read_json, refuse_setting
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.tokenizer import SentenceTokenizer, Tokenizer
 from angle_llm.prompts import PLACEHOLDER, SIDES, PromptTemplate, SidePrompts, load_prompt
@@ -41,10 +40,6 @@ USAGE_FILES = (
 )
 """Patterns of the files of a sentence-transformers model that are not files of the backbone."""
 
-_TRANSFORMER_FILES = tuple(
-    f"sentence_{name}_config.json"
-    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
 _MODULE = "sentence_transformers.models.{}"
 """Class path of a module in `modules.json`, in the form that all versions of sentence-transformers read."""
 _REFUSAL = "a folder of angle_llm (use `angle-llm export` for sentence-transformers)"
@@ -55,11 +50,17 @@ LIBRARY_POOLINGS = {
 }  # fmt: skip
 """Name of a pooling in sentence-transformers, after `pooling_mode_`, that all its versions read → name in `POOLINGS`."""
 _DOCUMENT_NAMES = ("document", "passage", "corpus")
-_WITHOUT_EFFECT = {
-    "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", "unpad_inputs",
-    "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs",
-}  # fmt: skip
-"""Keys of the Transformer module's config that `_read_options` checks, or that do not change embeddings."""
+_STATES = ("last_hidden_state", ["last_hidden_state"])
+_ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs")
+_SUPPORTED: dict[str, Sequence[object] | None] = {
+    **dict.fromkeys(("max_seq_length", "do_lower_case", "unpad_inputs", *_ARGUMENTS)),
+    "transformer_task": ["feature-extraction"],
+    "modality_config": [{"text": {"method": "forward", "method_output_name": name}} for name in _STATES],
+    "module_output_name": ["token_embeddings"],
+}
+"""Keys of the Transformer module's config, and the values that are supported (see `check_settings`)."""
+_TOKENIZER_ARGUMENTS = dict.fromkeys(("model_max_length", "padding_side", "use_fast", "trust_remote_code"))
+_MODEL_ARGUMENTS = dict.fromkeys(("add_pooling_layer", "attn_implementation", "use_safetensors", "trust_remote_code"))
 _OUR_POOLINGS = {ours: theirs for theirs, ours in LIBRARY_POOLINGS.items()} | {
     "last-avg": "mean_tokens",
     "last-max": "max_tokens",
@@ -106,42 +107,27 @@ class SentenceTransformersFolder:
             ArtifactError: for a damaged file, or a setting that this package does not support; names file and value.
             PromptError: for a prompt of the model that contains `{text}`.
         """
-        try:
-            return cls._read(folder, prompt)
-        except (TypeError, AttributeError) as error:
-            raise ArtifactError(
-                f"{folder}: a value in its JSON files has another type than expected: {error}."
-            ) from error
-
-    @classmethod
-    def _read(cls, folder: Path, prompt: SidePrompts | None) -> SentenceTransformersFolder:
-        """Read the configuration files as `read` does, but JSON values of a wrong type raise TypeError or AttributeError."""
-        # Modules.
-        pooling_path, dense, normalize = read_modules(folder)
-        for path in dense:
-            check_dense(path)
-        options = _read_options(folder)
-        # Settings of the library that this package does not support.
-        config, config_path = _read_config(folder, "config_sentence_transformers.json")
-        if (model_type := config.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
-            refuse_setting(config_path, "model_type", model_type)
-        if config.get("truncate_dim") is not None:
-            refuse_setting(
-                config_path, "truncate_dim", config["truncate_dim"], "Set it to null, and pass dimensions=… instead."
-            )
+        with as_artifact_error(folder):
+            # Modules and options.
+            pooling_path, dense, normalize = read_modules(folder)
+            options = _read_options(folder)
+            # Settings of the library that this package does not support.
+            config, config_path = _read_config(folder, "config_sentence_transformers.json")
+            known = dict.fromkeys(config) | {"model_type": ["SentenceTransformer"], "truncate_dim": []}
+            check_settings(config_path, config, known)
+            # Prompt, pooling and length.
+            is_own_prompt = prompt is None
+            prompt = prompt or _read_prompts(config, config_path)
+            pooling = _read_pooling(folder, pooling_path, prompt)
+            length = options.get("max_seq_length")
         similarity = config.get("similarity_fn_name")
         if similarity not in (None, "cosine") and not (normalize and similarity in ("dot", "euclidean")):
             warnings.warn(
                 f"{config_path}: similarity_fn_name is {similarity!r:.40}, but this package compares vectors by cosine. The "
                 "vectors are unchanged.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=2,
             )
-        # Prompt, pooling and length.
-        is_own_prompt = prompt is None
-        prompt = prompt or _read_prompts(config, config_path)
-        pooling = _read_pooling(folder, pooling_path, prompt)
-        length = options.get("max_seq_length")
         return cls(folder, prompt, is_own_prompt, pooling, dense, normalize, length, bool(options.get("do_lower_case")))
 
     def length_for(self, tokenizer: Tokenizer, positions: int | None) -> int:
@@ -317,108 +303,61 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
     Return the folder of Pooling in the model folder, the folders of the Dense modules, and whether embeddings are
     normalized.
     """
-    # Type and path of each module.
-    modules_path = folder / MODULES_NAME
-    modules = read_json(modules_path, list)
-    paths: list[tuple[str, str]] = []
-    for module in modules:
-        module_type, path = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
-        if (
-            not (isinstance(module_type, str) and isinstance(path, str))
-            or ".." in Path(path).parts
-            or Path(path).is_absolute()
-        ):
-            raise ArtifactError(f"{modules_path}: expected modules with `type` and `path`, got {module!r:.120}.")
-        package, _, name = module_type.rpartition(".")
-        if package.partition(".")[0] != "sentence_transformers":
-            refuse_setting(modules_path, "type", module_type, "It is code of the folder, which is never run.")
-        if name not in ("Transformer", "Pooling", "Dense", "Normalize"):
-            refuse_setting(modules_path, "type", module_type)
-        if module.get("kwargs"):
-            refuse_setting(modules_path, "kwargs", module["kwargs"])
-        paths.append((name, path))
-    # Order of the modules.
-    names = [name for name, _ in paths]
-    dense = [folder / path for name, path in paths if name == "Dense"]
+    path = folder / MODULES_NAME
+    modules = read_json(path, list)
+    with as_artifact_error(path):
+        # A type of another package is code of the folder, which never runs.
+        names = [re.sub(r"^sentence_transformers\..*\.", "", module["type"]) for module in modules]
+        folders = [folder / module["path"] for module in modules]
+    dense = [folders[number] for number, name in enumerate(names) if name == "Dense"]
     usual = ["Transformer", "Pooling", *["Dense"] * len(dense)]
     if names not in (usual, [*usual, "Normalize"]):
         raise ArtifactError(
-            f"{modules_path}: expected Transformer, Pooling, and perhaps Dense and Normalize, got {', '.join(names)}."
+            f"{path}: expected Transformer, Pooling, and perhaps Dense and Normalize, got {', '.join(names)}. Open the "
+            "folder with sentence-transformers."
         )
-    if paths[0][1]:
-        refuse_setting(modules_path, "path", paths[0][1], "Save the folder again with a new sentence-transformers.")
+    for module in modules:
+        check_settings(path, module, dict.fromkeys(("idx", "name", "path", "type")))
     # Normalize must apply to the embedding.
-    normalizes = names[-1] == "Normalize"
-    if normalizes:
-        config, where = _read_config(folder, f"{paths[-1][1]}/config.json")
-        for key in ("module_input_name", "module_output_name"):
-            if config.get(key, "sentence_embedding") not in (None, "sentence_embedding"):
-                refuse_setting(where, key, config[key])
-    return paths[1][1], dense, normalizes
+    config, config_path = _read_config(folders[-1], "config.json")
+    if names[-1] == "Normalize":
+        rows = ["sentence_embedding"]
+        check_settings(config_path, config, {"module_input_name": rows, "module_output_name": rows})
+    return modules[1]["path"], dense, names[-1] == "Normalize"
 
 
 def _read_options(folder: Path) -> dict[str, Any]:
     """Read the options of the Transformer module, such as the maximum length, and check that they are supported."""
-    # Task and modality.
-    name = next((name for name in _TRANSFORMER_FILES if (folder / name).is_file()), _TRANSFORMER_FILES[0])
-    options, config_path = _read_config(folder, name)
-    if (task := options.get("transformer_task", "feature-extraction")) != "feature-extraction":
-        refuse_setting(config_path, "transformer_task", task)
-    modalities = options.get("modality_config") or {"text": {}}
-    if "message" in modalities:
-        refuse_setting(
-            config_path,
-            "modality_config",
-            "message",
-            "The library applies the chat template of the tokenizer to each text.",
-        )
-    text = modalities.get("text", {}) if list(modalities) == ["text"] else None
-    if text is None or text.get("method", "forward") != "forward":
-        refuse_setting(config_path, "modality_config", modalities)
-    # Options of the module.
-    if text.get("method_output_name", "last_hidden_state") not in ("last_hidden_state", ["last_hidden_state"]):
-        refuse_setting(config_path, "method_output_name", text["method_output_name"])
-    if options.get("module_output_name", "token_embeddings") not in (None, "token_embeddings"):
-        refuse_setting(config_path, "module_output_name", options["module_output_name"])
-    for key in options.keys() - _WITHOUT_EFFECT:
-        if options[key]:
-            refuse_setting(config_path, key, options[key])
+    # The name depends on the model in old folders, such as sentence_roberta_config.json.
+    config_path = next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / "sentence_bert_config.json")
+    options, config_path = _read_config(folder, config_path.name)
+    check_settings(config_path, options, _SUPPORTED)
     # Arguments of the tokenizer and the model.
     tokenizer = options.get("tokenizer_args") or options.get("processor_kwargs") or {}
-    model = options.get("model_args") or options.get("model_kwargs") or {}
-    for name, values, known in (
-        ("tokenizer_args", tokenizer, {"model_max_length", "padding_side", "use_fast", "trust_remote_code"}),
-        ("model_args", model, {"add_pooling_layer", "attn_implementation", "use_safetensors", "trust_remote_code"}),
-    ):
-        if unknown := set(values) - known:
-            refuse_setting(config_path, name, {key: values[key] for key in unknown})
-    # Maximum length.
+    check_settings(config_path, tokenizer, _TOKENIZER_ARGUMENTS)
+    check_settings(config_path, options.get("model_args") or options.get("model_kwargs") or {}, _MODEL_ARGUMENTS)
     length = tokenizer.get("model_max_length", options.get("max_seq_length"))
-    if length is not None and not (isinstance(length, int) and length > 0):
-        refuse_setting(config_path, "max_seq_length", length)
-    return options | {"max_seq_length": length}
+    return options | {"max_seq_length": None if length is None else int(length)}
 
 
 def _read_pooling(folder: Path, path: str, prompt: SidePrompts) -> str:
     """Read the config of the Pooling module in folder / path, and return the name of the pooling in this package."""
-    config, config_path = _read_config(folder, f"{path}/config.json")
-    if not config:
-        raise ArtifactError(f"{config_path} is missing or empty. Fetch or save the folder again.")
+    config_path = folder / path / "config.json"
+    config = read_json(config_path)
     flag = "pooling_mode"
-    modes = config.get(flag) or [
-        key.removeprefix(f"{flag}_") for key in config if key.startswith(f"{flag}_") and config[key]
-    ]
-    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
+    set_flags = [key.removeprefix(f"{flag}_") for key in config if key.startswith(f"{flag}_") and config[key]]
+    modes = config.get(flag) or set_flags or "mean"
+    mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
     known = {
         suffix: ours for name, ours in LIBRARY_POOLINGS.items() for suffix in (name, re.sub("_tokens?$", "", name))
     }
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in known:
+    if not isinstance(mode, str) or mode not in known:
         refuse_setting(config_path, flag, modes)
     if not config.get("include_prompt", True) and any(prompt.of(side).template != PLACEHOLDER for side in SIDES):
         refuse_setting(
             config_path, "include_prompt", False, "Its prompt is part of the state of each token, but not pooled."
         )
-    return known[modes[0]]
+    return known[mode]
 
 
 def _read_prompts(config: dict[str, Any], place: Path) -> SidePrompts:
@@ -427,8 +366,6 @@ def _read_prompts(config: dict[str, Any], place: Path) -> SidePrompts:
     These are the prompts named after queries and documents; if both are missing, the default prompt is used for both.
     """
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
-        raise ArtifactError(f"{place}: expected `prompts` to map names to texts, got {prompts!r:.120}.")
     if default is not None and default not in prompts:
         raise ArtifactError(f"{place}: `default_prompt_name` is {default!r:.80}, which is not in `prompts`.")
     by_side = {

@@ -36,14 +36,12 @@ def transformers_app(
     prompt: PromptTemplate,
     *,
     max_length: int = 100,
-    ids: Callable[[list[int], Any], list[int]] = lambda ids, _: ids,
     masked: bool = True,
     order: Callable[[list[Any]], list[Any]] = list,
 ) -> FastAPI:
     """What people write: transformers behind FastAPI, `/embed` only, last-token pooling over right padding.
 
-    `ids` changes the ids of a text; without `masked`, the last position is read, whether it is padding or not; `order`
-    changes the order of the answer.
+    Without `masked`, the last position is read, whether it is padding or not; `order` changes the order of the answer.
     """
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).float().eval()
     app = FastAPI()
@@ -52,7 +50,6 @@ def transformers_app(
     def embed(body: dict[str, Any]) -> list[Any]:
         texts = [prompt.format(text) for text in body["inputs"]]
         found = tokenizer(texts, split_special_tokens=True, truncation=True, max_length=max_length)["input_ids"]
-        found = [ids(text_ids, tokenizer) for text_ids in found]
         longest = max(map(len, found))
         padded = torch.tensor([text_ids + [0] * (longest - len(text_ids)) for text_ids in found])
         last = [len(text_ids) - 1 if masked else -1 for text_ids in found]

@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from angle_llm import __version__
-from angle_llm.export.exported_folder import ExportFacts
-from angle_llm.export.forms import EXPORT_KINDS
+from angle_llm.export.exported_folder import LIBRARY, ExportFacts
+from angle_llm.export.formats.llama_cpp import GGUF_NAME, Usage, is_gguf_export, stored_facts
+from angle_llm.export.formats.onnx_folder import is_onnx_folder, onnx_usage
 from angle_llm.export.programs import program_notes
 from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, MERGE_NAME, ArtifactError, is_saved_encoder, read_json
 from angle_llm.model.source.encoder_card import EncoderCard
@@ -24,14 +25,6 @@ from angle_llm.prompts import SIDES
 
 REPORT_NAME = "verification.json"
 """Name of the file with the report that compares a merged or exported encoder with the encoder it was made from."""
-
-_POOLED = {
-    "last": "states[0, -1]", "cls": "states[0, 0]", "mean": "states[0].mean(0)", "last-avg": "states[0].mean(0)",
-    "last-max": "states[0].amax(0)", "cls-last-avg": "(states[0, 0] + states[0].mean(0)) / 2",
-    "max": "states[0].amax(0)", "mean_sqrt_len": "states[0].sum(0) / len(states[0]) ** 0.5",
-    "weightedmean": "torch.arange(1.0, len(states[0]) + 1) / sum(range(len(states[0]) + 1)) @ states[0].float()",
-}  # fmt: skip
-"""torch code by pooling: from the last hidden states (1, T, D) of a text with T tokens to its embedding (D,)."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +61,17 @@ class CardFacts:
         of_all: dict[str, Any] = {"origin": origin, "report": _read_optional(folder / REPORT_NAME)}
         of_all |= {"base": origin.get("base"), "revision": origin.get("base_revision")}
         # Exported encoders.
-        for kind in EXPORT_KINDS:
-            exported = kind.facts(folder)
-            if exported is None:
-                continue
-            if kind.instructions is not None:
-                return cls(form=kind.target, usage=exported, use=kind.instructions(folder), **of_all)
+        if is_gguf_export(folder):
+            usage = Usage.read(folder)
+            _, pooling = stored_facts(folder / GGUF_NAME)
+            facts = ExportFacts(usage.prompt, pooling, usage.max_length, normalize=usage.normalize)
+            return cls(form="gguf", usage=facts, use=usage.described(), **of_all)
+        exported = ExportFacts.read(folder)
+        if exported is not None and is_onnx_folder(folder):
+            return cls(form="onnx", usage=exported, use=onnx_usage(folder), **of_all)
+        if exported is not None:
             notes = program_notes(folder, exported)
-            return cls(form=kind.target, usage=exported, opens_in_library=True, notes=notes, **of_all)
+            return cls(form=LIBRARY, usage=exported, opens_in_library=True, notes=notes, **of_all)
         # Saved encoders.
         if not is_saved_encoder(folder):
             hint = f" Use {folder / 'model'}." if is_saved_encoder(folder / "model") else ""
@@ -126,7 +122,7 @@ def model_card(
         for task, metric, score in scores
     ]
     data = ModelCardData(
-        library_name="sentence-transformers" if facts.form == "sentence-transformers" else "angle_llm",
+        library_name=LIBRARY if facts.form == LIBRARY else "angle_llm",
         pipeline_tag="sentence-similarity",
         tags=["sentence-embeddings", "angle_llm"],
         base_model=facts.base if is_hub_id(facts.base) else None,
@@ -142,11 +138,8 @@ def model_card(
         "plain_repo": repo,
         "version": __version__,
         "shown_base": facts.base and file_name(facts.base),
-        "base_arguments": repr(facts.base) + (f", revision={facts.revision!r}" if facts.revision else ""),
-        "formatted": _formatted(facts.usage),
         "template": facts.usage.prompt.query.template,
         "prompts": [facts.usage.prompt.of(side) for side in (SIDES if facts.usage.prompt.differ else SIDES[:1])],
-        "pooled": _pooled(facts.usage) if _is_simple(facts) else None,
         "license": license,
         "parts": [f"{part['weight']:.4g} × `{file_name(part['name'])}`" for part in facts.origin.get("parts", ())],
         "scores": scores,
@@ -154,40 +147,6 @@ def model_card(
     }
     template = Path(__file__).with_name("model_card.md")
     return str(ModelCard.from_template(data, template_path=str(template), **values)) + "\n"
-
-
-def _pooled(usage: EncoderCard | ExportFacts) -> str | None:
-    """Return torch code that computes the embedding of a text from `states`; None for a pooling with long code.
-
-    `states` are the last hidden states. The code includes truncated dimensions and normalisation.
-    """
-    pooled = _POOLED.get(usage.pooling)
-    if pooled and (dimensions := getattr(usage, "dimensions", None)):
-        pooled = f"({pooled})[:{dimensions}]"
-    return f"torch.nn.functional.normalize({pooled}, dim=0)" if pooled and usage.normalize else pooled
-
-
-def _formatted(usage: EncoderCard | ExportFacts) -> str:
-    """Return Python code that adds the prompt to the variable `text`, for the tokenizer of the encoder's folder."""
-    if isinstance(usage, ExportFacts):
-        return f"{usage.head!r} + text" if usage.head else "text"
-    return f"{usage.prompt.query.template!r}.replace('{{text}}', text)"
-
-
-def _is_simple(facts: CardFacts) -> bool:
-    """Return whether a few lines of code with `transformers` compute the same embeddings as the encoder.
-
-    If so, the model card has the code.
-    """
-    if facts.usage.prompt.differ or facts.usage.dense:
-        return False
-    if isinstance(facts.usage, ExportFacts):
-        return True
-    prompt = facts.usage.prompt.query
-    base = facts.base
-    is_plain = prompt.tokenization == "joined" and not prompt.edits and prompt.append is None and not facts.usage.layers
-    other_base = base is None or ":" in base or facts.usage.bits or facts.usage.attention
-    return is_plain and not (facts.form == "adapter" and other_base)
 
 
 def file_name(name: str) -> str:

@@ -27,7 +27,7 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
     The exit code is 1 if the embeddings of the merged model differ from the embeddings of the adapter.
     """
     from angle_llm.export.card import REPORT_NAME
-    from angle_llm.export.forms import Opening, open_form
+    from angle_llm.export.forms import open_form
     from angle_llm.export.merge import merge
     from angle_llm.model.source.checks import MERGE_NAME, read_json
     from angle_llm.model.source.encoder_card import EncoderCard
@@ -45,13 +45,11 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
     if scores:
         folder = Path(out).expanduser()
         layers = read_json(folder / MERGE_NAME)["layers"]
-        opening = Opening(
-            original_base=settings.base == "original", usage=vars(EncoderCard.read(folder)) | {"layers": layers}
-        )
+        usage = vars(EncoderCard.read(folder)) | {"layers": layers}
         spearman = {}
         print(f"\n| Spearman × 100 | {' | '.join(scores)} |\n|---|{'---:|' * len(scores)}")
         for name in (settings.run, *others, out):
-            encoder = open_form(name, opening)
+            encoder = open_form(name, usage, original_base=settings.base == "original")
             spearman[name] = {task: score(encoder) for task, score in scores.items()}
             del encoder  # one model in memory at a time
             print(f"| {name} | {' | '.join(f'{value:.2f}' for value in spearman[name].values())} |")

@@ -17,6 +17,7 @@ import numpy as np
 from angle_llm.export.weights import WeightsCount
 from angle_llm.io import plain
 from angle_llm.model.vectors import cosine_differences
+from angle_llm.prompts import Side
 
 TOLERANCE, TOLERANCE_HALF = 1e-5, 1e-3
 """Largest allowed 1 - cos of two embeddings of a text, for weights stored in float32 and in half precision."""
@@ -24,8 +25,8 @@ SPEARMAN_TOLERANCE, SPEARMAN_TOLERANCE_HALF = 0.1, 1.0
 """Largest allowed difference in Spearman × 100 between two stored versions of an encoder.
 
 For weights stored in float32 and in half precision."""
-TIMES_SMALLER_QUANTISED = 10
-"""As `TIMES_SMALLER`, for the mean difference of files with weights in 8 bits."""
+TOLERANCE_QUANTISED, TIMES_SMALLER_QUANTISED = 1e-2, 10
+"""As `TOLERANCE` and `TIMES_SMALLER`, for exported files with weights in 8 bits: only a guard against a wrong file."""
 TIMES_SMALLER = 100
 """Factor in the check that a verified encoder was trained at all.
 
@@ -60,6 +61,19 @@ class FormFacts:
     def is_rounded(self) -> bool:
         """Whether the weights have fewer bits than float32. An adapter has float32 weights, whatever its base has."""
         return self.kind != "adapter" and self.dtype != "float32"
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the form is an exported file with weights in 8 bits."""
+        return (self.kind, self.dtype) in (("onnx", "float32 in 8 bits"), ("llama.cpp", "q8_0"))
+
+    def tolerance(self, first: FormFacts) -> float:
+        """Return the largest allowed 1 - cos between the embeddings by this form and by the first form."""
+        if self.is_quantised:
+            return TOLERANCE_QUANTISED
+        if self.kind == "llama.cpp":  # in float16, weights and activations have 11 bits
+            return 1e-4 if self.dtype == "float16" else TOLERANCE
+        return TOLERANCE_HALF if self.is_rounded or first.is_rounded else TOLERANCE
 
     def __str__(self) -> str:
         if self.kind == "server":  # the other facts are expected, not known
@@ -162,21 +176,34 @@ class Encoded(NamedTuple):
     rows_ND: Rows
 
 
-def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], allowed: float) -> Comparison:
+def compare_forms(
+    first: Encoded,
+    other: Encoded,
+    texts: Sequence[tuple[str, Side | None]],
+    allowed: float | None,
+    base_difference: float | None,
+) -> Comparison:
     """Compare a stored version of an encoder with the first version: facts, token ids, embeddings and Spearman.
 
-    `allowed` is the largest allowed 1 - cos.
+    Args:
+        first, other: the two versions.
+        texts: the encoded texts, each with its side.
+        allowed: largest allowed 1 - cos; None: chosen by the stored dtypes.
+        base_difference: mean 1 - cos between the first version and its untrained base; None: not compared.
     """
+    # Facts, and token ids, which a server does not report.
     ours, theirs = first.facts, other.facts
     problems = [
         f"{name} {value}, expected {expected}"
         for name in ("prompt", "pooling", "max_length", "dimensions", "normalize")
         if (value := getattr(theirs, name)) != (expected := getattr(ours, name))
     ]
-    # A server does not report token ids.
     other_ids = sum(a != b for a, b in zip(first.ids, other.ids, strict=True)) if other.ids else 0
     if other_ids:
         problems.append(f"{other_ids} of {len(texts)} texts have different token ids")
+
+    # Directions and lengths of the vectors.
+    allowed = theirs.tolerance(ours) if allowed is None else allowed
     if theirs.dimensions != ours.dimensions:
         differences_N = relative_N = np.full(len(texts), np.nan)
     else:
@@ -184,15 +211,26 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], allowed:
         distance_N = np.linalg.norm(other.rows_ND - first.rows_ND, axis=1)
         relative_N = distance_N / np.maximum(np.linalg.norm(first.rows_ND, axis=1), np.finfo(np.float64).tiny)
     worst = int(np.nan_to_num(differences_N, nan=np.inf).argmax())
-    largest = float(differences_N[worst])
+    worst_text, _ = texts[worst]
+    largest, mean = float(differences_N[worst]), float(differences_N.mean())
     if not largest <= allowed:  # true for NaN too
-        problems.append(f"1-cos {largest:.1e} exceeds {allowed:.0e}, for the text {texts[worst]!r:.60}")
+        problems.append(f"1-cos {largest:.1e} exceeds {allowed:.0e}, for the text {worst_text!r:.60}")
     # Vectors whose direction differs by `allowed` differ by sqrt(2 · allowed) of their length.
     elif theirs.normalize == ours.normalize and relative_N.max() > max(10 * np.sqrt(2 * allowed), 0.1):
         problems.append(f"the vectors have other lengths: the largest relative difference is {relative_N.max():.1e}")
+
+    # The distance from the untrained base. Rounding to 8 bits changes vectors by about 1e-3, training by 0.1 and more.
+    times = TIMES_SMALLER_QUANTISED if theirs.is_quantised else TIMES_SMALLER
+    difference = mean if theirs.is_quantised else largest
+    if base_difference is not None and not base_difference >= times * difference:
+        problems.append(
+            f"1-cos {difference:.1e} is not {times} times smaller than the difference from the base, {base_difference:.1e}"
+        )
+
+    # Spearman on scored pairs.
     if ours.spearman is not None and theirs.spearman is not None:
         apart = abs(theirs.spearman - ours.spearman)
         if not apart <= (SPEARMAN_TOLERANCE_HALF if ours.is_rounded or theirs.is_rounded else SPEARMAN_TOLERANCE):
             problems.append(f"Spearman {theirs.spearman:.2f}, expected {ours.spearman:.2f}")
-    mean, relative = float(differences_N.mean()), float(relative_N.max())
-    return Comparison(theirs, allowed, largest, mean, relative, texts[worst], other_ids, tuple(problems))
+    relative = float(relative_N.max())
+    return Comparison(theirs, allowed, largest, mean, relative, worst_text, other_ids, tuple(problems))

@@ -20,7 +20,9 @@ from typing import Any
 import yaml
 
 from angle_llm.export.card import REPORT_NAME, CardFacts, file_name, model_card
-from angle_llm.export.forms import EXPORT_KINDS
+from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME
+from angle_llm.export.formats.onnx_folder import GRAPH_NAME
+from angle_llm.io import json_text
 from angle_llm.model.source.checks import (
     CARD_NAME,
     EXPORT_NAME,
@@ -37,12 +39,10 @@ from angle_llm.model.source.resolve import is_hub_id, split_revision
 from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME
 from angle_llm.settings.export import PushSettings
 
-_UNCHANGED_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json", MODULES_NAME}
-"""Names of JSON files that are uploaded unchanged, because they contain no local paths."""
 _ENCODER_FILES = (
     CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *TOKENIZER_FILES, MODULES_NAME,
     "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", *DENSE_FILES,
-    *(pattern for kind in EXPORT_KINDS for pattern in kind.files),
+    f"{GRAPH_NAME}*", GGUF_NAME, USAGE_NAME,
 )  # fmt: skip
 """Patterns of the paths of an encoder's files in its folder and in a repository."""
 _PATH_KEYS = frozenset({
@@ -73,23 +73,18 @@ def push(settings: PushSettings) -> str:
         raise ValueError(f"push: expected a repository USER/NAME, got {repo!r}.")
     facts = CardFacts.read(folder)
     about = _training(settings, folder)
-    model = about.get("settings", {}).get("model")
-    if facts.base is None and isinstance(model, dict):
-        base, revision = split_revision(str(model.get("path") or ""))
-        facts = replace(facts, base=base or None, revision=revision or model.get("revision"))  # the key of older runs
+    path = about.get("settings", {}).get("model", {}).get("path")
+    if facts.base is None and path:
+        base, revision = split_revision(path)
+        facts = replace(facts, base=base, revision=revision)
     _check(facts, folder)
     # Files to upload.
-    files: dict[str, Path | bytes] = {}
-    skipped = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if name in (REPORT_NAME, "README.md"):
-            continue
-        if _is_encoder_file(name):
-            files[name] = _content(path, facts)
-        else:
-            skipped.append(name)
-    lines = [f"skipped: {', '.join(skipped)}"] if skipped else []
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    for name in (REPORT_NAME, "README.md"):
+        paths.pop(name, None)
+    files = {name: _content(path, facts) for name, path in paths.items() if _is_encoder_file(name)}
+    skipped = ", ".join(name for name in paths if name not in files)
+    lines = [f"skipped: {skipped}"] if skipped else []
     # Upload, or a list of the files.
     if settings.dry_run:
         patterns = ", ".join(_ENCODER_FILES)
@@ -136,16 +131,13 @@ def _content(path: Path, facts: CardFacts) -> Path | bytes:
 
     In `adapter_config.json`, the base model becomes the base in the encoder card (`facts`).
     """
-    if path.suffix != ".json" or path.name in _UNCHANGED_JSON:
+    if path.suffix != ".json" or path.name == MODULES_NAME:
         return path
     values = read_json(path)
     cleaned = _without_paths(values, _PATH_KEYS)
     if path.name == "adapter_config.json":
         cleaned |= {"base_model_name_or_path": facts.base, "revision": facts.revision}
-    if cleaned == values:
-        return path
-    text = json.dumps(cleaned, indent=2, ensure_ascii=False) + "\n"  # NaN and Infinity are kept as in the file
-    return text.encode(errors="backslashreplace")
+    return path if cleaned == values else json_text(cleaned).encode()
 
 
 def _without_paths(value: Any, keys: Container[str] | None = None, key: str = "") -> Any:
@@ -178,37 +170,16 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     about: dict[str, Any] = {}
     if run is not None:
         try:
-            values = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8"))
-            if isinstance(values, dict):
-                about["settings"] = _without_paths(values)
-            about["scores"] = _scores_of_run(run)
-        except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
-            raise ValueError(
-                f"--run: expected a run directory with settings.yaml and metrics.jsonl, got {run} "
-                f"({type(error).__name__}: {error})."
-            ) from error
+            about["settings"] = _without_paths(yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8")))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
+        best = read_json(run / "best.json") if (run / "best.json").is_file() else {}
+        for name, score in list(best.items())[:1]:  # main metric first
+            task, _, metric = name.rpartition("/")
+            about["scores"] = [(f"{task} during training, of the saved model", metric, float(score))]
     if settings.results is not None:
         about["scores"] = _read_scores(settings.results)
     return about
-
-
-def _scores_of_run(run: Path) -> list[tuple[str, str, float]]:
-    """Return the main metric of a training run before the first step, and of the saved model.
-
-    `run` is the run directory; runs of earlier versions have no best.json. Scores are (task, metric, value), as for
-    `model_card`; missing scores are skipped.
-    """
-    path, saved = run / "metrics.jsonl", run / "best.json"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [row for row in map(json.loads, filter(str.strip, lines)) if "evaluation" in row]
-    names = [key for row in rows[:1] for key in row if key.startswith("evaluation/")]  # main metric first
-    task, _, metric = (names or ["evaluation/spearman"])[0].rpartition("/")
-    before = [row["evaluation"] for row in rows if row["step"] == 0][:1]
-    after = [row["evaluation"] for row in rows if row["step"] > 0]
-    best = next(iter(read_json(saved).values())) if saved.is_file() else max(after, default=None)
-    named = [*(("before the first step", score) for score in before), ("of the saved model", best)]
-    task = task.removeprefix("evaluation/")
-    return [(f"{task} during training, {name}", metric, float(score)) for name, score in named if score is not None]
 
 
 def _read_scores(path: Path) -> list[tuple[str, str, float]]:
@@ -262,7 +233,7 @@ def _upload(
         existing = set(api.list_repo_files(repo)) if api.repo_exists(repo) else set()
         # The hub creates two files in a new repository.
         foreign = sorted(existing - {".gitattributes", "README.md"})
-        if foreign and existing.isdisjoint([CARD_NAME, *(kind.marker for kind in EXPORT_KINDS)]):
+        if foreign and existing.isdisjoint([CARD_NAME, EXPORT_NAME, USAGE_NAME]):
             raise PushError(f"{repo} contains other files ({', '.join(foreign[:3])} …). Choose another name.")
         readme = model_card(facts, repo, license=_license(api, facts.base), **about)
         if not existing:
@@ -280,10 +251,9 @@ def _upload(
     except PushError:
         raise
     except Exception as error:  # HTTP and connection errors of the libraries have no common class
-        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         raise PushError(
-            f"{repo} was not uploaded: {reason} A push needs a token with write access: log in (`hf auth login`), or set "
-            "HF_TOKEN. No local file was changed."
+            f"{repo} was not uploaded: {error} {error.__cause__ or ''}\nA push needs a token with write access: log in "
+            "(`hf auth login`), or set HF_TOKEN. No local file was changed."
         ) from error
     return str(commit.commit_url)
 
@@ -295,8 +265,6 @@ def _license(api: Any, base: str | None) -> str | None:
     if base is None or not is_hub_id(base):
         return None
     try:
-        data = api.model_info(base).card_data
+        return getattr(api.model_info(base).card_data, "license", None)
     except (HfHubHTTPError, HFValidationError):
         return None
-    license = None if data is None else data.get("license")
-    return license if isinstance(license, str) else None

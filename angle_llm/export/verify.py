@@ -20,10 +20,6 @@ from angle_llm.export.card import REPORT_NAME, CardFacts, model_card
 from angle_llm.export.comparison import (
     NOISE,
     TIMES_SMALLER,
-    TIMES_SMALLER_QUANTISED,
-    TOLERANCE,
-    TOLERANCE_HALF,
-    Comparison,
     Encoded,
     FormFacts,
     Rows,
@@ -31,19 +27,7 @@ from angle_llm.export.comparison import (
     compare_forms,
 )
 from angle_llm.export.exported_folder import LIBRARY, ExportFacts, is_sentence_transformers_folder
-from angle_llm.export.forms import (
-    ADAPTER,
-    EXPORT_KINDS,
-    PROGRAM_KINDS,
-    SERVER,
-    Form,
-    FormPath,
-    Opening,
-    convert_to_float32,
-    kind_of,
-    open_form,
-    saved_folder,
-)
+from angle_llm.export.forms import PACKAGES, Form, FormPath, convert_to_float32, kind_of, open_form, saved_folder
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.tokenizer import changed_names
 from angle_llm.export.weights import WeightsCount, count_wrong
@@ -52,7 +36,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.source.checks import MERGE_NAME, read_json
 from angle_llm.model.vectors import cosine_differences
 from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompts
-from angle_llm.serve.client import is_server
+from angle_llm.serve.client import ServerModel, is_server
 from angle_llm.serve.mistakes import likely_mistake
 
 Score = Callable[[Any], float]
@@ -87,36 +71,6 @@ class VerifyOptions:
     """`send_prompt` and `model` of `ServerModel`, for servers."""
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """The first form, with its vectors and the vectors of its base: every other form is compared with them."""
-
-    path: FormPath
-    encoded: Encoded
-    base_rows_ND: Rows | None
-    """Vectors by the untrained base; None if it is unknown."""
-    base_note: str
-    """Reason why the base is unknown; empty if it is known."""
-    texts: Sequence[str]
-    sides: Sequence[Side | None]
-    """Sides for which every text is encoded; None: the only prompt."""
-    opening: Opening
-    """How every other form is opened: with the usage of the first form."""
-    notes: Sequence[str]
-
-    @property
-    def base_difference(self) -> float | None:
-        """Mean 1 - cos between the vectors and the vectors of the untrained base; None if the base is unknown."""
-        if self.base_rows_ND is None:
-            return None
-        return float(cosine_differences(self.base_rows_ND, self.encoded.rows_ND).mean())
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether the vectors differ from the vectors of the untrained base; True if the base is unknown."""
-        return self.base_difference is None or self.base_difference >= TIMES_SMALLER * NOISE
-
-
 def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> Verification:
     """Check that stored versions of an encoder (forms) give the same embeddings as the first form; return the report.
 
@@ -129,111 +83,71 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
         FileNotFoundError, ArtifactError: for a form that cannot be opened.
         MissingLibraryError: for a form whose program is not installed.
     """
-    # First form.
     options = options or VerifyOptions()
     names = options.names or [str(form) for form in forms]
     paths = [saved_folder(form) for form in forms]
-    form_kind = kind_of(paths[0])
-    if form_kind in PROGRAM_KINDS:
-        raise ValueError(
-            f"{names[0]} ({form_kind.name}) does not store how it was trained. Name the original encoder first."
-        )
+    kinds = [kind_of(path) for path in paths]
+    if kinds[0] in PACKAGES:
+        raise ValueError(f"{names[0]} ({kinds[0]}) does not store how it was trained. Name the original encoder first.")
+    opening: dict[str, Any] = {"device": options.device, "original_base": options.original_base}
 
-    reference = _encode_reference(paths, names[0], options)
-    # Every other form, compared with the first form.
-    problems = [] if reference.is_trained else [f"{names[0]} equals its base: it was not trained."]
-    notes = [*reference.notes]
+    # Vectors of the first form and of its untrained base.
+    encoder = open_form(paths[0], {}, **opening)
+    assert isinstance(encoder, SentenceEncoder)
+    prompts = encoder.prompts if options.side is None else load_prompts(encoder.prompts.of(options.side))
+    sides: Sequence[Side | None] = SIDES if prompts.differ else [options.side]
+    texts, notes = options.texts, list[str]()
+    if texts is None:
+        texts, notes = _built_in_texts(encoder, paths)
+    first = _encode(encoder, kinds[0], names[0], texts, options.score, sides)
+    base_ND, base_note = _base_rows(encoder, paths[0], texts, options.device, sides, options.base)
+    usage = {name: getattr(encoder, name) for name in ("pooling", "max_length", "normalize")} | {"prompt": prompts}
+    del encoder  # one form in memory at a time
+
+    # The first form must be trained.
+    base_difference, problems = None, list[str]()
+    if base_ND is not None:
+        base_difference = float(cosine_differences(base_ND, first.rows_ND).mean())
+    elif "server" in kinds:
+        notes.append("base distance not checked. Name the untrained base: --base MODEL.")
+    is_trained = base_difference is None or base_difference >= TIMES_SMALLER * NOISE
+    if not is_trained:
+        problems.append(f"{names[0]} equals its base: it was not trained.")
+
+    # Every other form, used as the first form was trained.
+    sided_texts = [(text, side) for side in sides for text in texts]
     comparisons = []
-    for path, name in zip(paths[1:], names[1:], strict=True):
-        comparison, form_notes = _compare(reference, path, name, options)
-        comparisons.append(comparison)
-        problems += [f"{name}: {problem}" for problem in comparison.problems]
-        notes += [f"{name}: {note}" for note in form_notes]
+    for path, form_kind, name in zip(paths[1:], kinds[1:], names[1:], strict=True):
+        form = open_form(path, {**usage, **options.server}, **opening)
+        encoded = _encode(form, form_kind, name, texts, options.score, sides)
+        expected_difference = base_difference if is_trained else None
+        comparison = compare_forms(first, encoded, sided_texts, options.tolerance, expected_difference)
+        form_problems = list(comparison.problems)
+        stored = [(paths[0], first.facts), (path, encoded.facts)]
+        weights = _count_wrong_weights(stored, options.original_base)
+        if weights and weights.wrong and options.tolerance is None:
+            form_problems.append(f"{weights}; most in {weights.worst_tensor}")
+        if isinstance(form, ServerModel):
+            notes += [f"{name}: {note}" for note in form.notes]
+            if form_problems:
+                original = open_form(paths[0], {}, **opening)
+                assert isinstance(original, SentenceEncoder)
+                convert_to_float32(original)
+                rows = (first.rows_ND, encoded.rows_ND, base_ND)
+                mistake = likely_mistake(original.with_prompt(prompts), form, *rows, sided_texts, comparison.tolerance)
+                form_problems += [f"likely mistake: {mistake}"] if mistake else []
+        comparisons.append(replace(comparison, weights=weights, problems=tuple(form_problems)))
+        problems += [f"{name}: {problem}" for problem in form_problems]
     return Verification(
-        texts=len(reference.texts),
-        first=reference.encoded.facts,
-        base_difference=reference.base_difference,
-        base_note=reference.base_note,
+        texts=len(texts),
+        first=first.facts,
+        base_difference=base_difference,
+        base_note=base_note,
         comparisons=tuple(comparisons),
         problems=tuple(problems),
         notes=tuple(notes),
         compared_in=_library_versions(paths),
     )
-
-
-def _encode_reference(paths: Sequence[FormPath], name: str, options: VerifyOptions) -> _Reference:
-    """Encode the texts with the first form and with its untrained base; `paths` are all forms."""
-    path = paths[0]
-    opening = Opening(options.device, options.original_base)
-    encoder = open_form(path, opening)
-    assert isinstance(encoder, SentenceEncoder)
-
-    # Prompts, their sides, and texts.
-    prompts = encoder.prompts
-    if options.side is not None:
-        prompts = load_prompts(prompts.of(options.side))
-    sides: Sequence[Side | None] = SIDES if prompts.differ else [options.side]
-    texts, notes = options.texts, list[str]()
-    if texts is None:
-        texts, notes = _built_in_texts(encoder, paths)
-
-    # Vectors of the encoder and of its base.
-    encoded = _encode(encoder, kind_of(path).name, name, texts, options.score, sides)
-    base_rows_ND, base_note = _base_rows(encoder, path, texts, options.device, sides, options.base)
-    if base_rows_ND is None and any(map(is_server, paths)):
-        notes.append("base distance not checked. Name the untrained base: --base MODEL.")
-
-    # The other forms must be used as the encoder was trained.
-    usage = {name: getattr(encoder, name) for name in ("pooling", "max_length", "normalize")}
-    opening = replace(opening, usage={"prompt": prompts, **usage, **options.server})
-    return _Reference(
-        path=path, encoded=encoded, base_rows_ND=base_rows_ND, base_note=base_note, texts=texts, sides=sides,
-        opening=opening, notes=notes,
-    )  # fmt: skip
-
-
-def _compare(
-    reference: _Reference, path: FormPath, name: str, options: VerifyOptions
-) -> tuple[Comparison, Sequence[str]]:
-    """Compare another form with the first form; return the differences, and notes for the report."""
-    # Vectors, token ids and facts.
-    form_kind = kind_of(path)
-    form = open_form(path, reference.opening)
-    encoded = _encode(form, form_kind.name, name, reference.texts, options.score, reference.sides)
-    sided_texts = [(text, side) for side in reference.sides for text in reference.texts]
-    tolerance = options.tolerance
-    if tolerance is None:
-        is_rounded = reference.encoded.facts.is_rounded or encoded.facts.is_rounded
-        tolerance = form_kind.tolerances.get(encoded.facts.dtype, TOLERANCE_HALF if is_rounded else TOLERANCE)
-    comparison = compare_forms(reference.encoded, encoded, [text for text, _ in sided_texts], tolerance)
-    problems = list(comparison.problems)
-
-    # Weights.
-    stored = [(reference.path, reference.encoded.facts), (path, encoded.facts)]
-    weights = _count_wrong_weights(stored, options.original_base)
-    if weights and weights.wrong and options.tolerance is None:
-        problems.append(f"{weights}; most in {weights.worst_tensor}")
-
-    # The distance from the untrained base. Rounding to 8 bits changes vectors by about 1e-3, training by 0.1 and more.
-    is_quantised = form_kind in EXPORT_KINDS and encoded.facts.dtype not in ("float32", "float16", "bfloat16")
-    times = TIMES_SMALLER_QUANTISED if is_quantised else TIMES_SMALLER
-    difference = comparison.mean_difference if is_quantised else comparison.largest_difference
-    from_base = reference.base_difference
-    if from_base is not None and reference.is_trained and not from_base >= times * difference:
-        problems.append(
-            f"1-cos {difference:.1e} is not {times} times smaller than the difference from the base, {from_base:.1e}"
-        )
-
-    # The mistake of a wrong server.
-    if problems and form_kind is SERVER:
-        original = open_form(reference.path, replace(reference.opening, usage={}))
-        assert isinstance(original, SentenceEncoder)
-        original = original.with_prompt(reference.opening.usage["prompt"])
-        convert_to_float32(original)
-        rows = (reference.encoded.rows_ND, encoded.rows_ND, reference.base_rows_ND)
-        if mistake := likely_mistake(original, form, *rows, sided_texts, comparison.tolerance):
-            problems.append(f"likely mistake: {mistake}")
-    return replace(comparison, weights=weights, problems=tuple(problems)), getattr(form, "notes", ())
 
 
 def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[FormPath]) -> tuple[list[str], list[str]]:
@@ -270,9 +184,9 @@ def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
 
 def _library_versions(forms: Sequence[FormPath]) -> str:
     """Return the names and versions of the libraries that compute the embeddings of the forms, as text."""
-    names = sorted({kind_of(form).package for form in forms} - {""})
+    programs = sorted({PACKAGES.get(kind_of(form), "") for form in forms} - {""})
     # From the module: its distribution can have another name, such as onnxruntime-gpu.
-    modules = {name: importlib.import_module(name.replace("-", "_")) for name in (*names, "transformers", "torch")}
+    modules = {name.replace("_", "-"): importlib.import_module(name) for name in (*programs, "transformers", "torch")}
     return ", ".join(f"{name} {getattr(module, '__version__', 'unknown')}" for name, module in modules.items())
 
 
@@ -296,8 +210,8 @@ def finish_folder(folder: Path, source: Path, name: str, options: VerifyOptions 
         folder: merged or exported encoder, still under a temporary name.
         source: folder of the encoder that `folder` was made from.
         name: final path of the folder.
-        options: how the two are compared. With `original_base`, the report also notes the difference from the adapter on
-            the base values in training. None: no comparison; the report then records the omission, and the result is None.
+        options: how the two are compared. None: no comparison; the report then records the omission, and the result is
+            None.
 
     Raises:
         VerificationError: if the two encoders differ.
@@ -310,13 +224,6 @@ def finish_folder(folder: Path, source: Path, name: str, options: VerifyOptions 
             raise VerificationError(
                 f"{name} was not written: it differs from the encoder in {original}:\n{report.text()}"
             )
-        if options.original_base:
-            (trained,) = verify([source, folder], replace(options, original_base=False)).comparisons
-            note = (
-                f"The difference from the adapter on the base values in training is 1-cos {trained.largest_difference:.1e} "
-                f"at most, {trained.mean_difference:.1e} in the mean."
-            )
-            report = replace(report, notes=(*report.notes, note))
     write_report(folder, report, name)
     return report
 
@@ -402,31 +309,30 @@ def _base_rows(
     `sides`: as queries, as documents, or with the only prompt (None). `named` is the base if it is not stored.
     """
     # Adapter: the same model, with the adapter disabled.
-    if kind_of(path) is ADAPTER:
+    if kind_of(path) == "adapter":
         backbone: Any = encoder.model.backbone
         with backbone.disable_adapter():
             return _rows(_by_side(encoder, sides), texts), ""
     # Merged model: the base is named in its folder, or by the user.
     merged = Path(path).expanduser() / MERGE_NAME
-    if named is None and not merged.is_file():
+    origin: dict[str, Any] = {"base": named} if named or not merged.is_file() else read_json(merged)
+    if origin.get("base") is None:
         return None, "not compared: a whole model was not merged, so its base is unknown"
     try:
-        unknown = {"base": named, "base_dtype": "auto"} | dict.fromkeys(("base_revision", "bits", "layers"))
-        origin: dict[str, Any] = unknown if named else read_json(merged)
         base = SentenceEncoder.from_pretrained(
             origin["base"],
             prompt=encoder.prompts,
             pooling=encoder.pooling,
             max_length=encoder.max_length,
-            dtype=origin["base_dtype"],
+            dtype=origin.get("base_dtype", "auto"),
             device=device,
-            revision=origin["base_revision"],
-            bits=origin["bits"],
-            layers=origin["layers"],
+            revision=origin.get("base_revision"),
+            bits=origin.get("bits"),
+            layers=origin.get("layers"),
             dimensions=encoder.dimensions,
             attention=encoder.attention,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:  # a damaged file, or a base that is not available
+    except (OSError, ValueError, TypeError) as error:  # a damaged file, or a base that is not available
         return None, f"unknown: cannot be opened ({error})"
     convert_to_float32(base)
     return _rows(_by_side(base, sides), texts), ""

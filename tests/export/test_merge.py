@@ -91,8 +91,6 @@ def test_the_base_has_the_values_of_training(tmp_path: Path) -> None:
             assert (rounded[name] - tensor.bfloat16().float()).abs().max() > 1e-3
     (trained,) = verify([run, tmp_path / "original"], VerifyOptions(device="cpu")).comparisons
     assert trained.largest_difference > 1e-7
-    for file in (REPORT_NAME, "README.md"):
-        assert f"{trained.largest_difference:.1e}" in (tmp_path / "original" / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,7 @@ def generate(arguments: Sequence[str] | None = None) -> None:
     with Journal(settings.journal) as journal:
         answers = Answers(journal, settings, requests)
         with progress_bar("generate", len(requests), "request", done=answers.requests) as bar:
-            for llm in llms:
-                own = [request for request in requests if request.llm == llm.name]
-                answers.collect(own, llm, bar.update)
+            answers.collect(llms, bar.update)
 
     # 4. Pairs: parsed lines of the answers that pass the filters.
     pairs = read_pairs(requests, answers.by_key, prompts)
@@ -133,7 +131,7 @@ def generate(arguments: Sequence[str] | None = None) -> None:
     write_pairs(pairs, settings)
 
     # 5. Report.
-    counts = answers.report(requests, ((pair.request, pair.dropped) for pair in pairs))
+    counts = answers.report((pair.request, pair.dropped) for pair in pairs)
     write_report({"rows": rows, **counts, "pairs": len(kept(pairs)), "prompts": prompts}, settings)
     sys.exit(any(request.key not in answers.by_key for request in requests))
 

@@ -71,9 +71,9 @@ class FakeServer:
 
 
 class Writer(FakeServer):
-    """A chat server that answers with `rule(message)`."""
+    """A chat server that answers with `rule(message)`: a text, or a reply as it is."""
 
-    def __init__(self, rule: Callable[[str], str]) -> None:
+    def __init__(self, rule: Callable[[str], str | Reply]) -> None:
         super().__init__(self.reply)
         self.rule, self.delay = rule, 0.0
         self.name = f"{self.url}/v1#tiny"
@@ -81,7 +81,10 @@ class Writer(FakeServer):
     def reply(self, request: Request) -> Reply:
         text = json.loads(request.body)["messages"][0]["content"]
         time.sleep(self.delay)
-        choices = [{"index": 0, "message": {"role": "assistant", "content": self.rule(text)}, "finish_reason": "stop"}]
+        answer = self.rule(text)
+        if isinstance(answer, Reply):
+            return answer
+        choices = [{"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}]
         usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
         content = {"id": "1", "object": "chat.completion", "created": 1, "model": "tiny"}
         return Reply(content | {"choices": choices, "usage": usage}, headers={"Content-Type": "application/json"})

@@ -18,7 +18,7 @@ class Journal:
     """An append-only JSON Lines file, as a context manager. Opening removes a row that a kill has cut off.
 
     Raises:
-        DataError: if another process writes to the file, or a line is not a JSON object.
+        DataError: if another process writes to the file, or a line is not JSON.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,15 +28,17 @@ class Journal:
             self._lock.acquire()
         except Timeout:
             raise DataError(f"another process writes to {path}. Wait for it, or end it") from None
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]  # a kill has cut off the last row
+        self.rows: list[Row] = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                self.rows.append(json.loads(line))
+            except ValueError as error:
+                message = f"{path}:{number}: {error}. Remove this line; its content is requested again"
+                raise DataError(message) from None
         self._file = path.open("ab")
-        try:
-            content = path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            self._file.truncate(whole)  # a kill has cut off the last row
-            self.rows = [self._parsed(number, line) for number, line in enumerate(content[:whole].splitlines(), 1)]
-        except BaseException:
-            self.__exit__()
-            raise
+        self._file.truncate(len(whole))
 
     def __enter__(self) -> Journal:
         return self
@@ -52,15 +54,3 @@ class Journal:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.rows.extend(rows)
-
-    def _parsed(self, number: int, line: bytes) -> Row:
-        """Parse a line of the file as a JSON object."""
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict):
-            raise DataError(
-                f"{self.path}:{number}: expected a JSON object. Remove this line; its content is requested again"
-            )
-        return row

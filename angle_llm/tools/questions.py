@@ -21,7 +21,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -33,10 +33,10 @@ import yaml
 from angle_llm.data.corpus import Corpus, bad_row, corpus_texts
 from angle_llm.data.formats import DataError
 from angle_llm.data.keys import normalized
-from angle_llm.data.sources import BadRow, Row
+from angle_llm.data.sources import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.model.vectors import Array, unit_rows
-from angle_llm.settings.commands import FilterName, QuestionFiles, QuestionSettings
+from angle_llm.settings.commands import QuestionFiles, QuestionSettings
 from angle_llm.settings.parsing import SettingsError, need_library, unknown_name
 from angle_llm.tools.journal import Journal
 from angle_llm.tools.language_models import (
@@ -68,7 +68,6 @@ _SURE = 0.8
 """Probability from which on the language of a text counts as known."""
 _BLOCK = 1024
 """Number of questions compared with all questions at a time."""
-_SHOWN = 10
 
 
 class Passage(NamedTuple):
@@ -112,8 +111,7 @@ def questions_main(settings: QuestionSettings) -> None:
         if settings.max_requests == 0:
             return
         with progress_bar("questions", len(requests), "request", done=answers.requests) as bar:
-            for llm in llms:
-                answers.collect([request for request in requests if request.llm == llm.name], llm, bar.update)
+            answers.collect(llms, bar.update)
     # Questions in the answers.
     questions = [
         Question(request, text, dropped)
@@ -123,8 +121,8 @@ def questions_main(settings: QuestionSettings) -> None:
     ]
     drop_questions(questions, passages, settings)
     # Output.
-    report = _write(settings, passages, requests, answers, questions)
-    print(format_report(report, questions))
+    report = _write(settings, passages, answers, questions)
+    print(format_report(report))
     print(f"\nwritten to {settings.out}")
     if report["requests"]["failed"] or report["requests"]["not sent"]:
         print("Run the same command again to repeat failed requests. Requests that were not sent need a larger budget.")
@@ -143,10 +141,9 @@ def read_passages(settings: QuestionFiles) -> list[Passage]:
     from semantic_text_splitter import MarkdownSplitter
 
     corpus = Corpus.open(settings.documents, settings.column, settings.id_column)
-    if settings.id_column is None:  # a column of all files
-        firsts = [next((row for row in file.rows() if isinstance(row, Row)), None) for file in corpus.source.files]
-        usual = (name for name in ("id", "_id") if all(row and name in row.values for row in firsts))
-        corpus = replace(corpus, id_column=next(usual, None))
+    if settings.id_column is None:
+        common = set.intersection(*(set(file.columns) for file in corpus.source.files))
+        corpus = replace(corpus, id_column=next((name for name in ("id", "_id") if name in common), None))
     splitter = MarkdownSplitter(settings.passage_characters)
     passages = list[Passage]()
     seen = set[str]()
@@ -169,20 +166,17 @@ def _read_prompts(settings: QuestionFiles) -> dict[str, str]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"--prompts: {path} is not valid YAML: {error}") from None
     prompts = {name: str(prompt) for name, prompt in values.items()} if isinstance(values, dict) else {}
-    # Styles.
+    # The styles, and the text before the examples.
     styles = [name for name in prompts if name != _EXAMPLES]
-    for style in settings.styles:
-        if style not in styles:
-            raise SettingsError(f"--styles: {unknown_name('style', style, styles)}")
-        if any(prompts[style].count(blank) != 1 for blank in ("{count}", "{passage}")):
-            raise SettingsError(f"--prompts: {path}: {style}: expected {{count}} and {{passage}} once each.")
-    wanted = list(settings.styles)
-    # Text before the examples.
+    if unknown := [style for style in settings.styles if style not in styles]:
+        raise SettingsError(f"--styles: {unknown_name('style', unknown[0], styles)}")
+    blanks = {style: ["{count}", "{passage}"] for style in settings.styles}
     if settings.examples is not None:
-        if "{examples}" not in prompts.get(_EXAMPLES, ""):
-            raise SettingsError(f"--prompts: {path}: {_EXAMPLES}: expected a text with {{examples}}, for --examples.")
-        wanted.append(_EXAMPLES)
-    return {name: prompts[name] for name in wanted}
+        blanks[_EXAMPLES] = ["{examples}"]
+    for name in blanks:
+        if not all(blank in prompts.get(name, "") for blank in blanks[name]):
+            raise SettingsError(f"--prompts: {path}: {name}: expected a text with {' and '.join(blanks[name])}.")
+    return {name: prompts[name] for name in blanks}
 
 
 def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Sequence[Passage]) -> Iterator[LlmRequest]:
@@ -199,9 +193,8 @@ def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Seq
         before = prompts[_EXAMPLES].replace("{examples}", "\n".join(shown)) + "\n\n" if shown else ""
         for llm in settings.llm:
             for style in settings.styles:
-                head, _, tail = prompts[style].replace("{count}", str(settings.count)).partition("{passage}")
-                message = before + head + passage.text + tail
-                yield make_request(settings, llm, number, passage.text, style, message)
+                message = prompts[style].replace("{count}", str(settings.count)).replace("{passage}", passage.text)
+                yield make_request(settings, llm, number, passage.text, style, before + message)
 
 
 def _estimate(
@@ -230,6 +223,8 @@ def kept(questions: Iterable[Question]) -> list[Question]:
 
 def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], settings: QuestionSettings) -> None:
     """Mark lines as dropped: too short or too long, more than requested, or by one of the filters of the settings."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
     from angle_llm.model.encoder import SentenceEncoder
 
     # Length, and number of questions of a request
@@ -243,10 +238,12 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
         question.dropped = "more than requested" if asked[question.request.key] > settings.count else None
 
     # Filters that compare a question with its passage
-    if "copied" in settings.filters:
-        _drop(questions, "copied", lambda question: _copied_words(question) >= settings.copied_words)
-    if "language" in settings.filters:
-        _drop(questions, "language", _language_filter())
+    identifier: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    for question in kept(questions):
+        if "copied" in settings.filters and _copied_words(question) >= settings.copied_words:
+            question.dropped = "copied"
+        elif "language" in settings.filters and _has_other_language(question, identifier):
+            question.dropped = "language"
 
     # Filters by an encoder
     if {"repeated", "many documents", "not found"}.isdisjoint(settings.filters) or not kept(questions):
@@ -261,30 +258,17 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
         _drop_not_found(left, rows_QD, passages, passages_PD, settings)
 
 
-def _drop(questions: Sequence[Question], name: FilterName, applies: Callable[[Question], bool]) -> None:
-    """Mark the questions that a filter applies to as dropped."""
-    for question in kept(questions):
-        question.dropped = name if applies(question) else None
-
-
 def _copied_words(question: Question) -> int:
     """Return the number of words in the longest sequence of words that a question and its passage share."""
     words, of_passage = (_WORD.findall(normalized(text)) for text in (question.text, question.request.text))
     return SequenceMatcher(None, words, of_passage, autojunk=False).find_longest_match().size
 
 
-def _language_filter() -> Callable[[Question], bool]:
-    """Return a function that decides whether a question has another language than its passage, if both are certain."""
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
-
-    identifier: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-
-    def is_other(question: Question) -> bool:
-        language, probability = identifier.classify(question.text)
-        passage_language, passage_probability = identifier.classify(question.request.text)
-        return bool(language != passage_language and min(probability, passage_probability) >= _SURE)
-
-    return is_other
+def _has_other_language(question: Question, identifier: Any) -> bool:
+    """Return whether a question has another language than its passage, if both languages are certain."""
+    language, probability = identifier.classify(question.text)
+    passage_language, passage_probability = identifier.classify(question.request.text)
+    return bool(language != passage_language and min(probability, passage_probability) >= _SURE)
 
 
 def _drop_similar(
@@ -294,9 +278,8 @@ def _drop_similar(
 
     A question is a repetition only if the earlier question is kept. `rows_QD` are the vectors of the questions (Q, D).
     """
-    document_number: dict[str, int] = {}
     documents = [passages[question.request.row].document for question in questions]
-    document_Q = np.array([document_number.setdefault(document, len(document_number)) for document in documents])
+    document_Q = np.unique(documents, return_inverse=True)[1]
     unit_QD = unit_rows(rows_QD)
     is_kept_Q = np.array([question.dropped is None for question in questions])
     for start in range(0, len(questions), _BLOCK):
@@ -332,7 +315,6 @@ def _drop_not_found(
 def _write(
     settings: QuestionSettings,
     passages: Sequence[Passage],
-    requests: Sequence[LlmRequest],
     answers: Answers,
     questions: Sequence[Question],
 ) -> dict[str, Any]:
@@ -359,7 +341,7 @@ def _write(
         "documents": len({passage.document for passage in passages}),
         "passages": len(passages),
         "documents with questions": len({passages[question.request.row].document for question in kept(questions)}),
-        **answers.report(requests, ((question.request, question.dropped) for question in questions)),
+        **answers.report((question.request, question.dropped) for question in questions),
         "questions": len(kept(questions)),
         "settings": asdict(settings),
     }
@@ -368,28 +350,17 @@ def _write(
     return written
 
 
-def format_report(report: dict[str, Any], questions: Sequence[Question]) -> str:
-    """Return the report as text, with ten kept and ten dropped questions."""
+def format_report(report: dict[str, Any]) -> str:
+    """Return the report as text: counts of documents, requests and questions, and of lines by style and reason."""
     lines = [report["note"], ""]
     for name in ("documents", "passages", "documents with questions", "requests", "failures", "questions"):
         value = report[name]
-        shown = (
-            ", ".join(f"{count:,} {reason}" for reason, count in value.items()) if isinstance(value, dict) else value
-        )
-        lines.append(f"{name:26}{shown or 'none'}")
-    for name, counts in report["lines"].items():
-        by_count = sorted(counts.items(), key=lambda item: -item[1])
-        lines.append(f"  {name}: {', '.join(f'{count:,} {reason}' for reason, count in by_count) or 'no lines'}")
-    choice = random.Random(0)
-    for title, some in (
-        ("kept", kept(questions)),
-        ("dropped", [question for question in questions if question.dropped]),
-    ):
-        lines += ["", title]
-        for question in choice.sample(some, min(_SHOWN, len(some))):
-            reason = f"  ({question.dropped})" if question.dropped else ""
-            lines += [
-                f"  {' '.join(question.text.split()):.100}{reason}",
-                f"      {' '.join(question.request.text.split()):.100}",
-            ]
-    return "\n".join(lines)
+        lines.append(f"{name:26}{(_counted(value) if isinstance(value, dict) else value) or 'none'}")
+    return "\n".join(
+        lines + [f"  {name}: {_counted(counts) or 'no lines'}" for name, counts in report["lines"].items()]
+    )
+
+
+def _counted(counts: dict[str, int]) -> str:
+    """Return counts as text, such as `12 kept, 6 remark`."""
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

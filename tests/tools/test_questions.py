@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import Writer
+from fake_server import Reply, Writer
 from programs import run, start
 from tiny import save_tiny_base
 
@@ -99,7 +99,7 @@ def test_each_document_gets_questions_and_every_line_is_counted(
     assert report["questions"] == len(rows) == 36
     shown = capsys.readouterr().out
     assert shown.startswith("6 documents, 6 passages, 18 requests, 18 to send: about ")
-    assert shown.index("easier than questions of people") < shown.index("kept")
+    assert shown.index("easier than questions of people") < shown.index("12 kept")
     assert len(rows_of(settings.beside("dropped.jsonl"))) == 18
     questions_main(changed(settings, filters=()))
     assert len(server.requests) == 18, "other filters need no new requests"
@@ -186,7 +186,7 @@ def test_own_prompts_styles_examples_and_limits(server: Writer, settings: Questi
     assert lines == {"remark": 2, "kept": 2, "more than requested": 2}
     assert len(rows_of(own.beside("passages.jsonl"))) == 6, "all documents are searched"
     for content, problem in (
-        ("mine: '{passage}'", "mine: expected {count} and {passage} once each"),
+        ("mine: '{passage}'", "mine: expected a text with {count} and {passage}"),
         ("other: '{passage} {count}'", "--styles: .*mine"),
         ("mine: '{passage} {count}'", "examples: expected a text with {examples}"),
         ("{", "not valid YAML"),
@@ -257,7 +257,7 @@ def test_questions_that_do_not_find_their_document_are_dropped(settings: Questio
 
 
 def test_failed_requests_end_with_exit_code_1(server: Writer, settings: QuestionSettings) -> None:
-    server.rule = lambda message: "" if "titles" in message else usual(message)
+    server.rule = lambda message: Reply(status=500) if "titles" in message else usual(message)
     with pytest.raises(SystemExit) as ended:
         questions_main(changed(settings, limit=1))
     assert ended.value.code == 1

@@ -6,9 +6,11 @@ import random
 import socket
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from unittest.mock import Mock
 
+import jinja2
 import pytest
 
 # transformers reads these at import, so set them before any test module is imported.
@@ -17,6 +19,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # short texts: its threads cost 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["ANGLE_LLM_CACHE"] = tempfile.mkdtemp(prefix="angle-llm-cache-")  # no test writes into the user's cache
+os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no test reads a disk after a power failure
+# peft and huggingface_hub compile the template of a model card for every folder.
+jinja2.Environment.compile = cache(jinja2.Environment.compile)  # type: ignore[method-assign]
 
 
 LONGEST = (

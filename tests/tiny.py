@@ -4,9 +4,12 @@ Every parameter is random, also biases and norms, so that a state depends on eve
 `tiny_backbone("llama")` returns the layers, `tiny_encoder("llama")` an encoder with the tokenizer of the kind.
 """
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -137,6 +140,14 @@ def tiny_encoder(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 0
 
 def save_tiny_base(kind: str, folder: Path, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Path:
     """Write a model folder as published: weights, config, tokenizer, no card."""
+    shutil.copytree(_saved_base(kind, dtype, seed), folder, dirs_exist_ok=True)
+    return folder
+
+
+@cache
+def _saved_base(kind: str, dtype: torch.dtype, seed: int) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tiny-base-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     tiny_backbone(kind, dtype, seed=seed).save_pretrained(folder)
     TOKENIZERS[KINDS[kind].tokenizer]().save_pretrained(folder)
     return folder

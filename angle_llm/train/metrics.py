@@ -262,7 +262,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
         for key, flops in DATASHEET_FLOPS.items():
             if re.search(rf"\b{key}\b", name):
                 return flops
-    size = 1024 if device.type == "cpu" else 8192
+    size = 512 if device.type == "cpu" else 8192
     left = torch.ones(size, size, device=device, dtype=dtype)
     best = 0.0
     for _ in range(4):  # the first product is slower

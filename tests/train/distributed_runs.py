@@ -13,7 +13,7 @@ elastic [ZeRO]            interrupted by a signal to one process and resumed wit
 mixture CONFIG [NAME …]   a mixture of datasets stored on disk, in 1, 2 and 3 processes, and in 2 with the named ZeRO
 shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
 attention KIND [NAME]     bidirectional attention: data parallel and the named ZeRO, against one process
-dense [NAME]              the same with Dense modules that are trained
+dense [NAME]              the same with Dense modules that are trained too
 kernels [NAME]            the last rank cannot use texts in one sequence, at load or from the second step on: every rank
                           pads its texts. With ZeRO, the run ends and is resumed with --layout padded
 """
@@ -104,7 +104,7 @@ def settings(folder: Path, name: str, **changed: Any) -> TrainSettings:
         data=DataSettings(limit=60),
         optimizer=OptimizerSettings(learning_rate=3e-3),
         batch_size=7,  # the last batch of an epoch has four examples
-        micro_batch_tokens=90,
+        micro_batch_tokens=180,
     )
     return replace(plain, **changed)
 
@@ -183,7 +183,7 @@ def options(folder: Path) -> None:
     groups = [
         Group(f"Question {n}?", (f"Answer {n}.",), (f"No {n}.", "Nothing."), (2.0, -n / 9, 0.5)) for n in range(9)
     ]
-    float64(folder, "6", "12", [*groups, *ragged(20)], WITH_OPTIONS)
+    float64(folder, "5", "12", [*groups, *ragged(12)], WITH_OPTIONS)
     without_gradient(folder, 2)
 
 
@@ -211,16 +211,16 @@ def float64(
 ) -> None:
     use_float64_norm()
     save_tiny_base("llama", folder / "base")
-    examples = examples or ragged(60)
+    examples = examples or ragged(20)  # four batches of at most seven
     for world in map(int, worlds):
-        mine = settings(folder, f"world{world}", epochs=6, max_steps=int(steps))
+        mine = settings(folder, f"world{world}", epochs=13, max_steps=int(steps))
         forked.run(
             world,
             lambda _, m=mine, w=world: train(m, w, examples, dtype=torch.float64, loss=loss),
             folder / f"log{world}",
         )
         adapter, metrics = ending(mine.run_path)
-        assert max(float(tensor.abs().max()) for name, tensor in adapter.items() if "lora_B" in name) > 0.01
+        assert max(float(tensor.abs().max()) for name, tensor in adapter.items() if "lora_B" in name) > 0.005
         assert len(metrics) == int(steps)
         check_close(f"{world} processes", folder / "world1", mine.run_path, losses=1e-9, weights=1e-9)
 
@@ -228,7 +228,7 @@ def float64(
 def together(folder: Path) -> None:
     use_float64_norm()
     save_tiny_base("llama", folder / "base")
-    examples = ragged(60)  # nine batches of seven
+    examples = ragged(18)  # three batches of seven
     grouped, step = trainer.BatchPlanner.grouped, trainer.group_step
 
     def run(mine: TrainSettings, world: int, count: int) -> None:
@@ -244,7 +244,7 @@ def together(folder: Path) -> None:
         train(mine, world, examples, dtype=torch.float64)
 
     for name, world, count in (("one by one", 1, 1), ("together", 2, 3)):
-        mine = settings(folder, name, accumulation=3, epochs=3, max_steps=7)
+        mine = settings(folder, name, accumulation=3, epochs=3, max_steps=3)
         forked.run(world, lambda _, m=mine, w=world, c=count: run(m, w, c), folder / f"log {name}")
         check_close(name, folder / "one by one", mine.run_path, losses=1e-12, weights=1e-11)
 
@@ -323,16 +323,17 @@ def compare(folder: Path, names: list[str], quick: bool = False, **changed: Any)
 def elastic(folder: Path, *names: str) -> None:
     save_tiny_base("llama", folder / "base")
     examples = ragged(60)
-    undisturbed = settings(folder, "undisturbed", max_steps=12, epochs=2)
+    steps = 12 if names else 7
+    undisturbed = settings(folder, "undisturbed", max_steps=steps, epochs=2)
     forked.run(1, lambda _: train(undisturbed, 1, examples), folder / "log")
-    mine = replace(undisturbed, run_dir=str(folder / "moved"), checkpoint=CheckpointSettings(every_steps=4))
+    mine = replace(undisturbed, run_dir=str(folder / "moved"), checkpoint=CheckpointSettings(every_steps=2))
 
     def part(rank: int, world: int, stage: int, last: int) -> None:
         """Interrupted after a step by a signal to the last rank alone."""
         real = trainer.Trainer._evaluate_and_save
 
         def with_signal(self: Any) -> None:
-            if self._step == last < 12 and rank == world - 1:
+            if self._step == last < steps and rank == world - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             real(self)
 
@@ -340,19 +341,20 @@ def elastic(folder: Path, *names: str) -> None:
         try:
             train(mine, world, examples, stage)
         except Interrupted as stopped:
-            if stopped.code != 143 or last == 12:
+            if stopped.code != 143 or last == steps:
                 raise AssertionError(f"exit code {stopped.code} after step {last}") from stopped
         else:
-            assert last == 12
+            assert last == steps
 
-    parts: list[tuple[int, int, int]] = [(2, 0, 3), (1, 0, 5), (3, 0, 7)]
+    parts: list[tuple[int, int, int]] = [(2, 0, 3), (1, 0, 5)]
     if names:
         import_deepspeed()
+        parts += [(3, 0, 7)]
         parts += [(2, 1, 8), (2, 2, 9), (3, 3, 10), (3, 3, 11)]  # three processes divide no weight here evenly
-    for world, stage, last in [*parts, (4, 0, 12)]:
+    for world, stage, last in [*parts, (3, 0, steps)]:
         variables = environment(folder, f"ZeRO-{stage}") if stage else {}
         forked.run(world, lambda rank, w=world, s=stage, n=last: part(rank, w, s, n), folder / f"log {last}", variables)
-    assert [line["step"] for line in ending(mine.run_path)[1]] == list(range(1, 13))
+    assert [line["step"] for line in ending(mine.run_path)[1]] == list(range(1, steps + 1))
     check_close("moved", undisturbed.run_path, mine.run_path, weights=1e-4)
 
 
@@ -424,8 +426,9 @@ def dense(folder: Path, *names: str) -> None:
     layers = (Dense(torch.nn.Linear(32, 48, bias=False), TANH), Dense(torch.nn.Linear(48, 20), TANH))
     encoder.model.dense = torch.nn.Sequential(*layers)
     encoder.save_pretrained(folder / "model")
-    model = replace(settings(folder, "").model, path=str(folder / "model"), prompt="plain")
-    two_processes(folder, names, {"dense": 2}, model=model, lora=LoraSettings(rank=4, alpha=8, train_dense=True))
+    model = replace(settings(folder, "").model, path=str(folder / "model"), prompt="plain", attention="bidirectional")
+    in_card = {"dense": 2, "attention": "bidirectional"}
+    two_processes(folder, names, in_card, model=model, lora=LoraSettings(rank=4, alpha=8, train_dense=True))
 
 
 def two_processes(folder: Path, names: tuple[str, ...], in_card: dict[str, Any], **changed: Any) -> None:
@@ -434,7 +437,7 @@ def two_processes(folder: Path, names: tuple[str, ...], in_card: dict[str, Any],
         compare(folder, list(names), quick=True, **changed)
         return
     for world in (1, 2):
-        mine = settings(folder, f"world{world}", max_steps=6, **changed)
+        mine = settings(folder, f"world{world}", max_steps=3, **changed)
         forked.run(world, lambda _, m=mine, w=world: train(m, w, ragged(40)), folder / f"log{world}")
         assert json.loads((mine.run_path / "model" / CARD_NAME).read_text()).items() >= in_card.items()
         check_close(f"{world} processes", folder / "world1", mine.run_path)

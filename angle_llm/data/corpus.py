@@ -6,10 +6,8 @@ not depend on which rows are skipped.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,18 +90,9 @@ class Corpus:
         if flat and id_column is not None:
             raise DataError(f"--id-column {id_column}: {flat[0]} has one text per line and no ids; unset --id-column")
         for file in [file for file in rows.files if not isinstance(file, TextFile)] or rows.files:
-            # Names of the columns.
-            if isinstance(
-                file, JsonLinesFile
-            ):  # to list all columns takes long; the first row often has the wanted ones
-                names = next((list(row.values) for row in file.rows() if isinstance(row, Row)), [])
-                if column is not None and not names:
-                    continue  # without a usable row
-                wanted = _USUAL_COLUMNS if column is None else (column,)
-                names = file.columns if {*wanted}.isdisjoint(names) or id_column not in (None, *names) else names
-            else:
-                names = file.columns
-            # Column of the texts.
+            if column is not None and isinstance(file, JsonLinesFile):
+                continue  # the column names are those of all rows; a row without the column is a bad row
+            names = file.columns
             if column is None:
                 usual = [name for name in _USUAL_COLUMNS if name in names]
                 if not usual and len(names) != 1:
@@ -112,12 +101,6 @@ class Corpus:
                         "it to text."
                     )
                 column = (usual or names)[0]
-                if column == "text" and {"_id", "title"} <= set(names):
-                    print(
-                        f"warning: {file.name} has titles, which are not read. A model that was trained on titles and texts, "
-                        "such as the documents of a BEIR folder, needs one column with title and text, joined by a space",
-                        file=sys.stderr,
-                    )
             # Both columns must exist.
             for option, name in (("--column", column), ("--id-column", id_column)):
                 if name is not None and name not in names:
@@ -127,27 +110,22 @@ class Corpus:
         return cls(rows, column or _USUAL_COLUMNS[0], id_column)
 
     def __iter__(self) -> Iterator[CorpusText | BadRow]:
-        return (parse() for parse in self._unparsed())
-
-    def _unparsed(self) -> Iterator[Callable[[], CorpusText | BadRow]]:
-        """Yield a function for each row that parses the row when called, so that skipped rows take little time."""
-        names = [name for name in dict.fromkeys([self.column, self.id_column]) if name is not None]
         for file in self.source.files:
             column = "text" if isinstance(file, TextFile) else self.column
-            for row in file.unparsed(names):
-                yield partial(self._text, row, column)
+            for row in file.rows():
+                yield row if isinstance(row, BadRow) else self._text(row, column)
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
         """Divide the rows into blocks of `size` rows; yield the blocks whose number (from 0) `wanted` accepts.
 
-        The last block may be shorter. Rows of skipped blocks are not parsed.
+        The last block may be shorter.
         """
-        rows = self._unparsed()
+        rows = iter(self)
         for number in count():
             if not (block := list(islice(rows, size))):
                 return
             if wanted(number):
-                yield TextBlock(number, number * size, [parse() for parse in block])
+                yield TextBlock(number, number * size, block)
 
     def texts(self, indices: set[int]) -> dict[int, str]:
         """Return row index → text for the given row indices. The result omits bad rows (without a usable text)."""
@@ -182,11 +160,8 @@ class Corpus:
         if self.source.stamps() != survey.stamps:
             raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
 
-    def _text(self, parse: Callable[[], Row | BadRow], column: str) -> CorpusText | BadRow:
-        """Parse a row, and return its text and id, or `BadRow` if the row has no usable text or id."""
-        row = parse()
-        if isinstance(row, BadRow):
-            return row
+    def _text(self, row: Row, column: str) -> CorpusText | BadRow:
+        """Return the text and the id of a row, or `BadRow` if the row has no usable text or id."""
         try:
             text = read_text(row.values, column)
             if self.id_column is None:

@@ -13,6 +13,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from angle_llm.objective import POSITIVE_ABOVE as POSITIVE_ABOVE
@@ -375,7 +376,7 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
             counted = f" ({positives} positives and {negatives} negatives)" if name == "scores" else ""
             raise RowError(f"{name} has {len(values)} numbers, expected {count}{counted}")
         for index, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
                 raise RowError(f"{name}[{index}] is {_short(value)}, expected a finite number")
         scores += map(float, values)
     return scores

@@ -58,13 +58,6 @@ def test_lines_of_text_end_with_any_line_end(tmp_path: Path) -> None:
     assert texts(Corpus.open(tmp_path / "a.txt")) == ["one", "two", "three\x0bstill three", " last, not stripped "]
 
 
-def test_titles_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "corpus.jsonl"
-    path.write_text('{"_id": "d1", "title": "One", "text": "two"}\n')
-    assert texts(Corpus.open(path)) == texts(Corpus.open(path, "text")) == ["two"]
-    assert capsys.readouterr().err.count("corpus.jsonl has titles, which are not read") == 1, "not for a chosen column"
-
-
 def test_the_column_is_not_that_of_a_first_row_that_lacks_the_usual_one(tmp_path: Path) -> None:
     lines(tmp_path / "a.jsonl", ['{"title": "One"}', '{"title": "Two", "text": "long"}'])
     assert texts(Corpus.open(tmp_path / "a.jsonl")) == ["long"]
@@ -113,7 +106,8 @@ def test_bad_row_of_parquet_is_reported_with_its_number(id_column: str | None, r
     ("name", "content", "options", "reason"),
     [
         ("a.csv", "a,b\n1,2\n", {}, "--column"),
-        ("a.jsonl", '{"text": "x"}\n', {"column": "txt"}, "--column: .*'txt'.*'text'"),
+        ("a.jsonl", '{"text": "x"}\n', {"column": "txt"}, "1 bad rows"),
+        ("a.tsv", "text\tb\n1\t2\n", {"column": "txt"}, "--column: .*'txt'.*'text'"),
         ("a.tsv", "text\tb\n1\t2\n", {"id_column": "id"}, "--id-column: .*'id'"),
         ("a.txt", "x\n", {"column": "body"}, "--column"),
         ("folder/a.md", "", {}, "folder"),

@@ -113,12 +113,12 @@ def test_encoding_is_set(tmp_path: Path, name: str, encoding: str) -> None:
     assert read.values == row
 
 
-@pytest.mark.parametrize(("name", "encoding"), [("x.jsonl", "utf-16"), ("x.json", "utf-32"), ("x.tsv.gz", "utf-16-le")])
-def test_utf16_file_is_refused_as_a_whole(tmp_path: Path, name: str, encoding: str) -> None:
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.tsv.gz"])
+def test_utf16_file_is_an_error_at_its_first_line(tmp_path: Path, name: str) -> None:
     text = '[{"text1": "a", "text2": "b"}]\n' if "json" in name else "text1\ttext2\na\tb\n"
-    path = write(tmp_path / name, text.encode(encoding))
-    with pytest.raises(DataError, match=rf"{name}:1"):
-        list(resolve_source(path).rows())
+    path = write(tmp_path / name, text.encode("utf-16"))
+    with pytest.raises(DataError, match=rf"{name}.*byte 0xff is not UTF-8"):
+        list(resolve_source(path).good_rows())
 
 
 @pytest.mark.parametrize("name", ["notes.md", "notes.parquet.gz", "lines.txt"])
@@ -137,7 +137,6 @@ BAD_ROWS: dict[str, tuple[str, bytes, int]] = {
     "not an object": ("x.jsonl", b'["a", "b", 1]\n', 1),
     "too few fields": ("x.tsv", HEADER + b"a\tb\n", 2),
     "too many fields": ("x.csv", b'text1,text2\n"a\n\nb",b,1\n', 2),
-    "quoting": ("x.csv", b'text1,text2\n"a"b,b\n', 2),
     "bytes in JSONL": ("x.jsonl", b'{"text1": "\xe9"}\n', 1),
     "bytes in TSV": ("x.tsv", HEADER + b"\xe9\tb\t1\n", 2),
 }
@@ -164,7 +163,8 @@ def test_bad_row_has_file_line_and_reason_and_no_other_row_is_lost(tmp_path: Pat
         ("x.tsv.gz", gzip.compress(HEADER + b"a\tb\t1\n", mtime=0)[:-3], "x.tsv.gz:3"),
         ("x.json.gz", b"[]", "x.json.gz:1"),
         ("x.csv", b'text1,text2\na,b\n"a,b\nc,d\n', "x.csv:3"),
-        ("x.csv", b"text1,text1\na,b\n", r"x.csv:1: .*\['text1'\]"),
+        ("x.csv", b'text1,text2\n"a"b,b\nc,d\n', "x.csv:2"),
+        ("x.csv", b"text1,text1\na,b\n", r"x.csv:1: .*different column names"),
         ("x.tsv", b"text1\tt\xe9xt2\na\tb\n", "x.tsv:1"),
         ("x.tsv", b"", "x.tsv:1"),
         ("x.jsonl", b"\n", "x.jsonl"),
@@ -173,7 +173,7 @@ def test_bad_row_has_file_line_and_reason_and_no_other_row_is_lost(tmp_path: Pat
         ("x.json", b'{"text1": "a"}', "x.json"),
         ("x.json", b'["\xe9"]', "x.json"),
         ("x.parquet", b"PAR0", "x.parquet"),
-        ("x.parquet", parquet([["a"], ["a"]], ["text1"] * 2), r"x.parquet: .*\['text1'\]"),
+        ("x.parquet", parquet([["a"], ["a"]], ["text1"] * 2), r"x.parquet: .*different column names"),
     ],
 )
 def test_damage_that_hides_rows_is_an_error(tmp_path: Path, name: str, content: bytes, place: str) -> None:

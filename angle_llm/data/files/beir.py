@@ -165,7 +165,7 @@ class JudgedQueries(FileReader):
             _warn(f"{self.beside[0]} has {empty:,} judged documents without text, which are skipped")
         return documents, self.queries()
 
-    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+    def _records(self) -> Iterator[tuple[int, Any]]:
         for query, judgements in self.judgements.items():
             if any(entry.score > 0 and self._texts[0].get(entry.document) != "" for entry in judgements):
                 yield judgements[0].line, (query, judgements)

@@ -16,10 +16,9 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple
@@ -105,8 +104,12 @@ class FileReader:
         return _names_beside(self)
 
     def rows(self) -> Iterator[Row | BadRow]:
-        """Return an iterator over all rows of the file, including bad rows."""
-        return (parse() for parse in self.unparsed())
+        """Yield all rows of the file, including bad rows."""
+        for number, record in self._records():
+            try:
+                yield Row(self._parse(record), self.name, number, self.unit)
+            except RowError as error:
+                yield BadRow(self.name, number, str(error), self.unit)
 
     def good_rows(self, columns: Sequence[str] = ()) -> Iterator[Row]:
         """Yield all rows of the file; stop with an error at the first bad row.
@@ -124,22 +127,7 @@ class FileReader:
                 raise DataError(f"{row.place}: {row.reason}")
             yield row
 
-    def unparsed(self, columns: list[str] | None = None) -> Iterator[Callable[[], Row | BadRow]]:
-        """Yield a function for each row that parses the row when called, so that skipped rows take little time.
-
-        Of a Parquet file, only `columns` are decoded; None: all columns. Other file types ignore `columns`.
-        """
-        for number, record in self._records(columns):
-            yield partial(self._row, number, record)
-
-    def _row(self, number: int, record: Any) -> Row | BadRow:
-        """Parse a record (an unparsed row); return a `Row` with its number, or a `BadRow` with the reason."""
-        try:
-            return Row(self._parse(record), self.name, number, self.unit)
-        except RowError as error:
-            return BadRow(self.name, number, str(error), self.unit)
-
-    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+    def _records(self) -> Iterator[tuple[int, Any]]:
         """Return an iterator over (line or row number from 1, record); a record is an unparsed row."""
         raise NotImplementedError
 
@@ -152,10 +140,10 @@ class FileReader:
         """Open the content of the file, as it is stored, for reading."""
         return self.path.open("rb") if self.content is None else io.BytesIO(self.content)
 
-    def lines(self, newline: str | None = "\n") -> Iterator[tuple[int, str]]:
-        """Yield (line number from 1, line with its line end) for every line of a text file.
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Yield (line number from 1, line with "\\n" at its end) for every line of a text file.
 
-        Invalid bytes become lone surrogates; `_refuse_bad_bytes` detects them.
+        A line ends with \\n, \\r\\n or \\r. Invalid bytes become lone surrogates; `_refuse_bad_bytes` detects them.
 
         Raises:
             DataError: for a damaged gzip file, or a file that cannot be decoded at all.
@@ -164,71 +152,23 @@ class FileReader:
         try:
             with self._open() as file:
                 stream: Any = gzip.GzipFile(fileobj=file) if self.path.suffix.lower() == ".gz" else file
-                start = stream.read1(1 << 16)
-                stream.seek(0)
-                if self._codec == "utf-8-sig":
-                    _refuse_utf_16(self.name, start[:64])
-                if newline and b"\r" in start and b"\n" not in start:  # as Excel for Mac writes
-                    newline = "\r"
-                with io.TextIOWrapper(stream, self._codec, "surrogateescape", newline) as text:
+                with io.TextIOWrapper(stream, self._codec, "surrogateescape") as text:
                     for number, line in enumerate(text, 1):
                         yield number, line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            advice = "fetch it again, or unpack the part that can be read"
-            raise DataError(
-                f"{self.name}:{number + 1}: the gzip file is truncated or damaged ({error}); {advice}"
-            ) from None
+            raise DataError(f"{self.name}:{number + 1}: the gzip file is truncated or damaged: {error}") from None
         except UnicodeDecodeError as error:
             raise DataError(f"{self.name}:{number + 1}: cannot be decoded as {self.encoding}: {error}") from None
-
-    def wrong_encoding(self) -> str | None:
-        """Return a message if a text file is probably not in the encoding `self.encoding`, else None.
-
-        The encoding is probably wrong if some lines cannot be decoded and all other lines are ASCII.
-        """
-        bad = 0
-        for _, line in self.lines() if self.unit == "line" else ():
-            if not line.isascii():
-                if line == line.encode(errors="ignore").decode():
-                    return None
-                bad += 1
-        advice = "If it is Windows-1252, set --encoding cp1252"
-        problem = f"{self.name}: {bad:,} lines have bytes that are not {self.encoding}, all others are ASCII"
-        return f"{problem}. {advice}" if bad else None
 
     def _refuse_bad_bytes(self, text: str) -> None:
         """Raise `RowError` if a line or a table cell contains a byte that is invalid in the encoding of the file."""
         try:
-            if not text.isascii():
-                text.encode()
+            text.encode()
         except UnicodeEncodeError as error:
-            encoding = "UTF-8" if self._codec == "utf-8-sig" else self.encoding
             raise RowError(
-                f"byte 0x{ord(text[error.start]) - 0xDC00:02x} is not {encoding}; convert the file to UTF-8. From "
-                "Windows-1252: angle-llm data check FILE --encoding cp1252 --fix FOLDER"
+                f"byte 0x{ord(text[error.start]) - 0xDC00:02x} is not {self.encoding.upper()}; convert the file to UTF-8, "
+                "such as from Windows-1252 with angle-llm data check FILE --encoding cp1252 --fix FOLDER"
             ) from None
-
-
-def _with_floats(value: Any) -> Any:
-    """Return a value with decimal numbers converted to floats, also in lists and objects."""
-    if isinstance(value, dict):
-        return {name: _with_floats(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_with_floats(item) for item in value]
-    return float(value) if isinstance(value, Decimal) else value
-
-
-def _refuse_utf_16(name: str, start: bytes) -> None:
-    """Raise `DataError` if the first bytes of a file look like UTF-16 or UTF-32 text.
-
-    Without this check, every row would be bad without a clear reason.
-    """
-    marked = start.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
-    if marked or start.count(0) * 3 > len(start) > 1:  # no byte order mark: in English text, every second byte is 0
-        raise DataError(
-            f"{name}:1: the file is in UTF-16 or UTF-32, expected UTF-8 (it begins with {start[:4].hex(' ')}); "
-            "convert it: angle-llm data check FILE --encoding utf-16 --fix FOLDER"
-        )
 
 
 class RowList(FileReader):
@@ -254,20 +194,17 @@ class RowList(FileReader):
     def columns(self) -> list[str]:
         return list(dict.fromkeys(column for row in self._list for column in row))
 
-    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+    def _records(self) -> Iterator[tuple[int, Any]]:
         return iter(enumerate(map(dict, self._list), 1))
 
 
 class TextFile(FileReader):
-    """Reader of text files: a row is a line, in the column `text`.
-
-    Lines end with \\n, \\r\\n or \\r. An empty line is a row too.
-    """
+    """Reader of text files: a row is a line, in the column `text`. An empty line is a row too."""
 
     columns = ["text"]  # noqa: RUF012
 
-    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
-        return self.lines(newline=None)
+    def _records(self) -> Iterator[tuple[int, Any]]:
+        return self.lines()
 
     def _parse(self, record: Any) -> dict[str, Any]:
         self._refuse_bad_bytes(record)
@@ -278,7 +215,7 @@ class TextFile(FileReader):
 
 
 class JsonLinesFile(FileReader):
-    """Reader of JSON lines files: a row is an object on a line. Blank lines are skipped; only \\n ends a line."""
+    """Reader of JSON lines files: a row is an object on a line. Blank lines are skipped."""
 
     @cached_property
     def columns(self) -> list[str]:
@@ -296,20 +233,17 @@ class JsonLinesFile(FileReader):
             raise DataError(f"{self.name}: no usable row{first_bad}")
         return list(names)
 
-    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+    def _records(self) -> Iterator[tuple[int, Any]]:
         return ((number, line) for number, line in self.lines() if line.strip())
 
     def _parse(self, record: Any) -> dict[str, Any]:
         self._refuse_bad_bytes(record)
         try:
-            return _checked(json.loads(record.rstrip(" \t\r\n")))
+            return _checked(json.loads(record))
         except json.JSONDecodeError as error:
-            hint = ""
-            if not record.lstrip().startswith("{"):
-                hint = '; expected an object in each line, such as {"text": "…"}'
-            if record.lstrip().startswith("["):
-                hint = "; a list of objects is a .json file"
-            raise RowError(f"not a JSON object: {_json_problem(error)}{hint}") from None
+            raise RowError(
+                f"not a JSON object: {error.msg} at column {error.colno}; a list of objects is a .json file"
+            ) from None
 
 
 class JsonFile(JsonLinesFile):
@@ -317,7 +251,7 @@ class JsonFile(JsonLinesFile):
 
     unit = "row"
 
-    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+    def _records(self) -> Iterator[tuple[int, Any]]:
         text = "".join(line for _, line in self.lines())
         try:
             self._refuse_bad_bytes(text)
@@ -325,7 +259,7 @@ class JsonFile(JsonLinesFile):
         except RowError as error:
             raise DataError(f"{self.name}: {error}") from None
         except json.JSONDecodeError as error:
-            problem = f"not JSON: {_json_problem(error)}. A file with one object per line is .jsonl"
+            problem = f"not JSON: {error.msg} at column {error.colno}. A file with one object per line is .jsonl"
             raise DataError(f"{self.name}:{error.lineno}: {problem}") from None
         if not isinstance(objects, list):
             raise DataError(f"{self.name}: expected a list of objects, got {type(objects).__name__}")
@@ -342,28 +276,14 @@ def _checked(value: Any) -> dict[str, Any]:
     return value
 
 
-def _json_problem(error: json.JSONDecodeError) -> str:
-    """Return the reason why a text is not valid JSON, with the start of the invalid line, for error messages."""
-    line = error.doc.split("\n")[error.lineno - 1].strip()
-    start = "".join(character if character.isprintable() else "�" for character in line[:60])
-    return f"{error.msg.lower()} at column {error.colno}; the line begins `{start}{'…' if len(line) > 60 else ''}`"
-
-
-def _twice(names: Iterator[str] | list[str]) -> list[str]:
-    """Return, in sorted order, the names that occur more than once."""
-    in_order = sorted(names)
-    return [name for name, group in itertools.groupby(in_order) if len(list(group)) > 1]
-
-
 # ------------------------------------------------------------------------------------------------ tables
 
 
+csv.field_size_limit(2**31 - 1)  # the default of 128 KiB refuses long texts
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _CELL = r'(?:"(?:[^"]|"")*"|[^"\t\n]*)'
 _CSV_ROW = re.compile(rf"{_CELL}(?:\t{_CELL})*")
 """Pattern of a row with the quoting of CSV and tabs between cells."""
-_MAX_LINES = 1000
-"""Maximum number of lines of a quoted cell; a quote that is open for longer is part of the text."""
 _AS_CSV = "rename the file to .csv, which is read with quotes and any delimiter"
 
 
@@ -384,16 +304,16 @@ class TsvFile(FileReader):
     def columns(self) -> list[str]:
         if self.header:
             return list(self.header)
-        number, record = next(self._lists(), (1, RowError("the file is empty, expected a header line")))
+        number, cells = next(self._lists(), (1, []))
         try:
-            columns = self._fields(record)
-            if repeated := _twice(columns):
-                raise RowError(f"the header has column names twice: {repeated}")
+            columns = self._fields(cells)
         except RowError as error:
             raise DataError(f"{self.name}:{number}: {error}") from None
+        if not columns or len(set(columns)) < len(columns):
+            raise DataError(f"{self.name}:{number}: expected a header line with different column names, got {columns}")
         return columns
 
-    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+    def _records(self) -> Iterator[tuple[int, Any]]:
         self.columns  # noqa: B018  # raises for an unusable header
         return itertools.islice(self._lists(), 0 if self.header else 1, None)
 
@@ -409,48 +329,39 @@ class TsvFile(FileReader):
             for name, cell in zip(self.columns, fields, strict=True)
         }
 
-    def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
-        """Yield (line number, cells) for every line, including the header; `RowError` if a line has broken quoting."""
+    def _lists(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield (line number, cells) for every line, including the header."""
         for number, line in self.lines():
-            if line.strip("\r\n"):
-                yield number, line.removesuffix("\n").removesuffix("\r").split("\t")
+            if line.strip("\n"):
+                yield number, line.removesuffix("\n").split("\t")
 
-    def _fields(self, record: list[str] | RowError) -> list[str]:
-        """Return the cells of a line. Raises `RowError` for broken quoting, or for bytes that cannot be decoded."""
-        if isinstance(record, RowError):
-            raise record
-        self._refuse_bad_bytes("".join(record))
-        if not self.has_quoting and any('"' in cell for cell in record) and self._csv_quoting_at:
+    def _fields(self, cells: list[str]) -> list[str]:
+        """Return the cells of a line. Raises `RowError` for bytes that cannot be decoded."""
+        self._refuse_bad_bytes("".join(cells))
+        if not self.has_quoting and any('"' in cell for cell in cells) and self._csv_quoting_at:
             raise DataError(
                 f"{self.name}:{self._csv_quoting_at}: the quotes of this file are the quoting of CSV, which is not read here; "
                 f"{_AS_CSV}. If the quotes belong to the texts, convert the file to JSON lines"
             )
-        return record
+        return cells
 
     @cached_property
     def _csv_quoting_at(self) -> int:
         """Line of the first cell that shows the quoting of CSV; 0 if a cell has quotes that are not this quoting."""
-        first = 0
-        tabs = -1
-        quotes = 0
-        lines = list[str]()
-        for number, record in self._lists():
-            lines.append("\t".join(record) if isinstance(record, list) else "")
-            quotes += lines[-1].count('"')
-            if quotes % 2 and len(lines) < _MAX_LINES:  # a cell in quotes may span lines
-                continue
-            row = "\n".join(lines)
-            spans = len(lines) > 1
-            if tabs < 0 and not self.header and all(map(_QUOTED.fullmatch, row.split("\t"))):
-                return number  # the header
-            if not _CSV_ROW.fullmatch(row) or (spans and row.count("\t") != tabs):
+        first = end = width = 0
+        lines = [line.replace("\0", " ") for _, line in self.lines()]  # Python 3.10 reads no NUL
+        reader = csv.reader(lines, delimiter="\t")
+        for cells in reader:
+            start, end = end, reader.line_num  # the lines of a row: a cell in quotes may span lines
+            row = "".join(lines[start:end]).removesuffix("\n")
+            width = width or len(cells)
+            if not _CSV_ROW.fullmatch(row) or len(cells) not in (0, width):
                 return 0
-            doubled = any('""' in cell[1:-1] for cell in row.split("\t"))
-            if doubled or (spans and tabs > 0) or ('"' in row and tabs < 0 and not self.header):
-                first = first or number
-            tabs = row.count("\t") if tabs < 0 else tabs
-            lines = []
-        return 0 if lines else first
+            quoted_header = start == 0 and '"' in row and not self.header
+            doubled = any('""' in cell[1:-1] for cell in _QUOTED.findall(row))
+            if quoted_header or doubled or end - start > 1:
+                first = first or start + 1
+        return first
 
 
 class CsvFile(TsvFile):
@@ -462,27 +373,19 @@ class CsvFile(TsvFile):
 
     has_quoting = True
 
-    def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
-        csv.field_size_limit(2**31 - 1)  # the default of 128 KiB refuses long texts
+    def _lists(self) -> Iterator[tuple[int, list[str]]]:
         reader = csv.reader((line for _, line in self.lines()), strict=True, delimiter=self._separator)
-        while True:
-            first = reader.line_num + 1
-            try:
-                if record := next(reader):
-                    yield first, record
-            except StopIteration:
-                return
-            except csv.Error as error:
-                advice = 'write a quote inside a field twice ("")'
-                if reader.line_num > first:
-                    raise DataError(
-                        f"{self.name}:{first}: a quoted field starts here and is not closed correctly on line "
-                        f"{reader.line_num} ({error}); close the quote, and {advice}"
-                    ) from None
-                yield (
-                    first,
-                    RowError(f"broken quoting with delimiter {self._separator!r}: {error}; {advice}"),
-                )
+        first = 1
+        try:
+            for cells in reader:
+                if cells:
+                    yield first, cells
+                first = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(
+                f"{self.name}:{first}: broken quoting up to line {reader.line_num}, with delimiter {self._separator!r}: "
+                f'{error}; close the quote, and write a quote inside a field twice ("")'
+            ) from None
 
     @cached_property
     def _separator(self) -> str:
@@ -506,8 +409,8 @@ class StsBenchmarkFile(TsvFile):
         fields = next((line for _, line in reader.lines()), "").split("\t")
         return len(fields) >= len(cls.header) and re.fullmatch(r"\d(\.\d+)?", fields[4].strip()) is not None
 
-    def _fields(self, record: list[str] | RowError) -> list[str]:
-        return super()._fields(record)[: len(self.header)]
+    def _fields(self, cells: list[str]) -> list[str]:
+        return super()._fields(cells)[: len(self.header)]
 
 
 class StsPartFile(TsvFile):
@@ -522,7 +425,7 @@ class StsPartFile(TsvFile):
     def beside(self) -> tuple[Path, ...]:  # type: ignore[override]
         return (self.path.with_name(self.path.name.replace("STS.input.", "STS.gs.", 1)),)
 
-    def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
+    def _lists(self) -> Iterator[tuple[int, list[str]]]:
         (gold,) = self.beside
         if not gold.is_file():
             raise DataError(f"{self.name}: no {gold.name} with its scores in the same folder")
@@ -531,7 +434,7 @@ class StsPartFile(TsvFile):
             if line is None or score is None:
                 raise DataError(f"{self.name} and {gold.name} have different numbers of lines")
             if score.strip():
-                yield number, [*line.rstrip("\r\n").split("\t")[:2], score.strip()]
+                yield number, [*line.rstrip("\n").split("\t")[:2], score.strip()]
 
 
 # ------------------------------------------------------------------------------------------------ Parquet and datasets
@@ -549,8 +452,8 @@ class ParquetFile(FileReader):
     @cached_property
     def columns(self) -> list[str]:
         columns = list(self._schema.names)
-        if repeated := _twice(columns):
-            raise DataError(f"{self.name}: the file has column names twice: {repeated}")
+        if len(set(columns)) < len(columns):
+            raise DataError(f"{self.name}: expected different column names, got {columns}")
         return columns
 
     @cached_property
@@ -560,13 +463,9 @@ class ParquetFile(FileReader):
         names = _names_in(described.get("info", {}).get("features") or {})
         return names | _names_beside(self, names)
 
-    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+    def _records(self) -> Iterator[tuple[int, Any]]:
         with self._as_data_error():
-            yield from enumerate((row for batch in self._batches(columns) for row in batch.to_pylist()), 1)
-
-    def _parse(self, record: Any) -> dict[str, Any]:
-        row: dict[str, Any] = _with_floats(record)
-        return row
+            yield from enumerate((row for batch in self._batches() for row in batch.to_pylist()), 1)
 
     @property
     def _input(self) -> str | IO[bytes]:
@@ -581,13 +480,13 @@ class ParquetFile(FileReader):
         with self._as_data_error():
             return parquet.read_schema(self._input)
 
-    def _batches(self, columns: list[str] | None) -> Iterator[Any]:
-        """Yield the rows as Arrow record batches of at most `_PARQUET_ROWS` rows, with only `columns`; None: all."""
+    def _batches(self) -> Iterator[Any]:
+        """Yield the rows as Arrow record batches of at most `_PARQUET_ROWS` rows."""
         from pyarrow import parquet
 
         # Without these options, a whole row group, often the whole file, is in memory; with them, a page at a time.
         with parquet.ParquetFile(self._input, pre_buffer=False, buffer_size=1 << 20) as file:
-            yield from file.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False)
+            yield from file.iter_batches(_PARQUET_ROWS, use_threads=False)
 
     @contextmanager
     def _as_data_error(self) -> Iterator[None]:
@@ -608,19 +507,15 @@ class ArrowFile(ParquetFile):
         with self._as_data_error():
             return self._open().schema
 
-    def _batches(self, columns: list[str] | None) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Any]:
         for batch in self._open():
-            selected = batch if columns is None else batch.select(columns)
-            yield from (selected.slice(start, _PARQUET_ROWS) for start in range(0, len(batch), _PARQUET_ROWS))
+            yield from (batch.slice(start, _PARQUET_ROWS) for start in range(0, len(batch), _PARQUET_ROWS))
 
     def _open(self) -> Any:
         """Open the file as a reader of record batches."""
         import pyarrow
 
         file = pyarrow.memory_map(self.name) if self.content is None else pyarrow.BufferReader(self.content)
-        if file.read(6) == b"ARROW1":
-            raise DataError(f"{self.name}: expected the streaming format of Arrow, got the file format; write Parquet")
-        file.seek(0)
         return pyarrow.ipc.open_stream(file)
 
 
@@ -657,8 +552,8 @@ class DatasetReader(FileReader):
     def identity(self) -> str:
         return str(self._dataset._fingerprint)
 
-    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
-        return iter(enumerate(map(_with_floats, self._dataset), 1))
+    def _records(self) -> Iterator[tuple[int, Any]]:
+        return iter(enumerate(map(dict, self._dataset), 1))
 
 
 def _names_in(features: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -30,20 +30,16 @@ variable `ANGLE_LLM_DATA` names.
 
 from __future__ import annotations
 
-import atexit
-import glob
-import json
 import os
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from angle_llm.data.files.beir import QRELS, JudgedQueries, is_judged, split_of
 from angle_llm.data.files.file_types import (
@@ -135,6 +131,8 @@ class Source:
         """Return the name, size in bytes and SHA-256 of every file; .gz files are not decompressed."""
         return [
             {"name": Path(file.name).name, "size": file.path.stat().st_size, "sha256": sha256_of(file.path)}
+            if file.content is None
+            else {"name": file.name, "size": len(file.content), "sha256": sha256(file.content).hexdigest()}
             for file in self.files
         ]
 
@@ -207,8 +205,9 @@ class _Resolver(NamedTuple):
         """Return the source. Raises `DataError` as described at `resolve_source`."""
         # Sources that are not a path.
         if self.text == STANDARD_INPUT and not self.tables:
-            stdin = TextFile(_standard_input(), name="standard input", encoding=self.encoding)
-            return Source(stdin.name, "standard input", (stdin,))
+            content = sys.stdin.buffer.read()
+            lines = TextFile(Path(self.text), name="standard input", encoding=self.encoding, content=content)
+            return Source(lines.name, "standard input", (lines,))
         if self.text.startswith(STARTER):
             return self._file(_starter_file(self.text.removeprefix(STARTER)), "starter")
         if self.text.startswith(MTEB):
@@ -307,45 +306,40 @@ class _Resolver(NamedTuple):
         files with quoting, and cells such as NA as empty; by `datasets` if the dataset card has options for reading.
         """
         if not Path(path).is_dir():
-            hint = f"It is not a local path. {similar_paths(Path(path))}"
-            return Source(path, "dataset", (DatasetReader(path, configuration, split, hint),))
+            return Source(path, "dataset", (DatasetReader(path, configuration, split),))
         import datasets
-        from datasets.data_files import DataFilesDict, get_data_patterns
 
-        base = str(Path(path).resolve())
-        hint = ""
         paths: list[str] = []
         with suppress(Exception):  # many types; `DatasetReader` reports the same error
-            if glob.has_magic(base):  # `datasets` reads such a path as a pattern
-                hint = "Rename the folder without any of *, ? and [, or name a file"
-                paths = DataFilesDict.from_patterns(get_data_patterns(glob.escape(base)), glob.escape(base))[split]
-            else:
-                config = datasets.load_dataset_builder(base).config
-                defaults = vars(type(config)())
-                if all(value == defaults[name] for name, value in vars(config).items() if name not in _FILE_OPTIONS):
-                    paths = config.data_files[split]
+            config = datasets.load_dataset_builder(str(Path(path).resolve())).config
+            defaults = vars(type(config)())
+            if all(value == defaults[name] for name, value in vars(config).items() if name not in _FILE_OPTIONS):
+                paths = config.data_files[split]
         readers = [self._reader(Path(file)) for file in dict.fromkeys(paths) if is_data_name(file)]
         json_files = [reader for reader in readers if isinstance(reader, JsonFile)]
         are_lists = all(next(reader.lines(), (0, ""))[1].lstrip()[:1] == "[" for reader in json_files)
         if paths and len(readers) == len(set(paths)) and are_lists:
             return Source(path, "folder", tuple(readers), Path(path))
-        return Source(path, "dataset", (DatasetReader(path, None, split, hint),))
+        return Source(path, "dataset", (DatasetReader(path, None, split),))
 
     def _saved(self, folder: Path, split: str | None) -> Source | None:
         """Return the source of a folder of `save_to_disk`: one split, or all if `split` is None; None for other folders."""
-        if (folder / "dataset_dict.json").is_file():
-            splits = {name: folder / name for name in _read_json(folder / "dataset_dict.json", "splits")}
-        elif (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
-            splits = {_read_json(folder / "state.json", "_split") or "train": folder}
-        else:
+        if not (folder / "dataset_dict.json").is_file() and not (folder / "state.json").is_file():
             return None
-        if split is not None and split not in splits:
+        import datasets
+
+        try:
+            saved = datasets.load_from_disk(str(folder))
+        except Exception as error:  # many types
+            raise DataError(f"{folder}: cannot be read as a dataset of save_to_disk, save it again: {error}") from error
+        splits = saved if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}
+        if split not in (None, *splits):
             raise DataError(
                 f"{folder}: no split {split!r}; splits there: {', '.join(splits)}. Name one: {folder}@SPLIT"
             )
-        parts = splits.values() if split is None else [splits[split]]
-        names = [(part, file["filename"]) for part in parts for file in _read_json(part / "state.json", "_data_files")]
-        return Source(str(folder), "folder", tuple(self._reader(part / name) for part, name in names), folder)
+        parts = [part for name, part in splits.items() if split in (None, name)]
+        paths = [Path(file["filename"]) for part in parts for file in part.cache_files]
+        return Source(str(folder), "folder", tuple(map(self._reader, paths)), folder)
 
 
 def find_path(path: str) -> Path:
@@ -363,27 +357,3 @@ def _starter_file(name: str) -> Path:
     if name not in known:
         raise DataError(f"{STARTER}{name}: no such starter file. Known: {', '.join(known)}")
     return _STARTER_FOLDER / name
-
-
-def _standard_input() -> Path:
-    """Copy standard input to a temporary file that can be read repeatedly, and return its path.
-
-    On Linux the file has no name, so a killed process does not leave it on disk.
-    """
-    descriptors = Path("/proc/self/fd")
-    unnamed = descriptors.is_dir()
-    copy: IO[bytes] = tempfile.TemporaryFile() if unnamed else tempfile.NamedTemporaryFile()  # noqa: SIM115
-    atexit.register(copy.close)
-    shutil.copyfileobj(sys.stdin.buffer, copy)
-    copy.flush()
-    return descriptors / str(copy.fileno()) if unnamed else Path(copy.name)
-
-
-def _read_json(path: Path, key: str) -> Any:
-    """Return a value of a JSON file that `save_to_disk` wrote. Raises `DataError` for a missing or damaged file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))[key]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{path}: expected a file of save_to_disk with {key!r}, got {error}; save the dataset again"
-        ) from error

@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import pyarrow
@@ -63,11 +62,9 @@ def test_the_column_is_not_that_of_a_first_row_that_lacks_the_usual_one(tmp_path
     assert texts(Corpus.open(tmp_path / "a.jsonl")) == ["long"]
 
 
-def test_standard_input_can_be_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("one\nzwei – 2\n".encode())))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     corpus = Corpus.open("-")
-    assert not Path("/proc/self/fd").is_dir() or not list(tmp_path.iterdir()), "a killed process would leave its copy"
     assert corpus.survey(skip_bad=False).rows == 2
     assert texts(corpus) == texts(corpus) == ["one", "zwei – 2"]
 

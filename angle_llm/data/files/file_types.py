@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 from angle_llm.data.formats import SINGLE_TEXTS, DataError, ListCell, RowError, is_list_text
+from angle_llm.settings.parsing import similar_paths
 
 Unit = Literal["line", "row"]
 
@@ -526,7 +527,6 @@ class DatasetReader(FileReader):
         name: Path of the local folder, or hub id.
         configuration: Name of the dataset configuration; None: the default configuration.
         split: Name of the split.
-        hint: Text at the end of the error message.
 
     Raises:
         DataError: if the split cannot be loaded.
@@ -534,7 +534,7 @@ class DatasetReader(FileReader):
 
     unit = "row"
 
-    def __init__(self, name: str, configuration: str | None, split: str, hint: str) -> None:
+    def __init__(self, name: str, configuration: str | None, split: str) -> None:
         super().__init__(Path(name), name=name)
         import datasets
 
@@ -542,9 +542,12 @@ class DatasetReader(FileReader):
             self._dataset = datasets.load_dataset(name, configuration, split=split)
         except Exception as error:  # many types: no network, unknown dataset, configuration or split, broken files
             of = f" of configuration {configuration!r}" if configuration else ""
-            raise DataError(
-                f"{name}: `datasets` could not load split {split!r}{of}: {error}. Check path, split and name. {hint}"
-            ) from error
+            advice = (
+                "Check split and names"
+                if Path(name).exists()
+                else f"It is not a local path. {similar_paths(Path(name))}"
+            )
+            raise DataError(f"{name}: `datasets` could not load split {split!r}{of}: {error}. {advice}") from error
         self.label_names = _names_in(self._dataset.features.to_dict())
         self.columns = list(self._dataset.column_names)
 

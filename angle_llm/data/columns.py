@@ -79,25 +79,8 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
 
 The format `group` also has the fields `negative_1`, `negative_2` and so on, with a single negative per field."""
 
-_NO_PAIRS = {
-    "captions": "These are several texts of one item; write one row for each pair of these texts: text1, text2",
-    "text": "These are single texts, as of a classification task. Training needs pairs of texts that belong together, such as a "
-    f"title with its body or a question with its answer. {SINGLE_TEXTS}",
-}
-"""Column names (separated by spaces) of datasets that contain no pairs → advice for the error message."""
-
 EXAMPLE = "text1 question text2 answer"
 """Example value of the flag `--columns` (`--data.columns` in training), for error messages."""
-
-_SYNONYMS = {
-    "positive_pair or scored_pair": ("pair", "pairs", "text_pair", "text_pairs"),
-    "scored_pair": ("sts", "scored_pairs", "scored", "scores"),
-    "positive_pair": ("positive_pairs", "positives", "simcse"),
-    "triple": ("triples", "triplet", "triplets"),
-    "group": ("groups", "list", "listwise", "flagembedding", "tevatron"),
-    "nli_pairs or nli_triples": ("nli", "snli", "mnli", "nli_pair"),
-}
-"""Formats to suggest in an error message → wrong format names that users may type."""
 
 
 def resolve_format(
@@ -120,18 +103,13 @@ def resolve_format(
     """
     # The name of the format.
     if format not in ("auto", *FORMATS):
-        if suggested := next((right for right, names in _SYNONYMS.items() if format.lower() in names), None):
-            raise DataError(f"unknown format {format!r}. Did you mean {suggested}? Known: auto, {', '.join(FORMATS)}.")
         raise DataError(unknown_name("format", format, ["auto", *FORMATS]))
     # Fields and columns that the user named.
     known = [name for name in USUAL_NAMES if name != "text" or format == "text"]
     for field, column in mapping.items():
         if field not in known and not NUMBERED_NEGATIVE.fullmatch(field):
-            order = f"; {field!r} is a column, so write its field before it" if field in columns else ""
-            raise DataError(
-                f"{flags}columns: {unknown_name('field', field, known)} Expected pairs of FIELD COLUMN, such as "
-                f"{EXAMPLE}{order}"
-            )
+            expected = f"Expected pairs of FIELD COLUMN, such as {EXAMPLE}"
+            raise DataError(f"{flags}columns: {unknown_name('field', field, known)} {expected}")
         if column not in columns:
             raise DataError(
                 f"{flags}columns {field} {column}: the file has no column {column!r}{nearest(column, columns)}. "
@@ -155,10 +133,9 @@ def resolve_format(
                 f"`{flags}columns {field} {possible[0]}`"
             )
         if not possible:
-            hints = nearest(field, columns) or nearest(USUAL_NAMES[field][-1], columns)
             raise DataError(
                 f"format {name} needs a column for the field {field!r} (recognised: {', '.join(USUAL_NAMES[field])}); columns: "
-                f"{listed(columns)}{hints}. Add `{flags}columns {field} COLUMN`"
+                f"{listed(columns)}{nearest(field, columns)}. Add `{flags}columns {field} COLUMN`"
             )
         column_of[field] = possible[0]
     return name, column_of
@@ -226,13 +203,9 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
     # No format fits, or several: explain the choice.
     needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items() if name != "text")
     if best:
-        choose = (
-            "" if flags.startswith("--evaluation") else f"Choose a format, as in `{flags}format {best[0]}`, or name"
-        )
         raise DataError(
-            f"the columns {listed(columns)} fit several formats: {listed(best)}. {choose or 'Name'} columns, as in "
+            f"the columns {listed(columns)} fit several formats: {listed(best)}. Choose a format, or name columns, as in "
             f"`{flags}columns {EXAMPLE}`. The fields: {needed}"
         )
-    known = [text for names, text in _NO_PAIRS.items() if set(names.split()) <= set(columns)]
-    advice = known[0] if known else f"Add `{flags}columns FIELD COLUMN …`, such as `{flags}columns {EXAMPLE}`"
+    advice = f"Add `{flags}columns FIELD COLUMN …`, such as `{flags}columns {EXAMPLE}`. {SINGLE_TEXTS}"
     raise DataError(f"the columns {listed(columns)} fit no format. {advice}. The formats and their fields: {needed}")

@@ -8,13 +8,11 @@ checked. The first bad row raises an error with its file and line, except in `da
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -30,11 +28,8 @@ from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format,
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.sources import STANDARD_INPUT, BadRow, Row, Source, resolve_source
-from angle_llm.io import log, remove_folder
+from angle_llm.io import log
 from angle_llm.settings.train import DataSource
-
-_COLUMNS_SHOWN = 12
-"""Maximum number of unused columns that a report line lists by name."""
 
 
 @dataclass
@@ -77,18 +72,10 @@ class DataReport:
             self.rejected.append(result)
 
     def use(self, examples: int) -> None:
-        """Set the number of examples, and check that used, dropped and rejected rows add up to all rows.
-
-        Raises:
-            RuntimeError: if the numbers do not add up.
-        """
+        """Set the number of examples, and check that used, dropped and rejected rows add up to all rows."""
         self.examples = examples
         self.rows_used = examples * FORMATS[self.format].rows_per_example
-        accounted = self.rows_used + sum(self.dropped.values()) + len(self.rejected)
-        if self.rows_in != accounted:
-            raise RuntimeError(
-                f"a bug in angle_llm: only {accounted} of {self.rows_in} rows are used, dropped or rejected. {self.summary()}"
-            )
+        assert self.rows_in == self.rows_used + sum(self.dropped.values()) + len(self.rejected), self.summary()
 
     def summary(self) -> str:
         """Return the report as one line of text.
@@ -105,9 +92,7 @@ class DataReport:
         if self.examples != self.rows_used:
             parts.append(f"examples: {self.examples:,}")
         if self.unused_columns:
-            more = len(self.unused_columns) - _COLUMNS_SHOWN
-            shown = ", ".join(printable(name) or "''" for name in self.unused_columns[:_COLUMNS_SHOWN])
-            parts.append(f"columns not used: {shown}{f' and {more:,} more' if more > 0 else ''}")
+            parts.append(f"columns not used: {listed(self.unused_columns)}")
         if self.dropped:
             parts.append("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()))
         if self.rejected:
@@ -357,10 +342,7 @@ def load_examples(settings: DataSource, cache: Path | None = None, source: Sourc
 def _stored(settings: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport] | None:
     """Return the examples and the report that an earlier `load_examples` stored in `folder`.
 
-    Returns None if `folder` is None, missing or damaged; a damaged folder is deleted.
-
-    Raises:
-        DataError: if the system cannot open the folder (too many open files, no memory, no permission).
+    Returns None if `folder` is None, missing or damaged; a damaged folder is written again.
     """
     if folder is None or not folder.exists():
         return None
@@ -369,11 +351,7 @@ def _stored(settings: DataSource, folder: Path | None) -> tuple[Sequence[Example
         rejected = [BadRow(*fields) for fields in examples.account["rejected"]]
         return examples, DataReport(settings, **examples.account | {"rejected": rejected})
     except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow and json raise these
-        if getattr(error, "errno", None) not in (None, errno.ENOENT):
-            raise DataError(f"{folder} cannot be opened: {error}. Remove it to write it again") from error
         log(f"warning: {folder} is damaged ({error!r}); it is written again")
-        with suppress(OSError):  # another process has removed it
-            remove_folder(folder)
         return None
 
 

@@ -12,7 +12,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,26 +69,6 @@ class MiningData:
         """Return the ascending indices, in `texts`, of all positives, negatives and candidates."""
         of_queries = {text for query in self.queries for text in (*query.positives, *query.negatives)}
         return sorted(of_queries.union(self.candidates_C.tolist()))
-
-    def place(self, text: int) -> str:
-        """Return a description of text number `text` for messages: its first 80 characters, and where it occurs."""
-        shown = json.dumps(self.texts[text][:80])  # escapes show invisible characters
-        return f"text {shown}, {self._origin.get(text, 'a candidate')}"
-
-    @cached_property
-    def _origin(self) -> dict[int, str]:
-        """Index of a text → description of the first training example that contains the text, for messages.
-
-        Texts that are only candidates are missing.
-        """
-        origins: dict[int, str] = {}
-        for query in self.queries:
-            origins.setdefault(query.text, f"the query of example {query.examples[0]} (from 0)")
-            for text, example in zip(query.positives, query.examples, strict=True):
-                origins.setdefault(text, f"a positive of example {example} (from 0)")
-            for text in query.negatives:
-                origins.setdefault(text, f"a negative of the query of example {query.examples[0]} (from 0)")
-        return origins
 
     def digest(self) -> str:
         """Return the SHA-256 of all texts, queries and pairs that affect which negatives are mined."""

@@ -14,15 +14,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, overload
 
-from angle_llm.data.formats import DataError, Example, Group, PositivePair, ScoredPair, Triple, texts_of
+from angle_llm.data.formats import Example, Group, PositivePair, ScoredPair, Triple, texts_of
 from angle_llm.data.order import Order
 from angle_llm.io import write_folder
 
@@ -33,8 +31,6 @@ MEMORY_LIMIT = 100_000_000
 
 _ROWS_PER_BATCH = 1024
 _BYTES_PER_OBJECT = 300
-_SECONDS_KEPT = 24 * 3600
-"""Age in seconds after which temporary folders of killed processes are deleted."""
 _KINDS: dict[str, Callable[..., Example]] = {
     example_class.__name__: example_class for example_class in (ScoredPair, PositivePair, Triple, Group)
 }
@@ -122,9 +118,6 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
     Args:
         examples: At least one example; all of the same type.
         account: Called after the last example; returns a JSON object that is stored with the examples.
-
-    Raises:
-        DataError: if the disk is full or the folder cannot be written.
     """
     # The class of the first example gives the columns.
     digest = hashlib.sha256()
@@ -155,15 +148,5 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
         content = {"digest": digest.hexdigest()[:16], "account": account()}
         (target / "account.json").write_text(json.dumps(content), encoding="utf-8")
 
-    # Write the folder; incomplete folders of killed runs are removed.
-    try:
-        for left in folder.parent.glob(".*.tmp"):
-            if time.time() - left.stat().st_mtime > _SECONDS_KEPT:
-                shutil.rmtree(left, ignore_errors=True)
-        write_folder(folder, fill)
-    except OSError as error:
-        raise DataError(
-            f"examples that do not fit memory are stored in {folder.parent}, and writing failed: {error}. Free disk space, or "
-            f"set the environment variable {CACHE_VARIABLE} to another folder"
-        ) from error
+    write_folder(folder, fill)
     return StoredExamples(folder)

@@ -61,6 +61,10 @@ class SidedText(NamedTuple):
     side: Side | None = None
     """None: queries and documents have the same prompt."""
 
+    def shown(self) -> str:
+        """Return the first 80 characters for messages; invisible characters are escaped."""
+        return json.dumps(self.text[:80])
+
     @property
     def key(self) -> bytes:
         """64-bit hash of text and side. Among ten million texts, the probability of a collision is 3e-6."""
@@ -307,7 +311,7 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     store = folder / f"{FOLDER}-{digest[:16]}"
     if not store.is_dir():  # the check takes a hundredth of the time of embedding
-        _check_tokens(material, encoder, numbers, texts)
+        _check_tokens(encoder, texts)
     store_vectors(store, identity, lambda: texts, lambda: encoder, option="--vectors")
     vectors_KD: Array = np.load(store / "vectors.npy", mmap_mode="r", allow_pickle=False)
     for first in range(0, len(numbers), TEXTS_AT_ONCE):
@@ -315,23 +319,21 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
         is_bad_N = ~(np.isfinite(part_ND).all(axis=1) & part_ND.any(axis=1))
         if is_bad_N.any():
             raise DataError(
-                f"{material.place(numbers[first + int(is_bad_N.argmax())])}: its vector is 0 or not finite, so it has no "
+                f"text {texts[first + int(is_bad_N.argmax())].shown()}: its vector is 0 or not finite, so it has no "
                 "cosine. Load the model in bfloat16 or float32, check its weights, or remove the row"
             )
     return TextVectors(vectors_KD, query_row_T, document_row_T)
 
 
-def _check_tokens(
-    material: MiningData, encoder: SentenceEncoder, numbers: Sequence[int], texts: Sequence[SidedText]
-) -> None:
-    """Raise `DataError` for the first text without tokens. `numbers` are the indices of `texts` in `MiningData.texts`."""
+def _check_tokens(encoder: SentenceEncoder, texts: Sequence[SidedText]) -> None:
+    """Raise `DataError` for the first text without tokens."""
     for side in {text.side for text in texts}:
         of_side = encoder if side is None else encoder.for_side(side)
-        text_of_number = {number: text.text for number, text in zip(numbers, texts, strict=True) if text.side == side}
+        texts_of_side = [text for text in texts if text.side == side]
         try:
-            of_side.tokenize(list(text_of_number.values()))
+            of_side.tokenize([text.text for text in texts_of_side])
         except ValueError:
-            for number, text in text_of_number.items():
-                if reason := untokenizable(of_side, text):
-                    raise DataError(f"{material.place(number)}: {reason}. Fix it, or remove its row") from None
+            for text in texts_of_side:
+                if reason := untokenizable(of_side, text.text):
+                    raise DataError(f"text {text.shown()}: {reason}. Fix it, or remove its row") from None
             raise

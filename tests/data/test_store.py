@@ -2,11 +2,9 @@
 
 import gzip
 import json
-import os
 import random
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,15 +91,6 @@ def test_damaged_store_is_written_again(name: str, damage: str, source: DataSour
     assert list(again.examples) == load_examples(source).examples
     assert again.report == expected.report
     assert name != "account.json" or path.read_bytes() == content
-
-
-def test_incomplete_folders_of_killed_processes_are_removed_after_a_day(source: DataSource, tmp_path: Path) -> None:
-    place = tmp_path / "cache" / "examples"
-    for name, age in ((".old.1.tmp", 2 * 86_400), (".new.2.tmp", 60)):
-        (place / name).mkdir(parents=True)
-        os.utime(place / name, (time.time() - age,) * 2)
-    load_examples(source, tmp_path / "cache")
-    assert sorted(path.name for path in place.iterdir() if path.name.startswith(".")) == [".new.2.tmp"]
 
 
 def test_unreadable_source_leaves_no_files(source: DataSource, tmp_path: Path) -> None:

@@ -270,11 +270,6 @@ SINGLE_TEXTS = "For single texts, use `angle-llm pretrain` with the format text"
 """Advice for data without pairs, for messages."""
 
 
-def command_for(name: str | None) -> str:
-    """Return the command of `angle-llm` that trains on data in the format `name`."""
-    return "pretrain" if name == "text" else "train"
-
-
 NUMBERED_NEGATIVE = re.compile(r"negative_\d+")
 """Pattern of field names of format `group` that contain a single negative: `negative_1`, `negative_2`, …"""
 
@@ -350,31 +345,17 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
     Raises:
         RowError: for a wrong number of scores, or a score that is not a finite number.
     """
-    # Columns of scores.
-    parts = {
-        name: (row[name], count)
-        for name, count in (
-            ("scores", positives + negatives), ("positive_scores", positives), ("negative_scores", negatives),
-        )
-        if row.get(name) is not None
-    }  # fmt: skip
-    if not parts:
+    counts = {"scores": positives + negatives, "positive_scores": positives, "negative_scores": negatives}
+    columns = [name for name in counts if row.get(name) is not None]
+    if not columns:
         return None
-    if "scores" in parts and len(parts) > 1:
-        raise RowError("expected scores, or positive_scores and negative_scores; got both")
-    if sum(count for _, count in parts.values()) != positives + negatives:
-        raise RowError("expected positive_scores and negative_scores, got one of them")
-    # Values.
+    if sum(counts[name] for name in columns) != positives + negatives:
+        raise RowError(f"expected scores, or positive_scores and negative_scores; got {' and '.join(columns)}")
     scores: list[float] = []
-    for name, (values, count) in parts.items():
-        if not isinstance(values, list | tuple):
-            hint = "; format triple does not read it" if isinstance(values, int | float) else ""
-            raise RowError(
-                f"{name} is {_short(values)} ({type(values).__name__}), expected a list of {count} numbers, one per text{hint}"
-            )
-        if len(values) != count:
-            counted = f" ({positives} positives and {negatives} negatives)" if name == "scores" else ""
-            raise RowError(f"{name} has {len(values)} numbers, expected {count}{counted}")
+    for name in columns:
+        values = row[name]
+        if not isinstance(values, list | tuple) or len(values) != counts[name]:
+            raise RowError(f"{name} is {_short(values)}, expected a list of {counts[name]} numbers, one per text")
         for index, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
                 raise RowError(f"{name}[{index}] is {_short(value)}, expected a finite number")

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from angle_llm.data.examples import ExampleReader, open_examples
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, command_for, is_list_text, pairs_of, texts_of
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, is_list_text, pairs_of, texts_of
 from angle_llm.data.keys import printable
 from angle_llm.data.leakage import SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
 from angle_llm.data.sources import STARTER, BadRow, Row
@@ -151,7 +151,7 @@ class FileReport:
             quantiles = ", ".join(f"{name} {count:,}" for name, count in self.tokens.items())
             yield "tokens", f"{quantiles}; {self.truncated:,} texts are longer than max_length {self.max_length}"
         if self.train:
-            yield "to train", f"angle-llm {command_for(self.format)} {self.train}"
+            yield "to train", f"angle-llm train {self.train}"
         for finding in sorted(self.findings, key=lambda finding: not finding.trouble):
             more = ", …" if finding.count > len(finding.places) else ""
             listed = ", ".join(finding.places) + more

@@ -299,9 +299,8 @@ class CheckSettings(RowFilter, TextEncoding, RowSettings):
     """Evaluation sets that must not be trained on: files (also FOLDER@NAME, starter:NAME), BEIR folders (or one split,
     FOLDER@test), or folders of them. In a folder, files and splits named after train are skipped; if any file is named
     after a test, dev, valid or held-out set, only such files are read."""
-    model: str | None = None
-    """Model whose tokenizer counts and prints tokens; its weights are not loaded. none: count no tokens.
-    None: SmolLM2 if installed."""
+    model: str = "none"
+    """Model whose tokenizer counts and prints tokens; its weights are not loaded. none: count no tokens."""
     prompt: str | dict[str, str] | None = None
     """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model."""
     max_length: Positive | None = None

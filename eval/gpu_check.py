@@ -13,7 +13,7 @@ Parts, in this order:
   lengths do not compile again.
 * train: speed of LoRA on a bfloat16 base with tries, packed and padded texts.
 * peers: sentence-transformers on the same triples, padded, and on a GPU without padding (FlashAttention-2).
-* memory: a run with the token budgets that training chooses; its peak is within the step_forecast.
+* memory: a run with the token budgets that training chooses; its peak is within the forecast.
 * nf4: speed and memory on an NF4 base.
 * encode: speed of encoding STS texts.
 * unsloth: Unsloth on the same triples, if installed. It is last, because its import changes transformers.
@@ -30,8 +30,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -64,8 +63,10 @@ from angle_llm.memory import device_memory
 from angle_llm.memory.budget import best_budget
 from angle_llm.memory.device_memory import Sharding
 from angle_llm.memory.step_forecast import StepForecast
+from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
+from angle_llm.model.meta_model import meta_backbone
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
@@ -187,10 +188,9 @@ def count_compilations(settings: GpuSettings, device: torch.device) -> dict[str,
     """Compute gradients for batches of many lengths, and count the compiled graphs of FlexAttention."""
     encoder = random_encoder(replace(settings, layers=2), device)
     examples, before = settings.examples, compilations()
-    with layout_set(encoder, encoder.layouts.layout):
-        for count in range(20):
-            batch = TextBatch.from_examples(examples[count : 3 * count + 1])
-            gradient_of(encoder, encoder.plan(batch.texts, 1024), batch, cached=count % 2 == 0)
+    for count in range(20):
+        batch = TextBatch.from_examples(examples[count : 3 * count + 1])
+        gradient_of(encoder, encoder.plan(batch.texts, 1024), batch, cached=count % 2 == 0)
     made = compilations() - before
     return {"compilations": made, "holds": made <= MOST_COMPILATIONS}
 
@@ -206,7 +206,7 @@ def train_part(settings: GpuSettings, rows: Rows) -> None:
 
 
 def memory_part(settings: GpuSettings, rows: Rows) -> None:
-    """Train LoRA on a bfloat16 base with the chosen token budgets, and compare the peak memory with the step_forecast."""
+    """Train LoRA on a bfloat16 base with the chosen token budgets, and compare the peak memory with the forecast."""
     measure_budget(settings, rows, random_encoder(settings, rows.device), "bfloat16")
 
 
@@ -225,8 +225,8 @@ def encode_part(settings: GpuSettings, rows: Rows) -> None:
     per_second = peak_flops(rows.device, torch.bfloat16) / FlopsPerToken.of(encoder.model.backbone).forward
 
     def run(layout: str) -> dict[str, Any]:
-        with layout_set(encoder, layout):
-            runs = [encoder.encode(texts, return_stats=True)[1] for _ in range(1 + settings.steps)]
+        with_this = with_layout(encoder, layout)
+        runs = [with_this.encode(texts, return_stats=True)[1] for _ in range(1 + settings.steps)]
         middle = sorted(runs[1:], key=lambda stats: stats.seconds)[settings.steps // 2]
         return {
             "texts_per_second": middle.texts / middle.seconds,
@@ -246,20 +246,13 @@ def missing(encoder: SentenceEncoder, layout: str) -> str | None:
     return None if possible else encoder.layouts.reason
 
 
-@contextmanager
-def layout_set(encoder: SentenceEncoder, layout: str) -> Iterator[None]:
-    """Context manager in which an encoder plans micro-batches in a layout that it can compute."""
-    before = encoder.layouts
+def with_layout(encoder: SentenceEncoder, layout: str) -> SentenceEncoder:
+    """Return an encoder with the same weights that plans micro-batches in a layout that it can compute."""
     named: Any = layout
-    encoder.layouts = LayoutSupport(
-        named, "as requested", before.max_tokens, encoder.model.options.causal, token_cost=1e-9
-    )
+    layouts = LayoutSupport(named, "as requested", encoder.layouts.max_tokens, encoder.model.options.causal)
+    encoder = encoder.changed(layouts=layouts)
     match_layout(encoder)
-    try:
-        yield
-    finally:
-        encoder.layouts = before
-        match_layout(encoder)
+    return encoder
 
 
 def planned(settings: GpuSettings, encoder: SentenceEncoder) -> tuple[TextBatch, Plan]:
@@ -270,6 +263,7 @@ def planned(settings: GpuSettings, encoder: SentenceEncoder) -> tuple[TextBatch,
 
 def train(settings: GpuSettings, encoder: SentenceEncoder) -> list[float]:
     """Train 3 steps on the same batch with the layout of the encoder, and return the losses."""
+    match_layout(encoder)
     batch, plan = planned(settings, encoder)
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=1e-3)
@@ -287,9 +281,9 @@ def computed(
     settings: GpuSettings, encoder: SentenceEncoder, layout: str, *, cached: bool
 ) -> tuple[Plan, Tensor, Tensor]:
     """Encode a batch in a layout; return its plan, the embeddings (N, D) and the gradient of the adapter."""
-    with layout_set(encoder, layout):
-        batch, plan = planned(settings, encoder)
-        rows_ND = encoder.encode(batch.texts, micro_batch_tokens=settings.micro_batch_tokens // 4)
+    encoder = with_layout(encoder, layout)
+    batch, plan = planned(settings, encoder)
+    rows_ND = encoder.encode(batch.texts, micro_batch_tokens=settings.micro_batch_tokens // 4)
     return plan, torch.from_numpy(rows_ND), gradient_of(encoder, plan, batch, cached=cached)
 
 
@@ -317,8 +311,8 @@ def measure_training(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder
     """Add a row with the training speed in a layout; activations of a batch are kept."""
 
     def run() -> dict[str, Any]:
-        with layout_set(encoder, layout):
-            return training_speed(settings, encoder, *planner_of(settings, encoder))[0]
+        with_this = with_layout(encoder, layout)
+        return training_speed(settings, with_this, *planner_of(settings, with_this))[0]
 
     rows.measure(run, missing(encoder, layout), what="LoRA", base=base, variant=layout)
 
@@ -370,12 +364,11 @@ def measure_budget(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, 
     def run() -> dict[str, Any]:
         config, planner, _ = planner_of(settings, encoder, settings.accumulation)
         free = device_memory.free_memory(Processes(device=device)) or 0
-        backbone, data = encoder.model.backbone, planner.data
-        costs = StepForecast.of(
-            config, encoder, backbone, data, planner.losses, Sharding(), device.type, measure=on_gpu
-        )
+        backbone = meta_backbone(without_adapter(encoder.model.backbone).config, encoder.dtype, config.lora)
+        costs = StepForecast.of(config, encoder, backbone, planner.data, planner.losses, Sharding(), device.type)
         choice = best_budget(config, costs, free)
-        budget = replace(choice.budget, token_cost=costs.token_cost() if on_gpu else None)
+        budget = choice.budget
+        match_layout(encoder)
         encoder.model.checkpoint_activations(enabled=budget.activation_checkpointing)
         free_memory(device)
         try:
@@ -385,20 +378,19 @@ def measure_budget(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, 
         needs = []
         for result in results:
             micro = max(group.computed_tokens for group in result.plan.groups)
-            largest = replace(budget, micro_batch_tokens=micro, graph_tokens=result.plan.computed_tokens)
-            needs.append(costs.cached(largest) if result.cached else costs.kept(largest))
-        expected = max(need.tensors for need in needs)
+            needs.append(costs.memory(micro if result.cached else result.plan.computed_tokens, budget))
+        expected = max(need.total - need.allowance for need in needs)
         ratio = torch.cuda.max_memory_allocated(device) / expected if on_gpu else None
         holds = choice.fits and (ratio is None or ratio <= 1 + settings.tolerance)
         sizes = {"free_gib": free / GIB, "chosen_gib": choice.forecast_bytes / GIB, "step_gib": expected / GIB}
-        return {"budget": str(budget), "token_cost": budget.token_cost, **sizes, "ratio": ratio,
-                **speed, "holds": holds}  # fmt: skip
+        return {"budget": str(budget), **sizes, "ratio": ratio, **speed, "holds": holds}
 
     rows.measure(run, check="peak memory is within the forecast", what="LoRA", base=base, variant="chosen budget")
 
 
 def traced(settings: GpuSettings, encoder: SentenceEncoder, path: Path) -> dict[str, Any]:
     """Write a profiler trace of a training step, and print its longest operations."""
+    match_layout(encoder)
     run, planner, budget = planner_of(settings, encoder)
     ((_, groups),) = islice(planner.steps(StepSchedule(planner.data.draws, run).after(0), budget), 1)
     encoder.model.train()

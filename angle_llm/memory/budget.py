@@ -4,34 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from angle_llm.data.formats import DataError
 from angle_llm.data.mixture import Mixture
-from angle_llm.device import is_out_of_memory
 from angle_llm.io import log
 from angle_llm.losses import Objective
 from angle_llm.memory.device_memory import GIB, Sharding, free_memory
-from angle_llm.memory.step_forecast import MICRO_TOKENS, StepForecast
+from angle_llm.memory.step_forecast import StepForecast
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.lora import without_adapter
+from angle_llm.model.meta_model import meta_backbone
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.distributed import Processes
-from angle_llm.train.step import matmul_precision
 from angle_llm.train.token_budget import CPU_BUDGET, TokenBudget, budget_of, check_checkpointing, default_budget
 
 ROUND_TOKENS = 256
 """Chosen budgets are multiples of this number of tokens."""
+MICRO_TOKENS = 16_384
+"""Largest useful micro-batch on a GPU in tokens: a larger forward pass is not faster."""
 LEAST_GRAPH_TOKENS = 16_384
 """`graph_tokens` chosen if it fits, even if the sampled steps are smaller."""
 MARGIN = 1.25
 """Largest step that a chosen budget allows, relative to the largest sampled step."""
-SMALL_MODEL = 10_000_000
-"""A model with fewer weights gets the constant budget on a CPU, without a forecast."""
+OVERHEAD_TOKENS = {"cuda": 300, "cpu": 0}
+"""Time of a micro-batch that does not depend on its tokens, divided by the time per token. On a GPU with fewer tokens,
+reading the weights takes longer than the products (H100: 989 TFLOP/s, 3.35 TB/s)."""
 LEAST_GAIN = 0.1
 """Fraction of the time of a step that activation checkpointing must save to be chosen if the step fits without it."""
+SMALL_MODEL = 10_000_000
+"""A model with fewer weights gets the constant budget on a CPU, without a forecast."""
 USABLE, USABLE_WITH_ZERO = 0.92, 0.85
 """Fraction of free memory that a forecast may fill. ZeRO cannot repeat a step after running out of memory."""
+ADVICE = "lower --model.max-length or --lora.rank, set --model.bits 4, or use ZeRO on several devices"
+"""How to lower the memory of a run that may not fit."""
 
 
 @dataclass(frozen=True)
@@ -74,102 +82,77 @@ def _chosen(
     fixed = None not in (settings.micro_batch_tokens, settings.graph_tokens)
     if free is None or (fixed and settings.activation_checkpointing != "auto"):
         return budget
-    weights = list(encoder.model.parameters())
     kind = "cuda" if processes.device.type == "cuda" else "cpu"
-    if kind == "cpu" and sum(weight.numel() for weight in weights) < SMALL_MODEL:
+    if kind == "cpu" and sum(weight.numel() for weight in encoder.model.parameters()) < SMALL_MODEL:
         log(f"token budget: {budget}")
         return budget
 
-    # 2. The forecast. It is measured on a GPU, unless ZeRO-3 partitions the weights: they are still on the CPU.
-    measure = weights[0].is_cuda
+    # 2. The forecast.
     sharding = Sharding.of(processes)
-    precision = matmul_precision(processes.device, "high" if encoder.dtype == torch.float32 else "highest")
-    with torch.random.fork_rng(devices=[processes.device] if measure else []), precision:
-        try:
-            forecast = StepForecast.of(
-                settings, encoder, encoder.model.backbone, data, losses, sharding, kind, measure=measure
-            )
+    bare: Any = without_adapter(encoder.model.backbone)
+    lora = settings.lora if settings.lora.rank else None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            backbone = meta_backbone(bare.config, encoder.dtype, lora, divided=sharding.zero == 3)
+            forecast = StepForecast.of(settings, encoder, backbone, data, losses, sharding, kind)
             choice = best_budget(settings, forecast, free)
-            cost = forecast.token_cost() if measure else None
-        except DataError:
-            raise
-        except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # the model needs values of tensors
-            if is_out_of_memory(error):  # a few tokens do not fit
-                budget = default_budget(settings, TokenBudget(ROUND_TOKENS, 0))
-            log(f"warning: the memory of a step is unknown ({type(error).__name__}: {error}); {budget}")
-            return budget
+    except DataError:
+        raise
+    except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # the model needs values of tensors
+        log(f"warning: the memory of a step is unknown ({type(error).__name__}: {error}); {budget}")
+        return budget
 
     # 3. The reason.
-    needed = f"{'measured' if measure else 'forecast'} {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
-    sampled = f"sampled steps have up to {forecast.sample.step_tokens:,} tokens per process"
+    needed = f"forecast {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
+    sampled = f"sampled steps have up to {forecast.step_tokens:,} tokens per process"
     text = f"token budget: {choice.budget} ({needed}; {sampled})"
-    log(text if choice.fits else f"warning: {text}. The run may not fit: {_advice(settings, encoder, sharding, kind)}.")
-    return replace(choice.budget, token_cost=cost)
-
-
-def _advice(settings: TrainSettings, encoder: SentenceEncoder, sharding: Sharding, kind: str) -> str:
-    """Return settings that lower the memory of a run."""
-    advice = ["lower --model.max-length or --lora.rank"]
-    if encoder.bits != 4 and settings.lora.rank > 0 and sharding.zero < 3:
-        advice.append("set --model.bits 4")
-    if kind == "cuda" and encoder.bits is None and sharding.zero < 3:
-        advice.append("use ZeRO-3 on several devices")
-    return ", or ".join(advice)
+    log(text if choice.fits else f"warning: {text}. The run may not fit: {ADVICE}.")
+    return choice.budget
 
 
 def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) -> BudgetChoice:
-    """Return the token budget with the least time per token for a device with `memory` bytes; set values are kept.
+    """Return the token budget with the least time per token that fits a device with `memory` bytes.
 
-    With `activation_checkpointing: auto`, the largest budget without activation checkpointing is compared with the largest
-    budget with it, which needs one more forward pass but may have larger micro-batches. It must save `LEAST_GAIN` of the
-    time, because measured times vary. If neither fits, the result has activation checkpointing.
+    Values in the settings are kept. Activation checkpointing must save `LEAST_GAIN` of the time. Of budgets with equal
+    times, the largest is chosen. If no budget fits, the result is the smallest.
     """
     usable = round(memory * (USABLE_WITH_ZERO if forecast.device.sharding.zero else USABLE))
-    wanted = settings.activation_checkpointing
-    plain = wanted != "always"
-    choices = [largest_budget(settings, forecast, usable, checkpointing=False)] if plain else []
-    if not plain or (wanted == "auto" and forecast.supports_checkpointing()):
-        choices.append(largest_budget(settings, forecast, usable, checkpointing=True))
-    fitting = [choice for choice in choices if choice.fits] or choices[-1:]
-    first, last = fitting[0], fitting[-1]
-    gains = time_per_token(last.budget, forecast) < (1 - LEAST_GAIN) * time_per_token(first.budget, forecast)
-    return last if gains else first
+    choices = []
+    for budget in candidates(settings, forecast):
+        graph_tokens = budget.graph_tokens
+        if settings.graph_tokens is not None:  # a step does not need more than its data
+            graph_tokens = min(graph_tokens, round(MARGIN * forecast.step_tokens))
+        needed = forecast.full(replace(budget, graph_tokens=graph_tokens)).total
+        choices.append(BudgetChoice(budget, needed, needed <= usable))
 
+    def time(choice: BudgetChoice) -> float:
+        return time_per_token(choice.budget, forecast) / (1 - LEAST_GAIN * choice.budget.activation_checkpointing)
 
-def largest_budget(
-    settings: TrainSettings, forecast: StepForecast, usable: int, *, checkpointing: bool
-) -> BudgetChoice:
-    """Return the first candidate whose largest step needs at most `usable` bytes, else the last candidate.
-
-    A step that keeps its activations has at most `graph_tokens` tokens, and, if the settings fix that, not more than the
-    data need. A step with gradient caching counts with single texts as micro-batches, unless the batch needs caching.
-    """
-    most_tokens = round(MARGIN * forecast.sample.step_tokens)
-    for candidate in candidates(settings, forecast):
-        budget = replace(candidate, activation_checkpointing=checkpointing)
-        graphs = budget.graph_tokens if settings.graph_tokens is None else min(settings.graph_tokens, most_tokens)
-        caches = forecast.sample.batch_tokens > budget.graph_tokens
-        cached = budget if caches else replace(budget, micro_batch_tokens=1)
-        needed = max(forecast.kept(replace(budget, graph_tokens=graphs)).total, forecast.cached(cached).total)
-        if needed <= usable:
-            break
-    return BudgetChoice(budget, needed, needed <= usable)
+    return min((choice for choice in choices if choice.fits), key=time, default=choices[-1])
 
 
 def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[TokenBudget]:
     """Yield token budgets to try, the largest first; values in the settings are kept.
 
     `graph_tokens` falls first, with micro-batches of at most this size; then micro-batches fall with gradient caching.
+    Then the same with activation checkpointing.
     """
     on_cpu = forecast.device.kind == "cpu"
     most = CPU_BUDGET.micro_batch_tokens if on_cpu else MICRO_TOKENS
-    useful = LEAST_GRAPH_TOKENS if on_cpu else max(LEAST_GRAPH_TOKENS, round(MARGIN * forecast.sample.step_tokens))
+    useful = LEAST_GRAPH_TOKENS if on_cpu else max(LEAST_GRAPH_TOKENS, round(MARGIN * forecast.step_tokens))
     sizes = range(-(-useful // ROUND_TOKENS) * ROUND_TOKENS, 0, -ROUND_TOKENS)
-    for micro, graph in [(min(most, size), size) for size in sizes] + [(min(most, size), 0) for size in sizes]:
-        yield TokenBudget(
-            micro if settings.micro_batch_tokens is None else settings.micro_batch_tokens,
-            graph if settings.graph_tokens is None else settings.graph_tokens,
-        )
+    pairs = [(min(most, size), size) for size in sizes] + [(min(most, size), 0) for size in sizes]
+    wanted = settings.activation_checkpointing
+    allowed = {"never": [False], "always": [True], "auto": [False, True]}[wanted]
+    if wanted == "auto" and not forecast.supports_checkpointing():
+        allowed = [False]
+    for checkpointing in allowed:
+        for micro, graph in pairs:
+            yield TokenBudget(
+                micro if settings.micro_batch_tokens is None else settings.micro_batch_tokens,
+                graph if settings.graph_tokens is None else settings.graph_tokens,
+                checkpointing,
+            )
 
 
 def time_per_token(budget: TokenBudget, forecast: StepForecast) -> float:
@@ -178,7 +161,6 @@ def time_per_token(budget: TokenBudget, forecast: StepForecast) -> float:
     A backward pass takes as long as two forward passes. Activation checkpointing and gradient caching need one more forward
     pass each.
     """
-    batch = forecast.sample.batch_tokens
+    batch = forecast.batch_tokens
     passes = 3 + budget.activation_checkpointing + (batch > budget.graph_tokens)
-    overhead = forecast.costs(checkpointing=budget.activation_checkpointing).overhead_tokens
-    return passes * (1 + overhead / min(budget.micro_batch_tokens, batch))
+    return passes * (1 + OVERHEAD_TOKENS[forecast.device.kind] / min(budget.micro_batch_tokens, batch))

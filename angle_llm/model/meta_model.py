@@ -9,7 +9,6 @@ as a real step, so the memory of the step can be forecast.
 from __future__ import annotations
 
 import copy
-import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch import nn
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layers.lora import add_lora
-from angle_llm.model.layers.quantization import check_bits, empty_layer, replace_linear
 from angle_llm.model.layout.attention import Kernel
 from angle_llm.model.source.artifact import card_of
 from angle_llm.model.source.backbone import (
@@ -33,11 +31,8 @@ from angle_llm.model.source.resolve import ModelSource
 from angle_llm.prompts import load_prompts
 from angle_llm.settings.train import LoraSettings, ModelSettings
 
-_BLOCK = 64
-"""Number of weights that share a scale in NF4 quantization."""
-_SCALES = 256
-"""Number of scales that share a second-level scale, in NF4 with double quantization."""
-
+_BYTES_PER_WEIGHT = {4: 1 / 2 + (1 + 4 / 256) / 64, 8: 1.0}
+"""Bits → bytes of a quantized weight. NF4 has a scale of a byte per 64 weights, and a float32 number per 256 scales."""
 _SHALLOW = {"vocab_size": 128, "num_hidden_layers": 2}
 """Config values of a tiny copy (small model of the same architecture) that does not work with the values in `_SMALL`."""
 _SMALL = _SHALLOW | {
@@ -124,32 +119,20 @@ def stored_dtype(config: Any, name: str) -> torch.dtype:
     return stored if isinstance(stored, torch.dtype) else torch_dtype(stored.removeprefix("torch."))
 
 
-def meta_backbone(
-    config: Any,
-    dtype: torch.dtype,
-    lora: LoraSettings | None = None,
-    *,
-    bits: int | None = None,
-    divided: bool = False,
-) -> Any:
+def meta_backbone(config: Any, dtype: torch.dtype, lora: LoraSettings | None = None, *, divided: bool = False) -> Any:
     """Return a backbone on the meta device in training mode, with a float32 LoRA adapter if `lora` is given.
 
     Args:
         config: model configuration of `transformers`.
-        dtype: dtype of the base weights that are not quantized.
-        bits: 4 or 8 to use the shapes and dtypes of quantized linear layers.
+        dtype: dtype of the base weights. A quantized base has the same activations; see `frozen_bytes` for its weights.
         divided: whether ZeRO-3 partitions the weights, so that layers must gather them.
 
     Raises:
         ValueError: if a LoRA target is not the name of a layer.
-        QuantizationError: if the backbone cannot be quantized (see `quantize`).
     """
     config = copy.deepcopy(config)
     with torch.device("meta"):
         backbone = empty_backbone(config, dtype)
-        if bits is not None:
-            check_bits(bits)
-            replace_linear(backbone, bits, _nf4 if bits == 4 else _int8)
         if divided:
             for parameter in backbone.parameters():
                 parameter.ds_id = 0
@@ -170,57 +153,18 @@ def put_in(model: EmbeddingModel, backbone: Any, kernel: Kernel = None) -> Embed
     return EmbeddingModel(backbone, options, head=model.head.without_weights()).train()
 
 
-def _nf4(layer: nn.Linear) -> Any:
-    """Return an NF4 layer of bitsandbytes with uninitialized weights, in the shape of a linear layer.
+def frozen_bytes(backbone: nn.Module, head: nn.Module | None = None, bits: int | None = None) -> int:
+    """Return the bytes of the frozen weights and the buffers of a backbone and a head, which may share weights.
 
-    It has half a byte per weight, a byte per 64 weights (scale), and 4 bytes per 256 * 64 weights (second-level scale).
+    With `bits`, 4 or 8, the linear layers of the backbone count as quantized.
     """
-    bnb: Any = importlib.import_module("bitsandbytes")
-    held = empty_layer(layer, 4)
-    blocks = -(-layer.weight.numel() // _BLOCK)
-    scales = bnb.functional.QuantState(
-        torch.empty(-(-blocks // _SCALES)), code=torch.empty(256), blocksize=_SCALES, dtype=torch.float32
-    )
-    held.quant_state = bnb.functional.QuantState(
-        torch.empty(blocks, dtype=torch.uint8),
-        shape=layer.weight.shape,
-        code=torch.empty(16),
-        blocksize=_BLOCK,
-        quant_type="nf4",
-        dtype=layer.weight.dtype,
-        offset=torch.empty(()),
-        state2=scales,
-    )
-    packed = torch.empty(-(-layer.weight.numel() // 2), 1, dtype=torch.uint8)
-    held.weight = bnb.nn.Params4bit(
-        packed, quant_state=held.quant_state, quant_type="nf4", module=held, bnb_quantized=True
-    )
-    return held
-
-
-def _int8(layer: nn.Linear) -> Any:
-    """Return an 8-bit layer of bitsandbytes with uninitialized weights, in the shape of a linear layer.
-
-    It has a byte per weight, and a scale of 4 bytes per output.
-    """
-    bnb: Any = importlib.import_module("bitsandbytes")
-    held = empty_layer(layer, 8)
-    rounded = torch.empty(layer.weight.shape, dtype=torch.int8)
-    held.weight = bnb.nn.Int8Params(rounded, requires_grad=False, has_fp16_weights=False)
-    held.weight.CB = held.weight.data
-    held.weight.SCB = torch.empty(layer.out_features)
-    return held
-
-
-def held_bytes(backbone: nn.Module) -> int:
-    """Return the number of bytes of the parameters and buffers of a model, with the scales of 4-bit weights.
-
-    Tensors that share memory count once.
-    """
-    tensors: list[torch.Tensor] = [*backbone.parameters(), *backbone.buffers()]
-    for parameter in backbone.parameters():
-        if (state := getattr(parameter, "quant_state", None)) is not None:
-            tensors += [state.absmax, state.code]
-            tensors += [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    quantized = {id(layer.weight) for layer in backbone.modules() if type(layer) is nn.Linear} if bits else set()
+    model = nn.ModuleList([backbone] if head is None else [backbone, head])
+    total = float(sum(buffer.nbytes for buffer in model.buffers()))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            continue
+        total += (
+            _BYTES_PER_WEIGHT[bits] * parameter.numel() if bits and id(parameter) in quantized else parameter.nbytes
+        )
+    return round(total)

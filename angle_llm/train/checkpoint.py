@@ -103,11 +103,13 @@ class Checkpoints:
             set_random_state(states[processes.rank], processes.device)
         else:  # the run has more ranks than before
             seed_rank(self._settings.seed, processes.rank, progress["step"])
-        budget = progress["budget"]
         for name in ("start", "best"):  # JSON has no NaN
             if progress[name] is not None:
                 progress[name] = {key: math.nan if value is None else value for key, value in progress[name].items()}
-        return Progress(**{**progress, "budget": None if budget is None else TokenBudget(**budget)})
+        if progress["budget"] is not None:
+            progress["budget"].pop("token_cost", None)  # written by earlier versions
+            progress["budget"] = TokenBudget(**progress["budget"])
+        return Progress(**progress)
 
     def _find(self, tensors: Tensors) -> dict[str, Any] | None:
         """Return the manifest values of the checkpoint to resume from; None if there is none. Called on rank 0.

@@ -83,8 +83,6 @@ class TokenBudget:
     """Whether layers save only their inputs, and run a second time in the backward pass."""
     padded: bool = False
     """Whether all texts are padded, because a compiled kernel failed."""
-    token_cost: float | None = None
-    """Measured time of a token in a sequence of texts, relative to a padded token; None: the constant of the layout."""
 
     def __str__(self) -> str:
         layers = ", activation checkpointing" if self.activation_checkpointing else ""
@@ -106,10 +104,8 @@ class TokenBudget:
         return replace(self, micro_batch_tokens=max(micro, 1), graph_tokens=graph)
 
     def apply_to(self, layouts: LayoutSupport) -> LayoutSupport:
-        """Return the layouts of a model, restricted to padded texts or with the measured cost of a token."""
-        if self.padded:
-            return LayoutSupport("padded", "a compiled kernel failed")
-        return layouts if self.token_cost is None else replace(layouts, token_cost=self.token_cost)
+        """Return the layouts of a model, restricted to padded texts if a compiled kernel failed."""
+        return LayoutSupport("padded", "a compiled kernel failed") if self.padded else layouts
 
 
 CPU_BUDGET = TokenBudget(2048, 16_384)

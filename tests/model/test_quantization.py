@@ -24,7 +24,6 @@ from angle_llm.model.layers import replacements
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.lora import add_lora, count_parameters
 from angle_llm.model.layers.quantization import QuantizationError, bits_of, dequantize, quantize, without_outliers
-from angle_llm.model.meta_model import held_bytes
 from angle_llm.model.source.backbone import load_backbone
 from angle_llm.model.source.checks import CARD_NAME
 from angle_llm.model.source.resolve import locate
@@ -164,16 +163,6 @@ def test_weights_stored_in_bits_are_used_unchanged(bits: int, base: Path, tmp_pa
     assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
     dequantize(encoder.model.backbone)
     torch.testing.assert_close(rows_and_gradient(encoder)[0], rows, rtol=1e-4, atol=1e-4)
-
-
-def test_memory_is_counted_without_double_quantization(base: Path) -> None:
-    """The default of transformers: scales are float32, and have no scales of their own."""
-    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=False)
-    model = AutoModel.from_pretrained(base, quantization_config=config, dtype="float32")
-    states = [state for one in model.parameters() if (state := getattr(one, "quant_state", None)) is not None]
-    tensors = [*model.parameters(), *model.buffers(), *(state.absmax for state in states)]
-    codes = {state.code.data_ptr(): state.code for state in states}
-    assert held_bytes(model) == sum(one.nbytes for one in [*tensors, *codes.values()])
 
 
 @BITS

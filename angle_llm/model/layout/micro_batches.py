@@ -30,7 +30,7 @@ from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence,
 TOKEN_COST = {"trie": 1.1, "packed": 1.0}
 """Layout → time per computed token, relative to the layout `padded`, measured on a CPU (docs/LOG.md).
 
-The values are constants, so that runs choose equal layouts. On a GPU, a run measures the time instead, rounded to tenths.
+The values are constants, so that runs choose equal layouts.
 """
 
 
@@ -85,8 +85,6 @@ class LayoutSupport:
     """
     causal: bool = True
     """Whether the tokens of a packed text attend only to earlier tokens of the text."""
-    token_cost: float | None = None
-    """Time of a token in a sequence relative to a padded token, measured on a GPU; None: `TOKEN_COST`."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +255,7 @@ def plan_micro_batches(
             nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
             reason += f"{nodes} tokens {name}, {tokens} padded"
             reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
-            if nodes * (layouts.token_cost or TOKEN_COST[layouts.layout]) < tokens:
+            if nodes * TOKEN_COST[layouts.layout] < tokens:
                 layout = layouts.layout
 
                 def with_rest(budget: int) -> list[TextGroup]:

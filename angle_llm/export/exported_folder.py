@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from angle_llm import __version__
 from angle_llm.io import write_json
-from angle_llm.model.source.checks import EXPORT_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.source.checks import EXPORT_NAME, ArtifactError, is_saved_encoder, read_json
 from angle_llm.model.source.sentence_transformers_folder import find_sentence_transformers
 from angle_llm.prompts import Side, SidePrompts
 from angle_llm.settings.parsing import need_library
@@ -48,6 +47,8 @@ class ExportFacts:
     """Whether a Qwen2 model is stored as a LLaMA model."""
     dense: int = 0
     """Number of Dense modules that are applied to the pooled state."""
+    bits: int | None = None
+    """Bits of quantised weights; None for other weights."""
 
     def write(self, folder: Path) -> None:
         """Write the facts of the exported folder to the JSON file `EXPORT_NAME` in `folder`."""
@@ -64,16 +65,10 @@ class ExportFacts:
         path = folder / EXPORT_NAME
         if not path.is_file():
             return None
+        stored = read_json(path)
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            prompt = SidePrompts.from_dict(values["prompt"], where=str(path))
-            plain_names = [str(name) for name in values["plain_names"]]
-            length = int(values["max_length"])
-            normalize = bool(values.get("normalize"))
-            head = values.get("head")
-            as_llama = bool(values.get("as_llama"))
-            dense = int(values.get("dense", 0))
-            return cls(prompt, str(values["pooling"]), length, plain_names, normalize, head, as_llama, dense)
+            values = {field.name: stored[field.name] for field in fields(cls) if field.name in stored}
+            return cls(**values | {"prompt": SidePrompts.from_dict(stored["prompt"], where=str(path))})
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{path} is damaged ({error}). Export the encoder again.") from error
 

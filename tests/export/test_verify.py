@@ -18,11 +18,11 @@ from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.evaluate import sts_score
 from angle_llm.export.comparison import TIMES_SMALLER, Verification
 from angle_llm.export.exported_folder import ExportFacts
-from angle_llm.export.formats.onnx_folder import FACTS_NAME, GRAPH_NAME
+from angle_llm.export.formats.onnx_folder import GRAPH_NAME
 from angle_llm.export.merge import merge
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import VerifyOptions, _built_in_texts, _library_versions, verify
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError
+from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError
 from angle_llm.settings.train import LoraSettings
 
 PAIRS = "starter:graded_pairs.tsv"
@@ -183,7 +183,7 @@ def test_the_tolerance_may_be_0(forms: Path) -> None:
 
 def test_versions_are_those_of_the_imported_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The distribution onnxruntime-gpu has the module onnxruntime, and no distribution of this name."""
-    for name in (FACTS_NAME, GRAPH_NAME):
+    for name in (EXPORT_NAME, GRAPH_NAME):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     library: Any = ModuleType("onnxruntime")

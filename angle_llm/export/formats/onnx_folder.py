@@ -1,4 +1,4 @@
-"""A folder of `angle-llm export --to onnx`, computed by onnxruntime and tokenizers alone, without torch.
+"""A folder of `angle-llm export --to onnx`, computed by onnxruntime and tokenizers.
 
 Legend: N texts, D dimensions.
 """
@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from angle_llm.prompts import Side, SidePrompts
+from angle_llm.export.exported_folder import ExportFacts
+from angle_llm.model.source.checks import EXPORT_NAME, ArtifactError, read_json
+from angle_llm.prompts import Side
 from angle_llm.settings.parsing import need_library
 
 GRAPH_NAME = "onnx/model.onnx"
 """The graph, where the ONNX backend of sentence-transformers and transformers.js look for it."""
-FACTS_NAME = "angle_llm_export.json"
-"""`checks.EXPORT_NAME`, whose module imports torch."""
-_UNIT_LENGTH = 1e-3
-"""Largest deviation from length 1 of a normalized vector: float32 gives 1e-6, int8 weights change only its direction."""
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -30,12 +28,12 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 def is_onnx_folder(path: str | Path) -> bool:
     """Return whether a path is a folder of `export_onnx`. It also looks like a sentence-transformers folder."""
     folder = Path(path).expanduser()
-    return (folder / FACTS_NAME).is_file() and (folder / GRAPH_NAME).is_file()
+    return (folder / EXPORT_NAME).is_file() and (folder / GRAPH_NAME).is_file()
 
 
 def onnx_usage(folder: Path) -> str:
     """Return Python code that encodes texts with onnxruntime and tokenizers, in Markdown."""
-    library = json.loads((folder / "config_sentence_transformers.json").read_text(encoding="utf-8"))
+    library = read_json(folder / "config_sentence_transformers.json")
     heads = {name: head for name, head in library["prompts"].items() if head}
     texts = "[head + text for text in texts]" if heads else "texts"
     shown = f"head = {next(iter(heads.values()))!r}  # of {', '.join(map(repr, heads))}: {heads}\n" if heads else ""
@@ -63,29 +61,23 @@ class OnnxModel:
 
         Raises:
             MissingLibraryError: if onnxruntime is not installed.
-            ValueError: for a damaged folder.
+            ArtifactError: for a folder without facts of the export, or with damaged facts.
         """
         need_library("onnxruntime", "an ONNX folder", "onnx")
         runtime: Any = importlib.import_module("onnxruntime")
-        tokenizers: Any = importlib.import_module("tokenizers")
         folder = Path(path).expanduser()
-        try:
-            facts = json.loads((folder / FACTS_NAME).read_text(encoding="utf-8"))
-            library = json.loads((folder / "config_sentence_transformers.json").read_text(encoding="utf-8"))
-            self.prompts = SidePrompts.from_dict(facts["prompt"], where=str(folder / FACTS_NAME))
-            self.pooling, self.bits = str(facts["pooling"]), facts["bits"]
-            self._heads: dict[str, str] = library["prompts"]
-            self._default = library["default_prompt_name"]
-            self.session: Any = runtime.InferenceSession(str(folder / GRAPH_NAME), providers=["CPUExecutionProvider"])
-            self.tokenizer: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            self.max_length = int(self.tokenizer.truncation["max_length"])
-        except Exception as error:  # onnxruntime and tokenizers raise errors of many classes
-            raise ValueError(f"{folder} is not a complete ONNX folder ({error}). Export the encoder again.") from error
+        facts = ExportFacts.read(folder)
+        if facts is None:
+            raise ArtifactError(f"{folder} has no {EXPORT_NAME}. Export the encoder again.")
+        library = read_json(folder / "config_sentence_transformers.json")
+        self._heads: dict[str, str] = library["prompts"]
+        self._default = library["default_prompt_name"]
+        self.prompts, self.max_length = facts.prompt, facts.max_length
+        self.pooling, self.normalize, self.bits = facts.pooling, facts.normalize, facts.bits
+        self.session: Any = runtime.InferenceSession(str(folder / GRAPH_NAME), providers=["CPUExecutionProvider"])
+        self.tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.texts_together = texts_together
         self.side: Side | None = None
-        lengths = np.linalg.norm(self.encode(["a", "Someone is eating."]), axis=1)
-        self.normalize = bool(np.abs(lengths - 1).max() < _UNIT_LENGTH)
-        """Whether vectors have length 1, measured: a cosine does not show it."""
 
     def for_side(self, side: Side) -> OnnxModel:
         """Return a model that encodes all texts as queries, or as documents."""

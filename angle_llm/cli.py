@@ -64,9 +64,10 @@ The encoder is saved in {model}. To use it:
 
     angle-llm embed --model {quoted} --input texts.txt --output rows.npy{side}
 
-Now measure it on held-out data:
+Now measure it on held-out data, on pairs with scores or on questions with answers:
 
-    {command}
+    angle-llm eval sts --model {quoted} --tasks HELD_OUT.tsv
+    angle-llm eval retrieval --model {quoted} --pairs HELD_OUT.jsonl
 """
 _PRETRAINED = """
 The pretrained model is saved in {model}. Its vectors are not trained for similarity yet. To train it on pairs:
@@ -85,7 +86,6 @@ _CODE_OF_SIDES = """queries = encoder.encode_query(["Who eats?"])
 
 def train(settings: TrainSettings) -> None:
     """Fine-tune a language model into a text-embedding model."""
-    from angle_llm.evaluate.held_out import eval_command
     from angle_llm.io import read_object
     from angle_llm.model.source.encoder_card import EncoderCard
     from angle_llm.run import fine_tune
@@ -96,9 +96,8 @@ def train(settings: TrainSettings) -> None:
         two = EncoderCard.read(model).prompt.differ
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
         quoted = shlex.quote(str(model))
-        command = eval_command(settings.evaluation, model)
         is_mntp = settings.pretraining.task == "mntp"
-        print((_PRETRAINED if is_mntp else _USAGE).format(model=model, quoted=quoted, command=command, **how))
+        print((_PRETRAINED if is_mntp else _USAGE).format(model=model, quoted=quoted, **how))
         result = read_object(model.with_name(RESULT))
         if result is not None and result["higher"] is False and not is_mntp:
             name, best = next(iter(result["metrics"]["best"].items()))

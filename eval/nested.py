@@ -18,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from angle_llm.cli import run_cli
-from angle_llm.evaluate.encoding import Encode, OpenEncoder, check_names, load_encoder, run_evaluation, write_results
+from angle_llm.evaluate.encoding import EncoderFacts, check_names, open_encoder, write_results
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, select_tasks
@@ -58,26 +58,25 @@ class Point:
         return sum(self.spearman.values()) / len(self.spearman)
 
 
-def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder = load_encoder) -> list[Point]:
+def nested_main(settings: NestedEvalSettings) -> list[Point]:
     """Evaluate the model cut to fewer layers and dimensions, print and write the results.
 
     All combinations of the numbers of layers and dimensions are evaluated.
     """
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns)
 
-    def curve(encoder: SentenceEncoder, _: Encode, __: Encode | None) -> list[Point]:
-        return quality_curve(
-            encoder,
-            tasks,
-            layers=settings.layers,
-            dimensions=settings.dimensions or halves(encoder.dimensions),
-        )
-
-    points, facts = run_evaluation(settings, open_encoder, curve, single_texts=True)
+    encoder = open_encoder(settings, settings.model, single_texts=True)
+    points = quality_curve(
+        encoder,
+        tasks,
+        layers=settings.layers,
+        dimensions=settings.dimensions or halves(encoder.dimensions),
+    )
     depths, widths = ({getattr(point, name): None for point in points} for name in ("layers", "dimensions"))
     means = {(point.layers, point.dimensions): point.mean for point in points}
     rows = [[str(depth), *(means[depth, width] for width in widths)] for depth in depths]
     shown = table(["layers \\ dimensions", *map(str, widths)], rows, words=0)
+    facts = EncoderFacts.of(encoder)
     notes = [f"{METRIC}, mean over {', '.join(task.label for task in tasks)}.", str(facts)]
     content = {"points": [asdict(point) | {"mean": point.mean} for point in points]}
     write_results(settings, METRIC, report(settings.model, [shown], notes), content, facts)

@@ -57,11 +57,11 @@ from angle_llm.evaluate.bootstrap import CONFIDENCE, Interval
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
-    OpenEncoder,
+    EncoderFacts,
     check_names,
     encode_distinct,
-    load_encoder,
-    run_evaluation,
+    encode_functions,
+    open_encoder,
     write_results,
 )
 from angle_llm.evaluate.results import Results, TaskResult, published_table, report, table
@@ -358,7 +358,7 @@ def _folds(part: FeaturesAndLabels, folds: int, seed: int) -> Iterator[tuple[Fea
 # --------------------------------------------------------------------------------------------------------- command
 
 
-def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder = load_encoder) -> TransferResults:
+def transfer_main(settings: TransferSettings) -> TransferResults:
     """Read the tasks, evaluate the model, print the report, and write the JSON file."""
     names = settings.tasks or tuple(available_transfer_tasks(settings.data_dir))
     if not names:
@@ -368,12 +368,12 @@ def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder = load_e
         )
     tasks = [read_transfer_task(settings.data_dir, name) for name in names]
 
-    def evaluate_tasks(_: Any, encode: Encode, __: Encode | None) -> TransferResults:
-        return evaluate_transfer(encode, tasks, limit_train=settings.limit_train)
-
-    results, encoder = run_evaluation(settings, open_encoder, evaluate_tasks, single_texts=True)
-    text = transfer_report(results, settings.model, [str(encoder)])
-    write_results(settings, METRIC, text, results.to_dict(), encoder)
+    encoder = open_encoder(settings, settings.model, single_texts=True)
+    encode, _ = encode_functions(encoder)
+    results = evaluate_transfer(encode, tasks, limit_train=settings.limit_train)
+    facts = EncoderFacts.of(encoder)
+    text = transfer_report(results, settings.model, [str(facts)])
+    write_results(settings, METRIC, text, results.to_dict(), facts)
     return results
 
 

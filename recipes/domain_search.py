@@ -403,7 +403,7 @@ def score(folder: Path, name: str, tasks: Sequence[RetrievalTask], **options: An
     if not is_scored(folder / name, tasks):
         folders = tuple(str(folder / task.name) for task in tasks)
         settings = RetrievalSettings(folders=folders, json=folder / name, **options)
-        retrieval_main(settings, SentenceEncoder.from_pretrained)
+        retrieval_main(settings)
 
 
 def score_lexical(folder: Path, tasks: Sequence[RetrievalTask]) -> None:

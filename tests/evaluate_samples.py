@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tyro
 from torch import nn
 
@@ -32,7 +33,7 @@ class Words:
     scale = 1.0
     """0 gives zero vectors."""
 
-    def __init__(self, path: str = "", **options: object) -> None:
+    def __init__(self, path: str = "", /, **options: object) -> None:
         self.opened = (path, options)
         self.calls: list[dict[str, object]] = []
 
@@ -56,6 +57,11 @@ def recorded(encode: Callable[[list[str]], np.ndarray], calls: list[list[str]]) 
 def parsed(kind: type, *arguments: object) -> object:
     """Settings as the command line gives them."""
     return tyro.cli(kind, args=list(map(str, arguments)))
+
+
+def opens(monkeypatch: pytest.MonkeyPatch, opened: Callable[..., object]) -> None:
+    """Let the commands open encoders by `opened`, a function of model and options."""
+    monkeypatch.setattr("angle_llm.model.encoder.SentenceEncoder.from_pretrained", opened)
 
 
 def write(path: Path, text: str, encoding: str = "utf-8") -> Path:

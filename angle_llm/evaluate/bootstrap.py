@@ -7,17 +7,16 @@ items. It does not cover another training seed, prompt, training dataset or kind
 Two models make errors on the same items, so their intervals can overlap although the difference is clear. `compare` and
 `mean_difference` use the same resamples for both models, and return the interval and p-value of the difference.
 
-A resample is a vector of counts: how often each item is drawn. Metrics are computed from counts, for a block of
-resamples at once. Counts depend only on the number of items, the number of resamples, the seed and `stream` (a name,
-such as the task). So models share resamples, and the interval of a task does not depend on other tasks.
+The drawn items depend only on the number of items, the number of resamples, the seed and `stream` (a name, such as the
+task). So models share resamples, and the interval of a task does not depend on other tasks.
 
-Dimensions: P items, B resamples, M models, K distinct values.
+Dimensions: P items, B resamples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,7 +30,7 @@ from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
 CONFIDENCE = 0.95
 """Confidence level of all intervals."""
 
-_BLOCK = 128  # resamples computed at once: 128 × 4,000 numbers fit in the cache
+_BLOCK = 128  # resamples computed at once
 _EQUAL_TOLERANCE = 1e-13  # largest range, relative to the largest value, of a list whose values count as equal
 
 Floats = NDArray[np.float64]
@@ -85,17 +84,15 @@ class Difference:
 class PairedDifferences:
     """Differences in Spearman between two models, by STS task and on average.
 
-    `average` is over the tasks in `averaged`; it is None if `averaged` is empty. `means` maps a task with sub-tasks to the
-    difference in the mean over its sub-tasks. `left_out` names the tasks on which only one model was evaluated.
-    `resamples` is the number of bootstrap resamples. p-values are not corrected for multiple tests.
+    `average` is the difference in the average over published tasks; None without a published task. `means` maps a task
+    with sub-tasks to the difference in the mean over its sub-tasks. `left_out` names the tasks on which only one model was
+    evaluated. p-values are not corrected for multiple tests.
     """
 
     tasks: dict[str, Difference]
-    averaged: tuple[str, ...]
     average: Difference | None
     means: dict[str, Difference]
     left_out: tuple[str, ...]
-    resamples: int
 
 
 # ---------------------------------------------------------------------------------------------------- correlations
@@ -148,72 +145,40 @@ def _checked_lists(x_P: ArrayLike, y_P: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def resampled_spearman(
-    scores_MP: ArrayLike, gold_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
+    x_P: ArrayLike, y_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
 ) -> Floats:
-    """Return Spearman's correlation (M, B) of M lists of scores with the gold scores in B bootstrap resamples.
+    """Return Spearman's correlation in [-1, 1] of two lists of P finite values in each of B bootstrap resamples, (B,).
 
-    Correlations are in [-1, 1]. A resample draws P items with replacement from the P items of a list. The resamples
-    depend on P, `seed` and `stream` (any name, such as the task name), and all M lists share them. All scores must be
-    finite. Equal values, also of an item drawn twice, get their average rank. Ranks follow from counts, without
-    sorting. A correlation is NaN if all drawn scores, or all drawn gold scores, are equal.
+    Equal values, also of an item drawn twice, get their average rank. A correlation is NaN if all drawn values of a list
+    are equal.
     """
-    gold_ranks, *score_ranks = (_centred_ranks(np.asarray(values)) for values in (gold_P, *np.asarray(scores_MP)))
+    from scipy.stats import rankdata
+
+    x, y = np.asarray(x_P), np.asarray(y_P)
     blocks = []
-    for counts_PB in _counts(np.size(gold_P), resamples, seed, stream):
-        gold_PB = gold_ranks(counts_PB)
-        weighted_PB = counts_PB * gold_PB
-        gold_square_B = np.einsum("pb,pb->b", weighted_PB, gold_PB)
-        block = []
-        for ranks in score_ranks:
-            ranks_PB = ranks(counts_PB)
-            covariance_B = np.einsum("pb,pb->b", weighted_PB, ranks_PB)
-            square_B = np.einsum("pb,pb,pb->b", counts_PB, ranks_PB, ranks_PB)
-            norm_B = np.sqrt(gold_square_B) * np.sqrt(square_B)
-            block.append(np.divide(covariance_B, norm_B, out=np.full_like(norm_B, np.nan), where=norm_B > 0))
-        blocks.append(block)
-    return np.concatenate(blocks, axis=1)
+    for drawn_BP in _draws(len(x), resamples, seed, stream):
+        # Ranks minus their mean: multiples of 1/2, so that the sums are exact.
+        x_BP, y_BP = (rankdata(values[drawn_BP], axis=1) - (len(x) + 1) / 2 for values in (x, y))
+        norm_B = np.sqrt((x_BP**2).sum(axis=1)) * np.sqrt((y_BP**2).sum(axis=1))
+        covariance_B = (x_BP * y_BP).sum(axis=1)
+        blocks.append(np.divide(covariance_B, norm_B, out=np.full_like(norm_B, np.nan), where=norm_B > 0))
+    return np.concatenate(blocks)
 
 
-def _centred_ranks(values_P: NDArray[np.generic]) -> Callable[[Floats], Floats]:
-    """Return a function that computes the ranks of P values in bootstrap resamples, minus the mean rank.
-
-    The returned function takes counts (P, B), how often each value is drawn in each resample, and returns ranks (P, B).
-    Equal values get their average rank.
-
-    If c equal values are drawn and the last has rank C, they have the ranks C - c + 1 to C: on average C - (c - 1) / 2.
-    The mean of all ranks is (P + 1) / 2. The results are multiples of 1/2, so that their sums are exact.
-    """
-    order = np.argsort(values_P, kind="stable")
-    _, kind_P, sizes_K = np.unique(values_P, return_inverse=True, return_counts=True)
-    starts_K = np.cumsum(sizes_K) - sizes_K
-
-    def ranks(counts_PB: Floats) -> Floats:
-        drawn_KB = np.add.reduceat(counts_PB[order], starts_K, axis=0)
-        ranks_KB: Floats = np.cumsum(drawn_KB, axis=0) - drawn_KB / 2 - len(counts_PB) / 2
-        return ranks_KB[kind_P]
-
-    return ranks
-
-
-def _resampled_means(values_P: ArrayLike, resamples: int, seed: int, stream: str) -> Floats:
+def _resampled_means(values_P: Floats, resamples: int, seed: int, stream: str) -> Floats:
     """Return the mean of P values in each of B bootstrap resamples, shape (B,)."""
-    values = np.asarray(values_P, dtype=np.float64)
-    blocks = _counts(len(values), resamples, seed, stream)
-    return np.concatenate([values @ counts_PB / len(values) for counts_PB in blocks])
+    draws = _draws(len(values_P), resamples, seed, stream)
+    return np.concatenate([values_P[drawn_BP].mean(axis=1) for drawn_BP in draws])
 
 
-def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Floats]:
-    """Yield blocks (P, B) of bootstrap counts: how often each of `size` = P items is drawn in each of B resamples.
+def _draws(size: int, resamples: int, seed: int, stream: str) -> Iterator[NDArray[np.int64]]:
+    """Yield blocks (B, P) with the item numbers of bootstrap resamples: P = `size` items, drawn with replacement.
 
-    The blocks have `resamples` columns in total. `seed` and `stream` (any name, such as the task name) determine the
-    draws.
+    The blocks have `resamples` rows in total. `seed` and `stream` (any name, such as the task name) determine the draws.
     """
     generator = np.random.default_rng([seed, *stream.encode(errors="backslashreplace")])
     for start in range(0, resamples, _BLOCK):
-        width = min(_BLOCK, resamples - start)
-        drawn_BP = generator.integers(size, size=(width, size))
-        places = drawn_BP * width + np.arange(width)[:, None]
-        yield np.bincount(places.ravel(), minlength=size * width).reshape(size, width).astype(np.float64)
+        yield generator.integers(size, size=(min(_BLOCK, resamples - start), size))
 
 
 # ------------------------------------------------------------------------------------------ intervals and p-values
@@ -221,7 +186,7 @@ def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Float
 
 def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = "") -> Interval:
     """Return the 95 % bootstrap interval of the mean of per-item values, such as the recall of each query."""
-    return percentile_interval(_resampled_means(values_P, resamples, seed, stream))
+    return percentile_interval(_resampled_means(np.asarray(values_P, dtype=np.float64), resamples, seed, stream))
 
 
 def percentile_interval(values_B: ArrayLike) -> Interval:
@@ -259,9 +224,21 @@ def mean_difference(
     """
     ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_P, theirs_P))
     resampled_B = _resampled_means(ours - theirs, resamples, seed, stream)
-    value, their_value, difference = (float(values.mean()) for values in (ours, theirs, ours - theirs))
-    interval, p_value = percentile_interval(resampled_B), two_sided_p(resampled_B)
-    return Difference(len(ours), value, their_value, difference, interval, p_value)
+    return _difference(len(ours), float(ours.mean()), float(theirs.mean()), resampled_B)
+
+
+def _difference(items: int, value: float, other: float, differences_B: Floats) -> Difference:
+    """Return the difference between the metrics of two models, with the interval and p-value of resampled differences."""
+    interval = percentile_interval(differences_B)
+    return Difference(items, value, other, value - other, interval, two_sided_p(differences_B))
+
+
+class _TwoModels(NamedTuple):
+    """Spearman × 100 of two models on the pairs of a task (2,), and in B bootstrap resamples (2, B)."""
+
+    pairs: int
+    spearman_2: Floats
+    resampled_2B: Floats
 
 
 def compare(
@@ -290,60 +267,42 @@ def compare(
             f"--against: the models have no task in common: {', '.join(ours) or 'none'} and "
             f"{', '.join(theirs) or 'none'}. Evaluate both on the same tasks."
         )
-    resampled = {name: _spearman_of_two_models(name, ours[name], theirs[name], resamples, seed) for name in common}
-    averaged = tuple(name for name in averaged if name in common)
-    average = _difference(*(resampled[name] for name in averaged)) if averaged else None
+
+    def spearman_of_both(name: str, our_scores: PairScores, their_scores: PairScores) -> _TwoModels:
+        if not np.array_equal(our_scores.gold, their_scores.gold):
+            raise ValueError(f"--against: task {name!r} has different pairs. Evaluate both models on the same files.")
+        of_both = [_spearman(scores, resamples, seed, stream=name) for scores in (our_scores, their_scores)]
+        spearman_2, resampled_2B = map(np.array, zip(*of_both, strict=True))
+        return _TwoModels(len(our_scores.gold), spearman_2, resampled_2B)
+
+    tasks = {name: spearman_of_both(name, ours[name], theirs[name]) for name in common}
     means = {}
     for name in common:
         parts = ours[name].by_subtask()
         their_parts = theirs[name]._replace(subtask=ours[name].subtask).by_subtask()
         if parts:
-            tasks = (
-                _spearman_of_two_models(f"{name}/{part}", parts[part], their_parts[part], resamples, seed)
-                for part in parts
-            )
-            means[name] = _difference(*tasks)
-    left_out = tuple(name for name in (*ours, *theirs) if name not in common)
+            of_parts = [spearman_of_both(f"{name}/{part}", parts[part], their_parts[part]) for part in parts]
+            means[name] = _mean_difference_of(of_parts)
+    in_average = [tasks[name] for name in averaged if name in common]
     return PairedDifferences(
-        {name: _difference(resampled[name]) for name in common}, averaged, average, means, left_out, resamples
+        tasks={name: _mean_difference_of([task]) for name, task in tasks.items()},
+        average=_mean_difference_of(in_average) if in_average else None,
+        means=means,
+        left_out=tuple(name for name in (*ours, *theirs) if name not in common),
     )
 
 
-def _spearman_of_two_models(
-    name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int
-) -> tuple[int, Floats, Floats]:
-    """Return the number of sentence pairs of a task, and Spearman × 100 of two models on all pairs and in resamples.
-
-    Shapes: (2,) on all pairs, (2, B) in B = `resamples` bootstrap resamples. Undefined correlations are NaN. `name` is
-    the task name, which selects the resamples.
-
-    Raises:
-        ValueError: if the gold scores of the two models differ.
-    """
-    if not np.array_equal(ours.gold, theirs.gold):
-        counts = f"{len(ours.gold)} and {len(theirs.gold)} gold scores"
-        if len(ours.gold) == len(theirs.gold):
-            counts += " with different values"
-        raise ValueError(
-            f"--against: task {name!r} has different pairs ({counts}). Evaluate both models on the same files."
-        )
-    scores_2, resampled_2B = np.full(2, math.nan), np.full((2, resamples), math.nan)
-    for model, scores in enumerate((ours, theirs)):
-        with suppress(UndefinedCorrelationError):
-            scores_2[model] = 100 * spearman(scores.cosine, scores.gold)
-    if not np.isnan(scores_2).any():
-        cosines_2P = [ours.cosine, theirs.cosine]
-        resampled_2B = 100 * resampled_spearman(cosines_2P, ours.gold, resamples=resamples, seed=seed, stream=name)
-    return len(ours.gold), scores_2, resampled_2B
+def _spearman(scores: PairScores, resamples: int, seed: int, stream: str) -> tuple[float, Floats]:
+    """Return Spearman × 100 of scored pairs and of B bootstrap resamples (B,); NaN if the correlation is undefined."""
+    with suppress(UndefinedCorrelationError):
+        value = 100 * spearman(scores.cosine, scores.gold)
+        resampled_B = resampled_spearman(scores.cosine, scores.gold, resamples=resamples, seed=seed, stream=stream)
+        return value, 100 * resampled_B
+    return math.nan, np.full(resamples, math.nan)
 
 
-def _difference(*tasks: tuple[int, Floats, Floats]) -> Difference:
-    """Return the difference of two models in the mean over tasks, with the 95 % interval and p-value.
-
-    A task is its number of pairs, and Spearman × 100 of both models on all pairs (2,) and in B resamples (2, B).
-    """
-    pairs, scores_2, resampled_2B = zip(*tasks, strict=True)
-    ours, theirs = map(float, np.mean(scores_2, axis=0))
-    differences_B = np.subtract(*np.mean(resampled_2B, axis=0))
-    interval, p_value = percentile_interval(differences_B), two_sided_p(differences_B)
-    return Difference(sum(pairs), ours, theirs, ours - theirs, interval, p_value)
+def _mean_difference_of(tasks: Sequence[_TwoModels]) -> Difference:
+    """Return the difference of two models in the mean of Spearman × 100 over tasks, with interval and p-value."""
+    value, other = np.mean([task.spearman_2 for task in tasks], axis=0).tolist()
+    ours_B, theirs_B = np.mean([task.resampled_2B for task in tasks], axis=0)
+    return _difference(sum(task.pairs for task in tasks), value, other, ours_B - theirs_B)

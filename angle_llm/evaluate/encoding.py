@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +17,36 @@ from angle_llm.settings.commands import EvalSettings
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
-Found = TypeVar("Found")
-
 Rows: TypeAlias = NDArray[np.floating[Any]]
 
 Encode: TypeAlias = Callable[[list[str]], Rows]
 """A function from N texts to their embeddings (N, D), in the same order."""
 
-OpenEncoder: TypeAlias = Callable[..., Any]
-"""`SentenceEncoder.from_pretrained`, or a function with the same parameters."""
-
 RESAMPLES = 1000
 """Default number of bootstrap resamples. The ends of an interval then vary between seeds by about 2 % of its length."""
 
 
-def load_encoder(model: str, **options: Any) -> SentenceEncoder:
-    """Open an encoder with `SentenceEncoder.from_pretrained`; its libraries are imported by the call."""
+def open_encoder(settings: EvalSettings, model: str, *, single_texts: bool = False) -> SentenceEncoder:
+    """Open the encoder `model` with the flags of an evaluation.
+
+    The folder of the JSON file is created first, so that a wrong path fails before the model is opened.
+
+    Raises:
+        ValueError: if the tasks have single texts (`single_texts`), and the encoder has two prompts but no `--as` is
+            given.
+    """
     from angle_llm.model.encoder import SentenceEncoder
 
-    return SentenceEncoder.from_pretrained(model, **options)
+    if settings.json is not None:
+        settings.json.parent.mkdir(parents=True, exist_ok=True)
+    encoder = SentenceEncoder.from_pretrained(model, **settings.options())
+    if settings.side is not None:
+        return encoder.for_side(settings.side)
+    if single_texts and encoder.prompts.differ:
+        raise ValueError(
+            f"--as: expected query or document, because {model} has {encoder.prompts} and these tasks have single texts."
+        )
+    return encoder
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -106,31 +117,25 @@ def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
     Raises:
         ValueError: if `encode` does not return one finite floating-point row for each text.
     """
-    everything = list(dict.fromkeys(texts))
-    distinct = [text for text in everything if text.strip()]
+    distinct = sorted(dict.fromkeys(texts), key=lambda text: not text.strip())  # blank texts last, otherwise in order
+    full = [text for text in distinct if text.strip()]
     started = time.perf_counter()
-    embeddings_ND = np.asarray(encode(list(distinct)))
+    embeddings_ND = np.asarray(encode(full))
     seconds = time.perf_counter() - started
-    if (
-        embeddings_ND.ndim != 2
-        or len(embeddings_ND) != len(distinct)
-        or embeddings_ND.shape[1] == 0
-        or not np.issubdtype(embeddings_ND.dtype, np.floating)
-    ):
+    shape = embeddings_ND.shape
+    if len(shape) != 2 or shape[0] != len(full) or shape[1] == 0 or not np.issubdtype(embeddings_ND.dtype, np.floating):
         raise ValueError(
-            f"encode: expected floating-point rows, one per text, shape ({len(distinct)}, D), got "
-            f"{embeddings_ND.dtype} of shape {embeddings_ND.shape}."
+            f"encode: expected floating-point rows, one per text, shape ({len(full)}, D), got "
+            f"{embeddings_ND.dtype} of shape {shape}."
         )
     bad = np.flatnonzero(~np.isfinite(embeddings_ND).all(axis=1))
     if len(bad):
         raise ValueError(
-            f"{len(bad)} of {len(distinct)} vectors contain NaN or infinity, the first for {distinct[bad[0]]!r}. Possible "
-            "causes: overflow in float16, a damaged adapter, a diverged run."
+            f"{len(bad)} of {len(full)} vectors contain NaN or infinity, the first for {full[bad[0]]!r}. Possible causes: "
+            "overflow in float16, a damaged adapter, a diverged run."
         )
-    if blank := [text for text in everything if not text.strip()]:
-        embeddings_ND = np.pad(embeddings_ND, ((0, len(blank)), (0, 0)))
-    # Rows of blank texts are the last rows, as `np.pad` adds them.
-    row_of = {text: row for row, text in enumerate([*distinct, *blank])}
+    embeddings_ND = np.pad(embeddings_ND, ((0, len(distinct) - len(full)), (0, 0)))
+    row_of = {text: row for row, text in enumerate(distinct)}
     return EncodedTexts(row_of=row_of, document_row_of=row_of, embeddings_ND=embeddings_ND, seconds=seconds)
 
 
@@ -152,10 +157,9 @@ class EncoderFacts:
         """Create the facts (prompt, pooling, maximum length and size) of an encoder."""
         prompt = encoder.prompts if encoder.side is None else encoder.prompt
         parameters = encoder.model.parameters()
-        packed = [
-            getattr(weight, "quant_state", None) or weight for weight in parameters
-        ]  # two 4-bit weights in a byte
-        weights = sum(weight.shape.numel() for weight in packed)
+        # A packed 4-bit weight has another shape than its quant_state: two weights in a byte.
+        shapes = [(getattr(weight, "quant_state", None) or weight).shape for weight in parameters]
+        weights = sum(shape.numel() for shape in shapes)
         return cls(prompt.to_dict(), encoder.pooling, encoder.max_length, weights)
 
     @property
@@ -187,36 +191,6 @@ def encode_functions(
     if encoder.side is not None or not encoder.prompts.differ:
         return function_of(encoder), None
     return function_of(encoder.for_side("query")), function_of(encoder.for_side("document"))
-
-
-def run_evaluation(
-    settings: EvalSettings,
-    open_encoder: OpenEncoder,
-    evaluate: Callable[[Any, Encode, Encode | None], Found],
-    *,
-    single_texts: bool = False,
-) -> tuple[Found, EncoderFacts]:
-    """Open the encoder, call `evaluate`, and return its results with the prompt and other facts of the encoder.
-
-    `evaluate` takes the encoder and the functions for queries and for documents (see `encode_functions`). The folder of
-    the JSON file is created first, so that a wrong path fails before the model is opened. The encoder is released after
-    the evaluation.
-
-    Raises:
-        ValueError: if the tasks have single texts (`single_texts`), and the encoder has two prompts but no `--as` is
-            given.
-    """
-    if settings.json is not None:
-        settings.json.parent.mkdir(parents=True, exist_ok=True)
-    encoder = open_encoder(settings.model, **settings.options())
-    if settings.side is not None:
-        encoder = encoder.for_side(settings.side)
-    elif single_texts and encoder.prompts.differ:
-        raise ValueError(
-            f"--as: expected query or document, because {settings.model} has {encoder.prompts} and these tasks have single "
-            "texts."
-        )
-    return evaluate(encoder, *encode_functions(encoder)), EncoderFacts.of(encoder)
 
 
 def write_results(

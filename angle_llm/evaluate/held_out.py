@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
 from angle_llm.evaluate.bootstrap import compare as compare_pairs
 from angle_llm.evaluate.encoding import Encode, Rows, encode_functions
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
-from angle_llm.evaluate.retrieval import evaluate_retrieval, query_metrics
+from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_answers, read_beir
 from angle_llm.evaluate.sts import evaluate_defined
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
@@ -53,13 +53,14 @@ class _TaskSource(DataSource):
 
 @dataclass(frozen=True)
 class HeldOutTask:
-    """A task that is evaluated during training: its name, its metric names, and the function that computes metrics."""
+    """A task that is evaluated during training: its name, its main metric, and the function that computes metrics."""
 
     name: str
-    metrics: tuple[str, ...]
-    """Names of the metrics with a value × 100; the main metric is first."""
+    metric: str
+    """Name of the main metric."""
     measure: Callable[[SentenceEncoder, Encode, Encode | None], tuple[Mapping[str, float], Items | None]]
-    """Function that returns the metrics by name, and the cosines of pairs or the main metric × 100 of queries.
+    """Function that returns the metrics by name, the main metric first, and the cosines of pairs or the main metric × 100
+    of queries.
 
     It takes the encoder, the function that encodes queries (or all texts), and the function that encodes documents or
     None."""
@@ -74,14 +75,12 @@ class HeldOutTask:
 class HeldOutEvaluation:
     """The tasks that are evaluated during a training run.
 
-    Calling the object with an encoder returns all metrics by TASK/METRIC, and sets `items`.
+    Calling the object with an encoder returns all metrics by TASK/METRIC, and sets `items`. The first metric selects the
+    best model.
     """
 
     tasks: Mapping[str, HeldOutTask]
     """Held-out tasks by their entry in the setting `evaluation.tasks`."""
-    first: str
-    """TASK/METRIC of the main metric of the first task. It selects the best model, and is the first metric in
-    results."""
     micro_batch_tokens: int | None
     items: Mapping[str, Items] = field(default_factory=dict)
     """Values of the pairs or queries in the last evaluation, by task, for `verdict`."""
@@ -92,8 +91,7 @@ class HeldOutEvaluation:
         sides = cached(encode), None if encode_document is None else cached(encode_document)
         measured = {task.name: task.measure(encoder, *sides) for task in self.tasks.values()}
         self.items = {task: items for task, (_, items) in measured.items() if items is not None}
-        metrics = {f"{task}/{name}": value for task, (values, _) in measured.items() for name, value in values.items()}
-        return {self.first: metrics[self.first], **metrics}
+        return {f"{task}/{name}": value for task, (values, _) in measured.items() for name, value in values.items()}
 
     def verdict(self, saved: Mapping[str, Items], start: Mapping[str, Items]) -> str | None:
         """Return whether the saved encoder is better than before training, with the 95 % interval of the difference.
@@ -104,23 +102,15 @@ class HeldOutEvaluation:
         """
         changes = []
         for task in self.tasks.values():
-            saved_items, start_items = saved.get(task.name), start.get(task.name)
-            if (
-                task.compare is None
-                or saved_items is None
-                or start_items is None
-                or len(saved_items) != len(start_items)
-            ):
+            if task.compare is None or task.name not in saved or task.name not in start:
                 continue
-            try:
-                comparison = task.compare(saved_items, start_items)
-            except ValueError:  # another number of pairs than in the file
-                continue
-            low, high = comparison.interval.low, comparison.interval.high
-            if not np.isnan(low):
-                verdict = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference to"
-                change = f"{comparison.difference:+.2f} ({low:+.2f} to {high:+.2f})"
-                changes.append(f"{verdict} before training: {task.name}/{task.metrics[0]} {change}")
+            with suppress(ValueError):  # another number of pairs than in the file
+                comparison = task.compare(saved[task.name], start[task.name])
+                low, high = comparison.interval.low, comparison.interval.high
+                if not np.isnan(low):
+                    verdict = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference to"
+                    change = f"{comparison.difference:+.2f} ({low:+.2f} to {high:+.2f})"
+                    changes.append(f"{verdict} before training: {task.name}/{task.metric} {change}")
         return "; ".join(changes) or None
 
     def overlap_with(self, data: Sequence[Example]) -> Iterator[str]:
@@ -171,8 +161,7 @@ def held_out_evaluation(
     tasks = [_read_task(source, settings, micro_batch_tokens) for source in sources]
     names = unique_names([task.name for task in tasks], sources)
     named = {source.text: replace(task, name=name) for source, task, name in zip(sources, tasks, names, strict=True)}
-    first = next(iter(named.values()))
-    return HeldOutEvaluation(named, f"{first.name}/{first.metrics[0]}", micro_batch_tokens)
+    return HeldOutEvaluation(named, micro_batch_tokens)
 
 
 def cached(encode: Encode) -> Encode:
@@ -188,34 +177,6 @@ def cached(encode: Encode) -> Encode:
         return np.stack([row_of[text] for text in texts])
 
     return known
-
-
-def eval_command(settings: EvaluationSettings, model: Path) -> str:
-    """Return an `angle-llm eval` command for a trained model, on data of the same kind as the first held-out task.
-
-    The file or task name in the command is a placeholder for new data, because the first held-out task selected the
-    model. If the file of this task no longer exists or is damaged, the result is `angle-llm eval --help`.
-    """
-    words = ["sts", "--tasks", "HELD_OUT.tsv"]
-    if settings.tasks:
-        try:
-            words = _command_words(_task_source(settings.tasks[0]), settings)
-        except (OSError, ValueError):  # the file was moved or changed during the training, which takes hours
-            return "angle-llm eval --help"
-    return shlex.join(["angle-llm", "eval", words[0], "--model", str(model), *words[1:]])
-
-
-def _command_words(source: Source, settings: EvaluationSettings) -> list[str]:
-    """Return the command of `angle-llm eval` for a held-out task, and its flags except `--model`."""
-    if source.kind == "mteb":
-        return ["mteb", "--tasks", "TASK"]
-    if source.kind == "beir":
-        return ["retrieval", "FOLDER"]
-    columns = [word for pair in _reading(source, settings).columns.items() for word in pair]
-    flags = ["HELD_OUT" + "".join(Path(source.name).suffixes), *(["--columns", *columns] if columns else [])]
-    if not _has_answers(source, settings):
-        return ["sts", "--tasks", *flags]
-    return ["retrieval", "--pairs", *flags, *([] if settings.corpus is None else ["--corpus", settings.corpus])]
 
 
 def _task_source(text: str) -> Source:
@@ -285,7 +246,7 @@ def _sts_task(task: StsTask) -> HeldOutTask:
         pairs = [pair[:2] for pair in task.pairs]
         return EvaluationSet.of(task.name, pairs, chain.from_iterable(pairs))
 
-    return HeldOutTask(task.name, ("spearman", "pearson"), measure, compare, keys)
+    return HeldOutTask(task.name, "spearman", measure, compare, keys)
 
 
 def _geometry(encode: Encode, encode_document: Encode | None, task: StsTask) -> MetricValues:
@@ -325,7 +286,7 @@ def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
         pairs = [(query, task.candidates[candidate]) for query, relevant in asked for candidate in relevant]
         return EvaluationSet.of(task.name, pairs, () if judged else chain.from_iterable(pairs), task.queries)
 
-    return HeldOutTask(task.name, tuple(query_metrics([], [])), measure, mean_difference, keys)
+    return HeldOutTask(task.name, "nDCG@10", measure, mean_difference, keys)
 
 
 def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
@@ -347,4 +308,4 @@ def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
         scores = [result.score for result in evaluate_mteb(model, [task])]
         return {"main_score": sum(scores) / len(scores)}, None
 
-    return HeldOutTask(name, ("main_score",), measure)
+    return HeldOutTask(name, "main_score", measure)

@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angle_llm.evaluate.encoding import Encode, OpenEncoder, load_encoder, run_evaluation, write_results
+from angle_llm.evaluate.encoding import EncoderFacts, open_encoder, write_results
 from angle_llm.evaluate.results import report, table
 from angle_llm.settings.commands import MtebSettings
 from angle_llm.settings.parsing import need_library
 
 if TYPE_CHECKING:
     from angle_llm.evaluate.mteb_encoder import MtebEncoder
-    from angle_llm.model.encoder import SentenceEncoder
 
 METRIC = "main score of mteb × 100"
 
@@ -35,7 +34,7 @@ class MtebScore:
     score: float
 
 
-def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder = load_encoder) -> list[MtebScore]:
+def mteb_main(settings: MtebSettings) -> list[MtebScore]:
     """Run `angle-llm eval mteb`: evaluate the model on tasks of MTEB, print the table of scores, write the files.
 
     Task names are checked before the model is opened.
@@ -45,19 +44,16 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder = load_encoder) 
         ValueError: for an unknown task.
     """
     need_library("mteb", "tasks of MTEB", "mteb")
+    from angle_llm.evaluate.mteb_encoder import MtebEncoder
+    from angle_llm.model.source.resolve import split_revision
+
     tasks = [mteb_task(name) for name in settings.tasks]
     name = settings.name or named_after(settings.model)
-
-    def run(encoder: SentenceEncoder, _: Encode, __: Encode | None) -> list[MtebScore]:
-        from angle_llm.evaluate.mteb_encoder import MtebEncoder
-        from angle_llm.model.source.resolve import split_revision
-
-        # The revision is the revision of the base, so it does not apply to an adapter.
-        revision = encoder.base_revision if encoder.base == split_revision(settings.model)[0] else None
-        model = MtebEncoder(encoder, name=name, revision=revision, prompts=settings.prompts)
-        return evaluate_mteb(model, tasks, settings.output)
-
-    scores, facts = run_evaluation(settings, open_encoder, run)
+    encoder = open_encoder(settings, settings.model)
+    # The revision is the revision of the base, so it does not apply to an adapter.
+    revision = encoder.base_revision if encoder.base == split_revision(settings.model)[0] else None
+    model = MtebEncoder(encoder, name=name, revision=revision, prompts=settings.prompts)
+    scores, facts = evaluate_mteb(model, tasks, settings.output), EncoderFacts.of(encoder)
     header = ["task", "type", "split", "subset", "main score", name]
     rows = [[s.task, s.type, s.split, s.subset, s.metric, s.score] for s in scores]
     prompts = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,12 +41,11 @@ from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
     EncoderFacts,
-    OpenEncoder,
     Rows,
     check_names,
+    encode_functions,
     encode_sides,
-    load_encoder,
-    run_evaluation,
+    open_encoder,
     write_results,
 )
 from angle_llm.evaluate.results import (
@@ -60,7 +59,6 @@ from angle_llm.evaluate.results import (
 )
 from angle_llm.evaluate.retrieval_tasks import (
     RetrievalTask,
-    is_flickr30k,
     read_answers,
     read_beir,
     read_groups,
@@ -73,9 +71,6 @@ METRIC = "exact retrieval by cosine similarity, × 100; ties go to the candidate
 
 RECALLS = (1, 5, 10, 100)
 """Values of k for the metrics R@k (recall in the first k candidates)."""
-
-PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
-"""Strict accuracy × 100 by model on Flickr30k's test captions, from AnglE's paper (arXiv 2309.12871)."""
 
 _TIE = 1e-9  # float64 products of float32 vectors differ by 1e-15 between shapes of a block
 _SIMILARITIES = 2**22  # most numbers in a block of similarities, and in the vectors of its candidates: 32 MiB
@@ -121,54 +116,52 @@ RetrievalResults: TypeAlias = Results[RetrievalResult]
 
 
 @dataclass(frozen=True)
-class QueryMetrics:
-    """Retrieval metrics × 100 of a model for each query, by task and metric, for a paired comparison of two models.
+class EvaluatedModel:
+    """An evaluated model in a comparison: facts by table row, and its metrics × 100 of each query by task and metric.
 
     `digests` maps a task name to a hash of the task. Only models with equal digests can be compared.
     """
 
-    model: str
-    encoder: EncoderFacts
+    name: str
+    max_length: int
+    facts: Mapping[str, object]
     digests: Mapping[str, str]
-    values: Mapping[str, Mapping[str, tuple[float, ...]]]
-    dimensions: int
-    texts_per_second: float | None
-    """Encoded texts per second, on the machine of the evaluation; None if the measured time is 0."""
+    values: Mapping[str, Mapping[str, Sequence[float]]]
 
     @classmethod
-    def of(cls, model: str, encoder: EncoderFacts, content: Mapping[str, Any]) -> QueryMetrics:
-        """Create the metrics of each query from the JSON content of `RetrievalResults`.
+    def of(cls, name: str, content: Mapping[str, Any]) -> EvaluatedModel:
+        """Create the model from the content of a JSON file of `eval retrieval --json`.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError: for other content, such as missing or NaN values.
         """
-        digests, values = {}, {}
-        for name, task in content["tasks"].items():
-            digests[name] = str(task["digest"])
-            values[name] = {key: tuple(map(float, metric["values"])) for key, metric in task["metrics"].items()}
-            queries = len(task["query_ids"])
-            if any(
-                len(of_queries) != queries or not np.isfinite(of_queries).all() for of_queries in values[name].values()
-            ):
-                raise ValueError(f"task {name!r}: expected a finite value of each query")
-        texts, seconds = int(content["texts"]), float(content["encode_seconds"])
-        speed = texts / seconds if seconds else None
-        return cls(model, encoder, digests, values, int(content["dimensions"]), speed)
+        encoder = EncoderFacts(**content["encoder"])
+        seconds = content["encode_seconds"]
+        facts = {
+            **encoder.columns(),
+            "weights, millions": None if encoder.weights is None else f"{encoder.weights / 1e6:,.0f}",
+            "dimensions": content["dimensions"],
+            "texts per second": f"{content['texts'] / seconds:,.0f}" if seconds else None,
+        }
+        values = {}
+        for task_name, task in content["tasks"].items():
+            values[task_name] = {metric: result["values"] for metric, result in task["metrics"].items()}
+            values_MQ = np.array(list(values[task_name].values()), dtype=np.float64)
+            if values_MQ.shape[1:] != (len(task["query_ids"]),) or not np.isfinite(values_MQ).all():
+                raise ValueError(f"task {task_name!r}: expected a finite value of each query")
+        digests = {task_name: task["digest"] for task_name, task in content["tasks"].items()}
+        return cls(name, encoder.max_length, facts, digests, values)
 
 
 @dataclass(frozen=True)
 class RetrievalComparison:
-    """Differences × 100 in retrieval metrics between an evaluated model and a second model, by task and metric.
+    """Differences × 100 in retrieval metrics between an evaluated model and `other`, by task and metric.
 
-    `other` is the name of the second model, and `encoder` has its prompt, pooling and maximum length. p-values are not
-    corrected for the number of metrics.
+    p-values are not corrected for the number of metrics.
     """
 
-    other: str
-    encoder: EncoderFacts
+    other: EvaluatedModel
     tasks: dict[str, dict[str, Difference]]
-    dimensions: int
-    texts_per_second: float | None
 
 
 # ----------------------------------------------------------------------------------------------- ranks and metrics
@@ -327,51 +320,47 @@ def read_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:
     return [task if name == task.name else replace(task, name=name, label=name) for task, name in renamed]
 
 
-def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder = load_encoder) -> RetrievalResults:
+def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
     """Run `angle-llm eval retrieval`: evaluate the model, compare it with the `--against` models, and write the report.
 
     The report is printed, and results are written to the file of `--json`. Data and output paths are checked before a
     model is opened. One model is in memory at a time.
     """
     tasks = read_tasks(settings)
-    stored = {path: read_query_metrics(path) for path in settings.against if path.endswith(".json")}
+    stored = {path: read_evaluated(path) for path in settings.against if path.endswith(".json")}
 
     def evaluate_model(model: str, resamples: int) -> tuple[RetrievalResults, EncoderFacts]:
-        def evaluate_tasks(_: Any, encode: Encode, encode_document: Encode | None) -> RetrievalResults:
-            return evaluate_retrieval(encode, tasks, encode_document=encode_document, resamples=resamples)
+        encoder = open_encoder(settings, model)
+        encode, encode_document = encode_functions(encoder)
+        results = evaluate_retrieval(encode, tasks, encode_document=encode_document, resamples=resamples)
+        return results, EncoderFacts.of(encoder)
 
-        return run_evaluation(replace(settings, model=model), open_encoder, evaluate_tasks)
+    def evaluated(model: str, results: RetrievalResults, encoder: EncoderFacts) -> EvaluatedModel:
+        return EvaluatedModel.of(model, results.to_dict() | {"encoder": asdict(encoder)})
 
     results, encoder = evaluate_model(settings.model, RESAMPLES)
-    content = results.to_dict()
+    ours = evaluated(settings.model, results, encoder)
     comparisons = []
-    ours = QueryMetrics.of(settings.model, encoder, content)
     for against in settings.against:
-        theirs = stored.get(against)
-        if theirs is None:
-            other_results, other_encoder = evaluate_model(against, resamples=0)
-            theirs = QueryMetrics.of(against, other_encoder, other_results.to_dict())
+        theirs = stored.get(against) or evaluated(against, *evaluate_model(against, resamples=0))
         comparisons.append(compare_queries(ours, theirs))
+    differences = [{"other": comparison.other.name, "tasks": comparison.tasks} for comparison in comparisons]
     text = retrieval_report(results, ours, comparisons)
-    write_results(settings, METRIC, text, content | {"comparisons": comparisons}, encoder)
+    write_results(settings, METRIC, text, results.to_dict() | {"comparisons": differences}, encoder)
     return results
 
 
-def read_query_metrics(path: str) -> QueryMetrics:
-    """Read the retrieval metrics of each query from the JSON file of `eval retrieval --json`.
+def read_evaluated(path: str) -> EvaluatedModel:
+    """Read an evaluated model from the JSON file of `eval retrieval --json`.
 
     Raises:
         FileNotFoundError: if the file does not exist.
         ValueError: if the file is damaged or has other content.
     """
-
-    def parse(content: Any) -> QueryMetrics:
-        return QueryMetrics.of(f"{content['model']} ({path})", EncoderFacts(**content["encoder"]), content)
-
-    return read_results(path, parse)
+    return read_results(path, lambda content: EvaluatedModel.of(f"{content['model']} ({path})", content))
 
 
-def compare_queries(ours: QueryMetrics, theirs: QueryMetrics) -> RetrievalComparison:
+def compare_queries(ours: EvaluatedModel, theirs: EvaluatedModel) -> RetrievalComparison:
     """Compare the retrieval metrics of two models on all tasks of `ours`, on the same bootstrap resamples of queries.
 
     Differences are `ours` minus `theirs`.
@@ -379,112 +368,69 @@ def compare_queries(ours: QueryMetrics, theirs: QueryMetrics) -> RetrievalCompar
     Raises:
         ValueError: if `theirs` lacks a task, or has other queries, candidates, grades or metrics in a task.
     """
-    differences: dict[str, dict[str, Difference]] = {}
+    differences = {}
     for name, values in ours.values.items():
         if theirs.digests.get(name) != ours.digests[name] or theirs.values[name].keys() != values.keys():
-            problem = f"other queries, candidates, grades or metrics of task {name!r}"
-            if name not in theirs.digests:
-                problem = f"{', '.join(theirs.digests)}, not on {name}"
             raise ValueError(
-                f"--against: {theirs.model} was evaluated on {problem}. Evaluate both models on the same files with the same "
-                "flags."
+                f"--against: {theirs.name} was evaluated on {', '.join(theirs.digests)}; expected also {name} with the same "
+                "queries, candidates and grades. Evaluate both models on the same files with the same flags."
             )
         differences[name] = {
-            metric: mean_difference(our_values, theirs.values[name][metric], stream=name)
-            for metric, our_values in values.items()
+            metric: mean_difference(of_queries, theirs.values[name][metric], stream=name)
+            for metric, of_queries in values.items()
         }
-    return RetrievalComparison(theirs.model, theirs.encoder, differences, theirs.dimensions, theirs.texts_per_second)
+    return RetrievalComparison(theirs, differences)
 
 
 # ---------------------------------------------------------------------------------------------------------- report
 
 
 def retrieval_report(
-    results: RetrievalResults, ours: QueryMetrics, comparisons: Sequence[RetrievalComparison] = ()
+    results: RetrievalResults, ours: EvaluatedModel, comparisons: Sequence[RetrievalComparison] = ()
 ) -> str:
     """Return the Markdown report of a retrieval evaluation: a table for each task, then notes.
 
-    A table has the prompt, pooling and maximum length of the model and its metrics, and with one comparison these values
-    of the second model, and the differences. With several comparisons, a table has a row for each model.
+    A table has the facts of the model and its metrics, then these values of each compared model, and the differences.
     """
-    # General notes, and notes about the compared models.
-    tables = []
-    model, encoder = ours.model, ours.encoder
+    # Notes on the columns.
     notes = [
         "Scores × 100 of an exact search by cosine similarity. If cosines are equal, right answers are ranked last. R@k: share "
         "of the right answers of a query among the first k candidates. MRR: 1 / rank of the first right answer. MAP@100: mean "
         "precision at the ranks of the right answers. 95 %: interval, from a bootstrap over the queries.",
     ]
-    if len(comparisons) > 1:
+    if any("strict" in task.metrics for task in results.tasks.values()):
         notes.append(
-            "Difference: nDCG@10 of the first model minus nDCG@10 of the model of the row. Weights in millions; texts/s: "
-            "encoded texts per second, which depends on the machine and on its other work. If the 95 % interval of a difference "
-            "includes 0, the difference is not clear. p is two-sided and not corrected for several models."
+            "strict: share of queries whose R answers are the first R candidates; in top 5: share of queries whose answers are "
+            "all in the first five."
+        )
+    if comparisons:
+        notes.append(
+            f"Compared with {' and '.join(comparison.other.name for comparison in comparisons)}. A positive difference means "
+            f"that {ours.name} is better. If the 95 % interval of a difference includes 0, the difference is not clear. p is "
+            "two-sided and not corrected for several metrics or models. Texts per second depend on the machine and its other "
+            "work."
         )
     for comparison in comparisons:
-        if len(comparisons) == 1:
+        if comparison.other.max_length != ours.max_length:
             notes.append(
-                f"Compared with {comparison.other}. A positive difference means that {model} is better. If the 95 % interval "
-                "of a difference includes 0, the difference is not clear. p is two-sided and not corrected for several metrics."
+                f"{comparison.other.name} truncates texts at {comparison.other.max_length} tokens, this model at "
+                f"{ours.max_length}, which can change scores as much as training: set --max-length."
             )
-        if comparison.encoder.max_length != encoder.max_length:
-            notes.append(
-                f"{comparison.other} truncates texts at {comparison.encoder.max_length} tokens, this model at "
-                f"{encoder.max_length}, which can change scores as much as training: set --max-length."
-            )
-    # A table for each task, and notes about the task.
+    # A table for each task, with four columns for each compared model.
+    tables = []
     for task in results.tasks.values():
-        header: list[str] = [task.label, short_name(model), "95 %"]
-        rows: list[list[object]] = [[name, value, None] for name, value in encoder.columns().items()]
+        header = [task.label, short_name(ours.name), "95 %"]
+        rows: list[list[object]] = [[label, fact, None] for label, fact in ours.facts.items()]
         rows += [[name, metric.value, metric.interval] for name, metric in task.metrics.items()]
-        if len(comparisons) == 1:
-            (comparison,) = comparisons
-            header += [short_name(comparison.other), "difference", "95 %", "p"]
-            others: list[list[object]] = [[value, None, None, None] for value in comparison.encoder.columns().values()]
-            others += map(difference_cells, comparison.tasks[task.name].values())
-            rows = [[*row, *their_cells] for row, their_cells in zip(rows, others, strict=True)]
-        if len(comparisons) > 1:
-            header, rows = _model_rows(task, ours, comparisons)
+        for comparison in comparisons:
+            header += [short_name(comparison.other.name), "difference", "95 %", "p"]
+            cells: list[list[object]] = [[fact, None, None, None] for fact in comparison.other.facts.values()]
+            cells += map(difference_cells, comparison.tasks[task.name].values())
+            rows = [[*row, *of_other] for row, of_other in zip(rows, cells, strict=True)]
         tables.append(table(header, rows, words=1))
         notes.append(
             f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; "
-            + (f"{task.skipped:,} queries are not compared with their own text or document; " if task.skipped else "")
-            + f"searched in {task.search_seconds:.1f} s."
+            f"{task.skipped:,} queries are not compared with their own text or document; searched in "
+            f"{task.search_seconds:.1f} s."
         )
-        if "strict" in task.metrics:
-            notes.append(
-                "strict: share of queries whose R answers are the first R candidates; in top 5: share of queries whose answers "
-                "are all in the first five."
-            )
-        if is_flickr30k(task.source):
-            published = ", ".join(f"{name} {strict}" for name, strict in PUBLISHED_STRICT.items())
-            notes.append(
-                f"Published strict accuracy (AnglE's paper, arXiv 2309.12871): {published}. There the first caption of an image "
-                "is the query, and the top 5 must be exactly its captions."
-            )
-    return report(model, tables, list(dict.fromkeys(notes)), results)
-
-
-_COMPARED = ("nDCG@10", "R@10", "MRR")
-"""Metrics in a table of several models."""
-
-
-def _model_rows(
-    task: RetrievalResult, ours: QueryMetrics, comparisons: Sequence[RetrievalComparison]
-) -> tuple[list[str], list[list[object]]]:
-    """Return header and rows of a table with a row for each model: size, speed, and metrics on a task."""
-
-    def first(model: str, encoder: EncoderFacts, dimensions: int, speed: float | None) -> list[object]:
-        millions = None if encoder.weights is None else f"{encoder.weights / 1e6:,.0f}"
-        rate = None if speed is None else f"{speed:,.0f}"
-        return [short_name(model), millions, dimensions, encoder.max_length, rate]
-
-    header = [task.label, "weights", "dimensions", "tokens", "texts/s", *_COMPARED, "difference", "95 %", "p"]
-    values = [task.metrics[name].value for name in _COMPARED]
-    rows = [[*first(ours.model, ours.encoder, ours.dimensions, ours.texts_per_second), *values, None, None, None]]
-    for comparison in comparisons:
-        differences = comparison.tasks[task.name]
-        others = [differences[name].other for name in _COMPARED]
-        start = first(comparison.other, comparison.encoder, comparison.dimensions, comparison.texts_per_second)
-        rows.append([*start, *others, *difference_cells(differences[_COMPARED[0]])[1:]])
-    return header, rows
+    return report(ours.name, tables, notes, results)

@@ -55,18 +55,12 @@ class RetrievalTask:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def is_flickr30k(source: str | Path) -> bool:
-    """Return whether a path is the file of the retrieval task in AnglE's paper, the test captions of Flickr30k."""
-    return Path(source).match("flickr30k/test_2016.jsonl.gz")
-
-
 def read_groups(path: str | Path | Source, column: str | None = None) -> RetrievalTask:
     """Read a retrieval task from a file with a list of texts in each row, such as the captions of an image.
 
     The first text of a list is a query, and its later texts are the answers. The candidates of a query are all texts in
     the file except the query itself. A list of one text adds a candidate and no query. Without `column`, the lists are
-    in the column captions, texts or set. A file flickr30k/test_2016.jsonl.gz is the task of AnglE's paper, named
-    `flickr30k`.
+    in the column captions, texts or set.
 
     Raises:
         DataError: for a malformed row, with file and line.
@@ -91,12 +85,10 @@ def read_groups(path: str | Path | Source, column: str | None = None) -> Retriev
     asked = [(group, first) for group, first in zip(groups, starts, strict=False) if len(group) > 1]
     if not asked:
         raise ValueError(f"{source.text}: expected a row with at least two texts, got none.")
-    name = label = Path(source.name).name.split(".")[0]
-    if is_flickr30k(source.name):
-        name, label = "flickr30k", "Flickr30k test captions"
+    name = Path(source.name).name.split(".")[0]
     return RetrievalTask(
         name,
-        label,
+        name,
         queries=tuple(group[0] for group, _ in asked),
         candidates=tuple(text for group in groups for text in group),
         relevant=tuple(dict.fromkeys(range(first + 1, first + len(group)), 1.0) for group, first in asked),

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from angle_llm.evaluate.bootstrap import (
     Floats,
@@ -38,14 +37,10 @@ from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
     EncoderFacts,
-    OpenEncoder,
-    Rows,
     check_names,
-    encode_distinct,
     encode_functions,
     encode_sides,
-    load_encoder,
-    run_evaluation,
+    open_encoder,
     write_results,
 )
 from angle_llm.evaluate.results import (
@@ -73,8 +68,6 @@ if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
 METRIC = "Spearman and Pearson correlation × 100 of cosine similarity; sub-tasks of a year concatenated"
-_PAIRS_AT_ONCE = 4096
-
 
 PUBLISHED = tuple(
     PublishedRow(model, dict(zip(PUBLISHED_TASKS, scores, strict=False)), average)
@@ -165,20 +158,17 @@ def evaluate(
 ) -> StsResults:
     """Evaluate an encoder on STS tasks: the correlation of cosine similarity with gold scores.
 
-    `encode` is called once, with the distinct sentences of all tasks in order of first appearance. With
-    `encode_document`, first sentences are queries and second sentences are documents, as in training. Each Spearman
-    correlation has a 95 % interval from `resamples` bootstrap resamples of the pairs; 0: no intervals.
+    `encode` is called once, with the distinct sentences of all tasks. With `encode_document`, first sentences are queries
+    and second sentences are documents, as in training. Each Spearman correlation has a 95 % interval from `resamples`
+    bootstrap resamples of the pairs; 0: no intervals.
 
     Raises:
         ValueError: for no tasks, equal task names, or if a function does not return one finite row per sentence.
     """
     check_names([task.name for task in tasks])
     pairs = [pair for task in tasks for pair in task.pairs]
-    if encode_document is None:
-        encoded = encode_distinct(encode, (text for pair in pairs for text in pair[:2]))
-    else:
-        firsts, seconds = (pair.sentence1 for pair in pairs), (pair.sentence2 for pair in pairs)
-        encoded = encode_sides(encode, encode_document, firsts, seconds)
+    firsts, seconds = (pair.sentence1 for pair in pairs), (pair.sentence2 for pair in pairs)
+    encoded = encode_sides(encode, encode_document, firsts, seconds)
     results: dict[str, StsTaskResult] = {}
     resampled: dict[str, Floats] = {}
     for task in tasks:
@@ -217,12 +207,14 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: i
 
     The resampled correlations are over all pairs of the task. `encoded` has the embeddings of the sentences.
     """
-    left_P = encoded.index(pair.sentence1 for pair in task.pairs)
-    right_P = encoded.index((pair.sentence2 for pair in task.pairs), "document")
-    gold_P = np.array([pair.score for pair in task.pairs], dtype=np.float64)
+    left_PD = unit_rows(encoded.rows(pair.sentence1 for pair in task.pairs))
+    right_PD = unit_rows(encoded.rows((pair.sentence2 for pair in task.pairs), "document"))
     subtask_P = np.array([pair.subtask for pair in task.pairs])
-    cosine_P = pair_cosines(encoded.embeddings_ND, left_P, right_P)
-    scores = PairScores(cosine_P, gold_P, subtask_P if any(subtask_P) else None)
+    scores = PairScores(
+        cosine=np.einsum("pd,pd->p", left_PD, right_PD),
+        gold=np.array([pair.score for pair in task.pairs], dtype=np.float64),
+        subtask=subtask_P if any(subtask_P) else None,
+    )
     whole, resampled_B = _correlations(scores, resamples, seed, task.name)
     subtasks = {}
     for name, part in scores.by_subtask().items():
@@ -239,19 +231,6 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: i
     return result, resampled_B
 
 
-def pair_cosines(embeddings_ND: Rows, left_P: NDArray[np.intp], right_P: NDArray[np.intp]) -> Floats:
-    """Return the cosine similarities (P,) between rows `left_P[p]` and `right_P[p]` of N embeddings, in float64.
-
-    The cosine with a zero vector is 0.
-    """
-    cosines_P = np.empty(len(left_P), dtype=np.float64)
-    for start in range(0, len(left_P), _PAIRS_AT_ONCE):  # a float64 copy of a 7B model's matrix would be gigabytes
-        chunk = slice(start, start + _PAIRS_AT_ONCE)
-        left_CD, right_CD = unit_rows(embeddings_ND[left_P[chunk]]), unit_rows(embeddings_ND[right_P[chunk]])
-        cosines_P[chunk] = np.einsum("cd,cd->c", left_CD, right_CD)
-    return cosines_P
-
-
 def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) -> tuple[Correlations, Floats]:
     """Return the correlations of scored pairs, and Spearman × 100 in each of B bootstrap resamples (B,)."""
     values = (math.nan, math.nan)
@@ -260,8 +239,9 @@ def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) ->
     try:
         values = 100 * spearman(scores.cosine, scores.gold), 100 * pearson(scores.cosine, scores.gold)
         if resamples:
-            drawn_1B = resampled_spearman([scores.cosine], scores.gold, resamples=resamples, seed=seed, stream=stream)
-            resampled_B = 100 * drawn_1B[0]
+            resampled_B = 100 * resampled_spearman(
+                scores.cosine, scores.gold, resamples=resamples, seed=seed, stream=stream
+            )
     except UndefinedCorrelationError as reason:
         undefined = f"cosines (first) and gold scores (second): {reason}"
     interval = percentile_interval(resampled_B) if resamples else None
@@ -287,7 +267,7 @@ def _mean(subtasks: dict[str, Correlations], weighted: bool) -> Correlations | N
 # --------------------------------------------------------------------------------------------------------- command
 
 
-def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder = load_encoder) -> StsResults:
+def sts_main(settings: StsEvalSettings) -> StsResults:
     """Run `angle-llm eval sts`: evaluate the model, compare it with the `--against` model, print and write the results.
 
     Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time.
@@ -308,18 +288,18 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder = load_encoder
                 f"Other sentences for the other (--variant, --edits), so not the same test: {', '.join(differ)}."
             )
 
-    def run(model: str, resamples: int) -> tuple[StsResults, EncoderFacts]:
-        def evaluate_tasks(_: Any, encode: Encode, encode_document: Encode | None) -> StsResults:
-            return evaluate(encode, tasks, encode_document=encode_document, resamples=resamples)
-
-        return run_evaluation(replace(settings, model=model), open_encoder, evaluate_tasks)
+    def evaluate_model(model: str, resamples: int) -> tuple[StsResults, EncoderFacts]:
+        encoder = open_encoder(settings, model)
+        encode, encode_document = encode_functions(encoder)
+        results = evaluate(encode, tasks, encode_document=encode_document, resamples=resamples)
+        return results, EncoderFacts.of(encoder)
 
     # Evaluate, compare, report.
-    results, encoder = run(settings.model, RESAMPLES)
+    results, encoder = evaluate_model(settings.model, RESAMPLES)
     comparison = None
     if against is not None:
         if theirs is None:
-            their_results, other_encoder = run(against, resamples=0)
+            their_results, other_encoder = evaluate_model(against, resamples=0)
             against = f"{against} ({other_encoder})"
             theirs = their_results.scores
         comparison = compare(results.scores, theirs)
@@ -352,32 +332,22 @@ def sts_report(
 ) -> str:
     """Return the Markdown report of an STS evaluation: tables, then notes that start with `remarks`.
 
-    The tables are published scores, Spearman, Pearson, sub-tasks, and differences from the second model, if
-    `comparison` is given. `model` and `other` are the names of the two models.
+    The tables are published scores, the correlations of tasks, sub-tasks and means over sub-tasks, and differences from
+    the second model, if `comparison` is given. `model` and `other` are the names of the two models.
     """
-    # Rows of the tables.
-    tasks = results.tasks.values()
-    texts = " + ".join(dict.fromkeys(task.text for task in tasks))
-    spearman = []
-    pearson = []
-    subtasks = list[list[object]]()
-    for task in tasks:
-        label = (task.label, task.text, task.pairs)
-        mean, weighted = task.mean_over_subtasks, task.weighted_mean_over_subtasks
-        spearman.append([*label, task.spearman, task.interval, mean and mean.spearman, weighted and weighted.spearman])
-        pearson.append([*label, task.pearson, mean and mean.pearson, weighted and weighted.pearson])
-        for name, part in task.subtasks.items():
-            subtasks.append([f"{task.label} · {name}", part.pairs, part.spearman, part.interval, part.pearson])
+    # Published scores, and all correlations.
+    texts = " + ".join(dict.fromkeys(task.text for task in results.tasks.values()))
+    rows: list[list[object]] = [
+        [label, task.text, part.pairs, part.spearman, part.interval, part.pearson]
+        for task in results.tasks.values()
+        for label, part in _parts(task).items()
+    ]
     if results.averaged:
-        spearman.append(["average", "", "", results.average, results.average_interval, "", ""])
-    # Tables.
+        rows.append(["average", "", "", results.average, results.average_interval, ""])
     tables = [
         published_table(results, model, PUBLISHED, texts),
-        table(["Spearman", "text", "pairs", "all", _INTERVAL, "mean", "weighted mean"], spearman, words=2),
-        table(["Pearson", "text", "pairs", "all", "mean", "weighted mean"], pearson, words=2),
+        table(["task", "text", "pairs", "Spearman", _INTERVAL, "Pearson"], rows, words=2),
     ]
-    if subtasks:
-        tables.append(table(["sub-task", "pairs", "Spearman", _INTERVAL, "Pearson"], subtasks, words=1))
     notes = [*remarks, *_notes(results)]
     # Differences from the compared model.
     if comparison:
@@ -392,12 +362,21 @@ def sts_report(
         header = ["compared", "pairs", "this model", "the other", "difference", _INTERVAL, "p"]
         tables.append(table(header, rows, words=1))
         notes.append(
-            f"The other: {other}. Difference: this model minus the other, both on the same {comparison.resamples:,} "
-            "bootstrap resamples; p: two-sided, from these resamples, not corrected for the number of rows."
+            f"The other: {other}. Difference: this model minus the other, both on the same bootstrap resamples; p: "
+            "two-sided, from these resamples, not corrected for the number of rows."
         )
         if comparison.left_out:
             notes.append(f"Not compared, evaluated for only one of the models: {', '.join(comparison.left_out)}.")
     return report(model, tables, notes, results)
+
+
+def _parts(task: StsTaskResult) -> dict[str, Correlations]:
+    """Return the correlations of a task, of its sub-tasks, and means over its sub-tasks, by their label in the report."""
+    parts = {task.label: task, **{f"{task.label} · {name}": part for name, part in task.subtasks.items()}}
+    if task.mean_over_subtasks and task.weighted_mean_over_subtasks:
+        parts[f"{task.label}, mean"] = task.mean_over_subtasks
+        parts[f"{task.label}, weighted mean"] = task.weighted_mean_over_subtasks
+    return parts
 
 
 def _notes(results: StsResults) -> list[str]:
@@ -405,34 +384,24 @@ def _notes(results: StsResults) -> list[str]:
     # How to read the tables.
     tasks = results.tasks.values()
     notes = [
-        "Correlation × 100 of cosine similarity with the gold scores. The first table has Spearman over all pairs."
+        "Correlation × 100 of cosine similarity with the gold scores, over all pairs of a task as in the published rows. "
+        "Mean and weighted mean (by pairs) are over the sub-tasks; some papers report a mean. Intervals: percentile "
+        "bootstrap over pairs; they do not cover another training seed."
     ]
-    if any(task.subtasks for task in tasks):
-        notes.append(
-            "`all`: one correlation over the pairs of all sub-tasks, as in the published rows. `mean`: mean of "
-            "the correlations of the sub-tasks; `weighted mean`: weighted by pairs. Some papers report a mean instead of `all`."
-        )
-    if any(task.interval is not None for task in tasks):
-        notes.append("Intervals: percentile bootstrap over pairs; they do not cover another training seed.")
     # Texts of the tasks.
     for variant, edits in dict.fromkeys((task.variant, task.edits) for task in tasks):
         also = f", {_EDITS_MEANING}" if edits else ""
         notes.append(f"Text `{variant}{', edited' if edits else ''}`: {_VARIANT_MEANING[variant]}{also}.")
     if results.averaged:
-        notes.append("Published rows: SentEval's text (`senteval`), with the edits for prompted models.")
-        unpublished = [
-            results.tasks[name].label for name in results.averaged if results.tasks[name].variant != "senteval"
-        ]
-        if unpublished:
-            notes.append(
-                f"Different text than the published rows, so not directly comparable: {', '.join(unpublished)}."
-            )
+        notes.append(
+            "Published rows: SentEval's text (`senteval`), with the edits for prompted models. Scores on other texts are "
+            "not directly comparable."
+        )
     # Numbers of pairs, and correlations that are undefined.
     for task in tasks:
         if task.official_pairs not in (None, task.pairs):
             notes.append(f"{task.label}: {task.pairs:,} pairs here, {task.official_pairs:,} in the published task.")
-        parts = {task.label: task, **{f"{task.label}, {name}": part for name, part in task.subtasks.items()}}
-        for label, part in parts.items():
+        for label, part in _parts(task).items():
             if part.undefined:
                 notes.append(f"{label}: undefined correlation: {part.undefined}.")
             elif part.interval and math.isnan(part.interval.low):

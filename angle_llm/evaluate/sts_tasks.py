@@ -201,15 +201,7 @@ def read_pairs(path: str | Path | Source, columns: Mapping[str, str] = MappingPr
     names: Sequence[str] = COLUMNS
     if columns or not set(COLUMNS) <= set(source.columns):
         settings = CommandSource(path=source.text, format="scored_pair", columns=dict(columns))
-        try:
-            column_of = open_examples(settings, source).columns
-        except DataError as error:
-            if columns:
-                raise
-            raise DataError(
-                f"{str(error).partition(' Add `')[0]} Set --columns FIELD COLUMN (eval sts, eval/nested.py), "
-                f"or rename the columns to {', '.join(COLUMNS)}; questions with answers are for eval retrieval --pairs"
-            ) from None
+        column_of = open_examples(settings, source).columns
         names = [column_of[name] for name in ("text1", "text2", "score")]
     name = Path(str(source.path).removesuffix(".gz")).stem
     return StsTask(name, name, "file", source.text, tuple(_pairs(source, names)))
@@ -256,18 +248,10 @@ def _senteval_pairs(path: Path) -> Iterator[StsPair]:
     """Yield the scored sentence pairs of a SentEval file.
 
     Words are joined by single spaces, as in SentEval's evaluation.
-
-    Raises:
-        DataError: for capital letters in an STS file, because SentEval's script did not prepare its text.
     """
     is_year, is_sick = path.name.startswith("STS.input."), path.parent.name == "SICK"
     for pair in _pairs(evaluation_source(path), _SICK_COLUMNS if is_sick else COLUMNS):
         first, second = (" ".join(sentence.split()) for sentence in pair[:2])
-        if not is_sick and (first + second) != (first + second).lower():
-            raise DataError(
-                f"{path}: expected SentEval's lower-cased text, got {first!r}, {second!r}. Run SentEval's script, or put the "
-                "sentences into this project's layout (sts/sts12.test.tsv, …) as raw text."
-            )
         subtask = path.stem.removeprefix("STS.input.") if is_year else " ".join(pair.subtask.split())
         yield StsPair(first, second, pair.score, subtask)
 

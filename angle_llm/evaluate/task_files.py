@@ -55,40 +55,30 @@ def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str])
     """
     complete = next(filter(is_complete, layouts), None)
     if complete is None:
-        expected = " or ".join(
-            f"{', '.join(map(str, files))} (missing: {', '.join(str(path) for path in files if not path.is_file())})"
-            for files in layouts
-        )
+        missing = [str(path) for files in layouts for path in files if not path.is_file()]
         raise FileNotFoundError(
-            f"task {task}: expected {expected}. Tasks in this directory: {', '.join(present) or 'none'}."
+            f"task {task}: missing files: {', '.join(missing)}. Tasks in this directory: {', '.join(present) or 'none'}."
         )
     return complete
 
 
 def unique_names(names: Sequence[str], sources: Sequence[Source | None]) -> list[str]:
-    """Make task names unique by adding the shortest possible folder prefixes, such as stsb/test and sick/test.
+    """Make task names unique: equal names get their folders as prefixes, such as stsb/test and sick/test.
 
     `sources` has the source of each task; None: a task without a file of its own. Lone surrogates, of file names that
     are not UTF-8, are escaped, because results with them cannot be stored.
 
     Raises:
-        SettingsError: if two tasks have equal names in equal folders, or there is no task.
+        SettingsError: if two tasks have equal names in folders with equal names.
     """
-    unique = list(names)
-    for name in set(names):
-        equal = [index for index, second in enumerate(names) if second == name]
-        parts = [() if (source := sources[index]) is None else source.folder.parts for index in equal]
-        for count in range(max(map(len, parts)) + 1):
-            prefixes = [folder[len(folder) - count :] for folder in parts]
-            if len(set(prefixes)) == len(equal):
-                for index, prefix in zip(equal, prefixes, strict=True):
-                    unique[index] = Path(*prefix, name).as_posix()
-                break
-        else:
-            texts = [name if (source := sources[index]) is None else source.text for index in equal]
-            raise SettingsError(
-                f"expected tasks with unique names, got {name} for {' and '.join(texts)}. Rename a file or folder."
-            )
+    unique = [
+        name if source is None or names.count(name) == 1 else f"{source.folder.name}/{name}"
+        for name, source in zip(names, sources, strict=True)
+    ]
+    if repeated := {name for name in unique if unique.count(name) > 1}:
+        raise SettingsError(
+            f"expected tasks with unique names, got {', '.join(sorted(repeated))} more than once. Rename a file or folder."
+        )
     return list(map(printable, unique))
 
 

@@ -195,7 +195,7 @@ class StsEvalSettings(StsTaskSettings):
 
 @settings_class
 class RetrievalSettings(RowSettings, EvalSettings):
-    """Exact retrieval by cosine similarity: BEIR folders, questions with answers, lists of texts, Flickr30k captions.
+    """Exact retrieval by cosine similarity: BEIR folders, questions with answers, lists of texts.
 
     Intervals cover the choice of queries, not the training seed. --against compares models query by query.
     Truncation changes scores: compare models at the same --max-length.
@@ -216,8 +216,7 @@ class RetrievalSettings(RowSettings, EvalSettings):
 
     groups: tuple[Path, ...] = ()
     """Files with a list of texts in each row. The first text is a query, and the other texts are its answers.
-    Candidates are all texts in the file. For DATA/flickr30k/test_2016.jsonl.gz, the report has AnglE's published scores
-    too."""
+    Candidates are all texts in the file."""
 
     column: str | None = None
     """Column with the lists of --groups, or with the texts of --corpus. None: captions, texts or set for --groups; text
@@ -225,8 +224,7 @@ class RetrievalSettings(RowSettings, EvalSettings):
 
     against: tuple[str, ...] = ()
     """Compare with other models, query by query: differences with 95 % interval and p-value. A value is a model, opened
-    with the same flags (prompt, pooling, …), or a .json file written by --json. Two or more models: one table with the size
-    and speed of all models."""
+    with the same flags (prompt, pooling, …), or a .json file written by --json."""
 
     def __post_init__(self) -> None:
         for name, default in (vars(RowSettings()) | {"corpus": None}).items():

@@ -159,7 +159,7 @@ def _retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, sco
 def _retrieval_task(source: str, data_dir: Path) -> RetrievalTask:
     """Read flickr30k, a BEIR folder or a file of groups as a retrieval task."""
     if source == "flickr30k":
-        return read_groups(data_dir / "flickr30k/test_2016.jsonl.gz")
+        return replace(read_groups(data_dir / "flickr30k/test_2016.jsonl.gz"), name="flickr30k")
     opened = evaluation_source(source)
     return read_beir(opened) if opened.kind == "beir" else read_groups(opened)
 

@@ -11,7 +11,7 @@ from angle_llm.evaluate import Interval, PairScores, compare, spearman
 from angle_llm.evaluate.bootstrap import (
     Difference,
     PairedDifferences,
-    _counts,
+    _draws,
     mean_interval,
     percentile_interval,
     resampled_spearman,
@@ -19,30 +19,25 @@ from angle_llm.evaluate.bootstrap import (
 )
 
 
-def counts(size: int, resamples: int, seed: int, stream: str) -> np.ndarray:
-    return np.concatenate(list(_counts(size, resamples, seed, stream)), axis=1).astype(int)
+def draws(size: int, resamples: int, seed: int, stream: str) -> np.ndarray:
+    return np.concatenate(list(_draws(size, resamples, seed, stream)))
 
 
 @pytest.mark.parametrize("kinds", [3, 12, 1000])
 def test_each_resample_equals_scipy_on_the_drawn_items(kinds: int) -> None:
     """Few distinct values: many ties. 300 resamples: more than two blocks."""
     rng = np.random.default_rng(kinds)
-    gold, one, two = rng.integers(0, 6, 50), rng.integers(0, kinds, 50), rng.standard_normal(50)
-    drawn_PB = counts(50, 300, 7, "sts12")
-    assert (drawn_PB.sum(axis=0) == 50).all()
-
-    spearman_2B = resampled_spearman([one, two], gold, resamples=300, seed=7, stream="sts12")
-
-    assert spearman_2B.shape == (2, 300)
-    for resample, drawn in enumerate(drawn_PB.T):
-        for scores, value in zip((one, two), spearman_2B[:, resample], strict=True):
-            slow = stats.spearmanr(np.repeat(scores, drawn), np.repeat(gold, drawn)).statistic
-            assert value == pytest.approx(slow, abs=1e-12)  # rounding of a sum of 50 products
+    gold, scores = rng.integers(0, 6, 50), rng.integers(0, kinds, 50)
+    values = resampled_spearman(scores, gold, resamples=300, seed=7, stream="sts12")
+    assert values.shape == (300,)
+    for value, drawn in zip(values, draws(50, 300, 7, "sts12"), strict=True):
+        slow = stats.spearmanr(scores[drawn], gold[drawn]).statistic
+        assert value == pytest.approx(slow, abs=1e-12)  # rounding of a sum of 50 products
 
 
 def test_interval_of_a_mean_equals_that_of_means_of_drawn_items() -> None:
     values = np.random.default_rng(0).standard_normal(40)
-    means = [np.repeat(values, drawn).mean() for drawn in counts(40, 200, 1, "accuracy").T]
+    means = [values[drawn].mean() for drawn in draws(40, 200, 1, "accuracy")]
     found = mean_interval(values, resamples=200, seed=1, stream="accuracy")
     assert vars(found) == pytest.approx(vars(percentile_interval(means)), abs=1e-13)
 
@@ -50,9 +45,8 @@ def test_interval_of_a_mean_equals_that_of_means_of_drawn_items() -> None:
 def correlated(seed: int) -> float:
     """Coverage of one interval of Spearman: normal pairs of correlation ρ have a rank correlation of 6/π · asin(ρ/2)."""
     x, noise = np.random.default_rng(seed).standard_normal((2, 200))
-    interval = percentile_interval(
-        resampled_spearman([x], 0.7 * x + math.sqrt(0.51) * noise, resamples=200, seed=seed)[0]
-    )
+    y = 0.7 * x + math.sqrt(0.51) * noise
+    interval = percentile_interval(resampled_spearman(x, y, resamples=200, seed=seed))
     return interval.low <= 6 / math.pi * math.asin(0.7 / 2) <= interval.high
 
 
@@ -69,12 +63,12 @@ def test_coverage_of_intervals_is_95_percent(covers: Callable[[int], float]) -> 
 
 def test_interval_is_nan_if_a_resample_is_undefined() -> None:
     """With three pairs some resamples draw one pair three times."""
-    values = resampled_spearman([[1.0, 2.0, 3.0]], [1.0, 2.0, 3.0], resamples=100)[0]
+    values = resampled_spearman([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], resamples=100)
     assert np.isnan(values).any()
     assert math.isnan(percentile_interval(values).low)
     assert math.isnan(percentile_interval(values).high)
     assert math.isnan(two_sided_p(values))
-    assert np.isnan(resampled_spearman([[2.0, 2.0]], [0.0, 1.0], resamples=10)).all()
+    assert np.isnan(resampled_spearman([2.0, 2.0], [0.0, 1.0], resamples=10)).all()
     assert math.isnan(mean_interval([1.0, math.nan], resamples=50).low)
 
 
@@ -122,7 +116,7 @@ def test_paired_interval_is_shorter_than_that_of_one_model() -> None:
     assert 0 < one.interval.low < one.difference < one.interval.high
     assert one.p_value < 0.01
     # Without pairing, even the interval of one model is longer.
-    alone = percentile_interval(100 * resampled_spearman([better.cosine], better.gold)[0])
+    alone = percentile_interval(100 * resampled_spearman(better.cosine, better.gold))
     assert one.interval.high - one.interval.low < 0.7 * (alone.high - alone.low)
 
 
@@ -135,7 +129,6 @@ def test_average_is_over_common_published_tasks() -> None:
     comparison = compare(ours, theirs)
 
     assert list(comparison.tasks) == ["sts12", "stsb", "mine"]
-    assert comparison.averaged == ("sts12", "stsb")
     assert comparison.left_out == ("sickr", "sts16")
     average, tasks = comparison.average, comparison.tasks
     assert average.items == 600
@@ -178,7 +171,7 @@ def test_undefined_correlation_gives_nan_differences() -> None:
 def test_different_pairs_cannot_be_compared() -> None:
     one, two = models(4, 50, (1.0, 1.0))
     for other in (PairScores(two.cosine, two.gold[::-1]), PairScores(two.cosine[1:], two.gold[1:])):
-        with pytest.raises(ValueError, match=rf"stsb.*50 and {len(other.gold)}"):
+        with pytest.raises(ValueError, match=r"stsb.*different pairs"):
             compare({"stsb": one}, {"stsb": other})
     with pytest.raises(ValueError, match=r"stsb.*sickr"):
         compare({"stsb": one}, {"sickr": two})

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from evaluate_samples import opens
 from tiny import tiny_encoder
 
 from angle_llm.evaluate import StsPair, StsTask, evaluate
@@ -193,11 +194,12 @@ def test_the_command_measures_prints_and_writes(
     settings = MtebSettings(
         model="tiny", tasks=("OurPairs",), prompts={"STS": "plain"}, json=tmp_path / "o.json", output=tmp_path / "mteb"
     )
-    [score] = mteb_main(settings, lambda path, /, **options: tiny_encoder("llama"))
+    opens(monkeypatch, lambda path, /, **options: tiny_encoder("llama"))
+    [score] = mteb_main(settings)
     printed = capsys.readouterr().out
     assert f"{score.score:.2f}" in printed
     assert "local/tiny" in printed
     assert json.loads((tmp_path / "o.json").read_text())["scores"][0]["score"] == score.score
     assert [path.name for path in (tmp_path / "mteb").rglob("OurPairs.json")] == ["OurPairs.json"]
     with pytest.raises(ValueError, match=r"--tasks.*'STSBenchmrk'"):
-        mteb_main(MtebSettings(model="tiny", tasks=("STSBenchmrk",)), lambda path, /, **options: tiny_encoder("llama"))
+        mteb_main(MtebSettings(model="tiny", tasks=("STSBenchmrk",)))

@@ -4,7 +4,7 @@ from typing import Any
 
 import nested
 import pytest
-from evaluate_samples import rows_of
+from evaluate_samples import opens, rows_of
 from nested import NestedEvalSettings, halves, nested_main, quality_curve
 from tiny import tiny_encoder
 
@@ -61,9 +61,10 @@ def test_dimensions_are_halved_down_to_eight() -> None:
     assert halves(64) == [8, 16, 32]
 
 
-def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     settings = NestedEvalSettings(model="tiny", tasks=(PAIRS,), layers=(1,), dimensions=(16,))
-    points = nested_main(settings, lambda path, /, **options: tiny_encoder("bert"))
+    opens(monkeypatch, lambda path, /, **options: tiny_encoder("bert"))
+    points = nested_main(settings)
     rows = rows_of(capsys.readouterr().out)
     assert rows["layers \\ dimensions"] == ["16", "32"]
     assert rows["1"] == [f"{point.mean:.2f}" for point in points[:2]]

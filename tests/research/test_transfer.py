@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluate_samples import Words, parsed, write
+from evaluate_samples import Words, opens, parsed, write
 from transfer import (
     FeaturesAndLabels,
     Fitter,
@@ -183,25 +183,29 @@ def test_invalid_settings_are_refused(settings: dict[str, int], named: str) -> N
         evaluate_transfer(hashed_words, [task], **settings)  # type: ignore[arg-type]
 
 
-def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reads_measures_prints_and_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = [f"{row.text}\t{row.label}\n" for row in noisy_task().splits["all"]]
     for split, rows in {"train": lines[:60], "test": lines[60:]}.items():
         write(tmp_path / f"transfer/trec.{split}.tsv", "text\tcoarse\n" + "".join(rows))
     files = ["--data-dir", tmp_path, "--json", tmp_path / "o.json"]
     settings: Any = parsed(TransferSettings, "--model", "some/model", *files)
-    results = transfer_main(settings, lambda path, /, **options: Words())
+    opens(monkeypatch, Words)
+    results = transfer_main(settings)
     content = json.loads((tmp_path / "o.json").read_text())
     assert content["average"] == {"tasks": ["trec"], "accuracy": results.average, "interval": None}
     assert content["tasks"]["trec"]["interval"]["low"] < content["tasks"]["trec"]["accuracy"]
     with pytest.raises(FileNotFoundError, match=r"--data-dir.*transfer"):
-        transfer_main(TransferSettings(model="m", data_dir=tmp_path / "transfer"), lambda path, /, **options: Words())
+        transfer_main(TransferSettings(model="m", data_dir=tmp_path / "transfer"))
 
 
-def test_two_prompts_need_the_side(tmp_path: Path) -> None:
+def test_two_prompts_need_the_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class TwoSides(Words):
         prompts = SidePrompts(PromptTemplate("q", "Q: {text}"), PromptTemplate("d", "D: {text}"))
 
     write(tmp_path / "transfer/cr.tsv", "text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(20)))
     settings = TransferSettings(model="m", data_dir=tmp_path, tasks=("cr",))
+    opens(monkeypatch, TwoSides)
     with pytest.raises(ValueError, match="--as"):
-        transfer_main(settings, lambda path, /, **options: TwoSides())
+        transfer_main(settings)

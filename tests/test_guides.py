@@ -116,6 +116,7 @@ def test_the_guide_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "asked.txt").write_text("where is my order\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    base = str(save_tiny_base("bert", tmp_path / "base"))
 
     def write(message: str) -> str:
         noun = next(word for word in message.partition("Document:")[2].split() if word in nouns)
@@ -129,7 +130,9 @@ def test_the_guide_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cli.run(questions[1:])
     assert "where is my order" in json.loads(server.requests[0].body)["messages"][0]["content"]
     domain_search.main(
-        parse_settings(domain_search.STARTER, [*own[2:], "--model.max-length", "32", "--negatives", "0"])
+        parse_settings(
+            domain_search.STARTER, [*own[2:], "--model.path", base, "--model.max-length", "100", "--negatives", "0"]
+        )
     )
     assert (tmp_path / "runs/own/report.html").is_file()
     assert (tmp_path / serve[2].replace("search", "own") / "angle_llm.json").is_file()

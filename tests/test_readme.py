@@ -78,6 +78,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+LAUNCHED = re.compile("accelerate launch .*recipes/")
+"""Commands for `make test-all`: a test of the wheel launches a recipe too."""
 NEEDS = {"sentence-transformers": "sentence_transformers", "eval/transfer.py": "sklearn"}
 """Words of a command → optional package that it needs."""
 
@@ -85,7 +87,13 @@ NEEDS = {"sentence-transformers": "sentence_transformers", "eval/transfer.py": "
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(line, marks=[pytest.mark.needs(NEEDS[words]) for words in NEEDS if words in line])
+        pytest.param(
+            line,
+            marks=[
+                *(pytest.mark.needs(NEEDS[words]) for words in NEEDS if words in line),
+                *([pytest.mark.slow] if LAUNCHED.match(line) else []),
+            ],
+        )
         for line in RUNNING
     ],
 )

@@ -175,6 +175,7 @@ def test_documents_without_title_are_refused(tmp_path: Path) -> None:
         read_documents(str(tmp_path / "documents.jsonl"))
 
 
+@pytest.mark.slow  # loads a real model ten times; `test_guides` runs these stages with a tiny one
 @pytest.mark.needs("bm25s", "openai", "py3langid", "semantic_text_splitter")
 def test_a_language_model_writes_the_questions(
     settings: DomainSearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

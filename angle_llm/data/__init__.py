@@ -13,7 +13,6 @@ corpus      read the texts of one column
 positives   collect queries with positives and candidates, for mining and scoring
 keys        compare texts, exactly or without case, spacing and punctuation
 leakage     find repeated and contradicting rows, and rows of evaluation sets
-quality     check a data file and write a cleaned copy
 """
 
 from angle_llm.data.formats import DataError, Example, Group, PositivePair, ScoredPair, Triple

@@ -297,9 +297,9 @@ def _sources_in(folder: Path, skipped: list[str]) -> list[tuple[str, str]]:
     The names of skipped files and splits are appended to `skipped`. BEIR folders come first.
     """
     judged = sorted(qrels.parent for qrels in folder.rglob(QRELS) if qrels.is_dir())
-    splits = {f"{beir.name}@{split}": f"{beir}@{split}" for beir in judged for split in splits_of(beir)}
-    tested_splits = {
-        name: path for name, path in splits.items() if not _words(name.rpartition("@")[2]) & _TRAINING_WORDS
+    splits = [(beir, split) for beir in judged for split in splits_of(beir)]
+    chosen = {
+        f"{beir.name}@{split}": f"{beir}@{split}" for beir, split in splits if not _words(split) & _TRAINING_WORDS
     }
     files = {
         str(file.relative_to(folder)): str(file)
@@ -310,8 +310,9 @@ def _sources_in(folder: Path, skipped: list[str]) -> list[tuple[str, str]]:
     }
     not_training = {name: file for name, file in files.items() if not _words(name) & _TRAINING_WORDS}
     tested_files = {name: file for name, file in not_training.items() if _words(name) & _EVALUATION_WORDS}
-    chosen = tested_splits | (tested_files or not_training)
-    skipped += [f"{name} (because of its name)" for name in splits | files if name not in chosen]
+    chosen |= tested_files or not_training
+    names = [*(f"{beir.name}@{split}" for beir, split in splits), *files]
+    skipped += [f"{name} (because of its name)" for name in names if name not in chosen]
     return list(chosen.items())
 
 

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,8 @@ from angle_llm.settings.parsing import check_new_folder, flags_of
 from angle_llm.settings.train import DataSource, ModelSettings
 
 if TYPE_CHECKING:
-    from angle_llm.data.quality import FileReport
-    from angle_llm.model.source.resolve import ModelSource
-    from angle_llm.model.source.tokenizer import SentenceTokenizer, SideTokenizers
+    from angle_llm.tools.quality import FileReport, TokenCounter
 
-_HEAD, _TAIL = 48, 16
-"""Number of printed tokens at the start and end of a long text."""
-_NO_LIMIT = 1 << 30
-"""Maximum length in tokens that no text exceeds."""
 
 RECOMMENDED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("recommended.yaml").read_text(encoding="utf-8"))
 """Content of recommended.yaml: training settings by kind of model, and settings of the objective by data format."""
@@ -96,8 +89,8 @@ def check_data(settings: CheckSettings) -> CheckResult:
             `--fix` folder cannot be used. Errors of a data file are in its report instead.
     """
     from angle_llm.data.leakage import read_evaluation_sets
-    from angle_llm.data.quality import check_files, write_fixed
     from angle_llm.io import write_folder
+    from angle_llm.tools.quality import check_files, open_tokens, write_fixed
 
     # Reports of all files.
     if settings.fix is not None:
@@ -114,7 +107,7 @@ def check_data(settings: CheckSettings) -> CheckResult:
     if settings.fix is not None and readable:
         out = settings.fix
         write_folder(out, lambda folder: fixed.extend(write_fixed(readable, folder, out)))
-    # Training commands, with the cleaned copies. Training reads UTF-8 only; single texts are for pretraining.
+    # Training commands, with the cleaned copies. Training reads UTF-8 only, and no single texts.
     kind = "" if tokens is None else _model_kind(model, tokens)
     paths = [copy["cleaned"] for copy in fixed] or [source.path for source, _ in readable]
     for path, (source, report) in zip(paths, readable, strict=True):
@@ -176,76 +169,3 @@ def _train_flags(
     settings = {**settings, "model": model_flags, "data": data, "objective": objective}
     first = [name for name in ("model", "lora", "optimizer", "data", "objective") if name in settings]
     return shlex.join(flags_of({name: settings[name] for name in [*first, *settings]}))
-
-
-@dataclass(frozen=True)
-class TokenCounter:
-    """Counts and prints the tokens of texts with a model's tokenizers, prompts and pooling, without its weights."""
-
-    source: ModelSource
-    tokenizers: SideTokenizers
-    pooling: str
-    max_length: int
-
-    @property
-    def two_prompts(self) -> bool:
-        """Whether queries and documents have different prompts."""
-        return self.tokenizers.prompts.differ
-
-    def lengths(self, texts: list[str]) -> list[int | str]:
-        """Return the number of tokens of each text, before truncation, or the error message if a text has no tokens.
-
-        If queries and documents have different prompts, the larger number of tokens is returned.
-        """
-        try:
-            sides = [[len(ids) for ids in tokenize(texts)] for tokenize in self._unlimited.distinct]
-        except ValueError as error:
-            if len(texts) > 1:
-                return [self.lengths([text])[0] for text in texts]
-            return [str(error).replace(str(_NO_LIMIT), str(self.max_length))]
-        return [max(lengths) for lengths in zip(*sides, strict=True)]
-
-    @cached_property
-    def _unlimited(self) -> SideTokenizers:
-        """Tokenizers of queries and documents, without truncation."""
-        return type(self.tokenizers).of(self.tokenizers.query.tokenizer, self.tokenizers.prompts, _NO_LIMIT)
-
-    def render(self, text: str) -> str:
-        """Return the tokens of a text with its prompt as one line, separated by bars, with the pooled token in ⟦ ⟧.
-
-        If queries and documents have different prompts, the line contains the tokens with both prompts.
-        """
-        shown = [self._render(tokenize, text) for tokenize in self.tokenizers.distinct]
-        return shown[0] if len(shown) == 1 else f"query: {shown[0]}  document: {shown[1]}"
-
-    def _render(self, tokenize: SentenceTokenizer, text: str) -> str:
-        """Return the tokens of a text with its prompt, separated by bars; the middle of a long text is omitted."""
-        from angle_llm.data.keys import printable
-
-        (ids,) = tokenize([text])
-        tokens = [tokenize.tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in ids]
-        tokens = [printable(token).replace("\n", "\\n").replace("\r", "\\r") for token in tokens]
-        if (pooled := {"last": -1, "cls": 0}.get(self.pooling)) is not None:
-            tokens[pooled] = f"⟦{tokens[pooled]}⟧"
-        if len(tokens) > _HEAD + _TAIL:
-            tokens[_HEAD:-_TAIL] = [f" … {len(tokens) - _HEAD - _TAIL:,} tokens … "]
-        return "|".join(tokens)
-
-
-def open_tokens(settings: ModelSettings) -> TokenCounter:
-    """Open the tokenizer of a saved encoder or base model as a token counter. Raises the errors of opening the model."""
-    from angle_llm.model.meta_model import tiny_encoder_copy
-    from angle_llm.model.source.backbone import load_tokenizer
-    from angle_llm.model.source.resolve import resolve_model
-    from angle_llm.model.source.tokenizer import SideTokenizers
-    from angle_llm.prompts import load_prompts
-
-    source = resolve_model(settings.path)
-    if source.card is None:
-        encoder, _ = tiny_encoder_copy(source, settings)
-        return TokenCounter(source, encoder.tokenizers, encoder.pooling, encoder.max_length)
-    prompts = source.card.prompt if settings.prompt is None else load_prompts(settings.prompt)
-    length = settings.max_length or source.card.max_length
-    pooling = settings.pooling or source.card.pooling
-    tokenizers = SideTokenizers.of(load_tokenizer(source.location, source.revision), prompts, length)
-    return TokenCounter(source, tokenizers, pooling, length)

@@ -29,8 +29,8 @@ def split_main(settings: SplitSettings) -> None:
     """
     from angle_llm.data.examples import open_examples
     from angle_llm.data.formats import DataError, pairs_of, texts_of
-    from angle_llm.data.quality import json_row
     from angle_llm.io import write_folder
+    from angle_llm.tools.quality import json_row
 
     # Read the rows.
     reading = open_examples(settings.source_of(settings.file, encoding=settings.encoding))

@@ -17,11 +17,11 @@ from angle_llm.data import DataError, Group, PositivePair, ScoredPair, Triple
 from angle_llm.data.corpus import Corpus
 from angle_llm.data.examples import load_examples, open_examples
 from angle_llm.data.files.file_types import BadRow
-from angle_llm.data.quality import check_files, write_fixed
 from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.sts_tasks import read_pairs
 from angle_llm.settings.rows import CommandSource
 from angle_llm.settings.train import DataSource
+from angle_llm.tools.quality import check_files, write_fixed
 
 Rows = list[dict[str, Any]]
 

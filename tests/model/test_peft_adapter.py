@@ -19,7 +19,7 @@ from angle_llm import SentenceEncoder
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.run import resolve_models
 from angle_llm.settings.train import LoraSettings, ModelSettings, TrainSettings
-from angle_llm.tools.check import open_tokens
+from angle_llm.tools.quality import open_tokens
 
 TEXTS = ["A man is eating.", 'Someone says "no", then eats.', "Where is it?", "hello"]
 PROMPT = "summarize_one_word"

@@ -28,7 +28,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,7 +38,11 @@ from angle_llm.data.keys import printable
 from angle_llm.data.leakage import SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
 from angle_llm.data.sources import STARTER, BadRow, Row
 from angle_llm.io import plain
-from angle_llm.settings.train import DataSource
+from angle_llm.settings.train import DataSource, ModelSettings
+
+if TYPE_CHECKING:
+    from angle_llm.model.source.resolve import ModelSource
+    from angle_llm.model.source.tokenizer import SideTokenizers
 
 _MAX_LABELS = 12
 """Maximum number of distinct scores that the report counts by value; more distinct scores are counted in five bins."""
@@ -56,24 +60,10 @@ _SAMPLE_TEXTS = 5
 """Number of texts whose tokens the report prints."""
 _BATCH = 1024
 """Number of texts that are tokenized at a time."""
-
-
-class Tokens(Protocol):
-    """Interface to the tokenizer of an encoder: numbers of tokens, and tokens as text."""
-
-    @property
-    def max_length(self) -> int:
-        """Maximum number of tokens of a text; longer texts are cut."""
-
-    @property
-    def two_prompts(self) -> bool:
-        """Whether queries and documents have different prompts, so that a text has two embeddings."""
-
-    def lengths(self, texts: list[str]) -> list[int | str]:
-        """Return the number of tokens of each text before truncation; for a text without tokens an error message."""
-
-    def render(self, text: str) -> str:
-        """Return the tokens of a text as a string, separated by |, for the report."""
+_HEAD, _TAIL = 48, 16
+"""Number of printed tokens at the start and end of a long text."""
+_NO_LIMIT = 1 << 30
+"""Maximum length in tokens that no text exceeds."""
 
 
 @dataclass
@@ -164,7 +154,7 @@ class FileReport:
 
 
 def check_files(
-    sources: Sequence[DataSource], tokens: Tokens | None, sets: Sequence[EvaluationSet]
+    sources: Sequence[DataSource], tokens: TokenCounter | None, sets: Sequence[EvaluationSet]
 ) -> list[FileReport]:
     """Check data files: format, columns, scores, bad rows, repeats, contradictions, and rows of evaluation sets.
 
@@ -189,7 +179,7 @@ def check_files(
 
 
 def _check_file(
-    settings: DataSource, tokens: Tokens | None, sets: Sequence[EvaluationSet]
+    settings: DataSource, tokens: TokenCounter | None, sets: Sequence[EvaluationSet]
 ) -> tuple[FileReport, FileKeys]:
     """Read a data file once; return its report, and the hashes of its rows to compare them with other rows."""
     reading = open_examples(settings)
@@ -203,7 +193,7 @@ def _check_file(
     examples: list[Example] = []
     score_counts = Counter[float]()
     suspicious = {kind: Counter[str]() for kind in _SUSPICIOUS}
-    has_different_texts = tokens is not None and tokens.two_prompts
+    has_different_texts = tokens is not None and tokens.tokenizers.prompts.differ
     lengths = _TokenLengths(tokens)
     for number, _, result in _numbered(reading):
         account.count(result)
@@ -257,10 +247,72 @@ def _check_file(
     return report, keys
 
 
+@dataclass(frozen=True)
+class TokenCounter:
+    """Counts and prints the tokens of texts with a model's tokenizers, prompts and pooling, without its weights."""
+
+    source: ModelSource
+    tokenizers: SideTokenizers
+    """Tokenizers that do not cut texts."""
+    pooling: str
+    max_length: int
+    """Maximum number of tokens of a text; longer texts are cut."""
+
+    def lengths(self, texts: list[str]) -> list[int | str]:
+        """Return the number of tokens of each text, before truncation, or the error message if a text has no tokens.
+
+        If queries and documents have different prompts, the larger number of tokens is returned.
+        """
+        try:
+            sides = [[len(ids) for ids in tokenize(texts)] for tokenize in self.tokenizers.distinct]
+        except ValueError as error:
+            if len(texts) > 1:
+                return [self.lengths([text])[0] for text in texts]
+            return [str(error).replace(str(_NO_LIMIT), str(self.max_length))]
+        return [max(lengths) for lengths in zip(*sides, strict=True)]
+
+    def render(self, text: str) -> str:
+        """Return the tokens of a text with its prompt as one line, separated by bars, with the pooled token in ⟦ ⟧.
+
+        If queries and documents have different prompts, the line contains the tokens with both prompts. The middle of a
+        long text is omitted.
+        """
+        shown: list[str] = []
+        for tokenize in self.tokenizers.distinct:
+            (ids,) = tokenize([text])
+            tokens = [tokenize.tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in ids]
+            tokens = [printable(token).replace("\n", "\\n").replace("\r", "\\r") for token in tokens]
+            if (pooled := {"last": -1, "cls": 0}.get(self.pooling)) is not None:
+                tokens[pooled] = f"⟦{tokens[pooled]}⟧"
+            if len(tokens) > _HEAD + _TAIL:
+                tokens[_HEAD:-_TAIL] = [f" … {len(tokens) - _HEAD - _TAIL:,} tokens … "]
+            shown.append("|".join(tokens))
+        return shown[0] if len(shown) == 1 else f"query: {shown[0]}  document: {shown[1]}"
+
+
+def open_tokens(settings: ModelSettings) -> TokenCounter:
+    """Open the tokenizer of a saved encoder or base model as a token counter. Raises the errors of opening the model."""
+    from angle_llm.model.meta_model import tiny_encoder_copy
+    from angle_llm.model.source.backbone import load_tokenizer
+    from angle_llm.model.source.resolve import resolve_model
+    from angle_llm.model.source.tokenizer import SideTokenizers
+    from angle_llm.prompts import load_prompts
+
+    source = resolve_model(settings.path)
+    if source.card is None:
+        encoder, _ = tiny_encoder_copy(source, settings)
+        tokenizers = SideTokenizers.of(encoder.tokenizer, encoder.prompts, _NO_LIMIT)
+        return TokenCounter(source, tokenizers, encoder.pooling, encoder.max_length)
+    prompts = source.card.prompt if settings.prompt is None else load_prompts(settings.prompt)
+    tokenizers = SideTokenizers.of(load_tokenizer(source.location, source.revision), prompts, _NO_LIMIT)
+    pooling = settings.pooling or source.card.pooling
+    return TokenCounter(source, tokenizers, pooling, settings.max_length or source.card.max_length)
+
+
 class _TokenLengths:
     """Counts the tokens of the distinct texts of a data file. Without a tokenizer it does nothing."""
 
-    def __init__(self, tokens: Tokens | None) -> None:
+    def __init__(self, tokens: TokenCounter | None) -> None:
         self._tokens = tokens
         self._new: list[str] = []
         self._lengths: list[int] = []
@@ -274,7 +326,7 @@ class _TokenLengths:
             if len(self._new) >= _BATCH:
                 self._count(self._tokens)
 
-    def _count(self, tokens: Tokens) -> None:
+    def _count(self, tokens: TokenCounter) -> None:
         """Count the tokens of the new texts."""
         for text, length in zip(self._new, tokens.lengths(self._new), strict=True):
             if isinstance(length, str):

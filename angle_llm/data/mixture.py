@@ -19,7 +19,7 @@ from angle_llm.data.examples import DataReport, load_examples
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.order import Draws
 from angle_llm.data.sources import EXTENSIONS, STARTER, find_path
-from angle_llm.data.store import ByIndex, digest_of
+from angle_llm.data.store import digest_of
 from angle_llm.settings.train import DataSettings, DataSource, MixedSet
 
 _WEIGHT = re.compile(r"(?P<path>.+):(?P<weight>\d+(\.\d*)?|\.\d+)")
@@ -42,7 +42,7 @@ class LoadedSet:
     """Counts of used, dropped and bad rows; None if the examples were not read from a file."""
 
 
-class Mixture(ByIndex):
+class Mixture(Sequence[Example]):
     """Sequence of the examples of one or several datasets; `draws` defines which examples an epoch uses.
 
     Args:
@@ -66,7 +66,7 @@ class Mixture(ByIndex):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def _at(self, index: int) -> Example:
+    def __getitem__(self, index: int) -> Example:  # type: ignore[override]  # no slices
         number = self.set_of(index)
         return self.sets[number].examples[index - (self._ends[number - 1] if number else 0)]
 

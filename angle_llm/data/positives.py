@@ -98,19 +98,9 @@ class MiningData:
 
     def summary(self) -> str:
         """Return the numbers of queries, texts and skipped pairs, and the size of the largest cluster, as one line."""
-        counts = self.counts()
-        skipped = {
-            "repeated pairs": self.repeated,
-            "pairs scored lower": self.scored_lower,
-            "negatives that are positives in another row": self.contradicted,
-            "queries without a positive": self.without_positive,
-        }
-        named = ", ".join(f"{count:,} {name}" for name, count in skipped.items() if count)
-        return (
-            f"{counts['queries']:,} queries with {counts['positives']:,} positives and {counts['own_negatives']:,} negatives"
-            f"{f' (skipped: {named})' if named else ''}; {len(self.candidates_C):,} candidates, {len(self.texts):,} texts; the "
-            f"largest cluster (texts linked by positive pairs) has {np.bincount(self.cluster_T).max():,} texts"
-        )
+        counts = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in self.counts().items() if count)
+        largest = np.bincount(self.cluster_T).max()
+        return f"{counts}; the largest cluster (texts linked by positive pairs) has {largest:,} texts"
 
 
 def collect_pairs(

@@ -167,12 +167,6 @@ def resolve_source(
         return text
     if not isinstance(text, str | Path):
         return Source("rows", "rows", (RowList(text),))
-    try:
-        "".encode(encoding)
-    except LookupError:
-        raise DataError(
-            f"encoding is {encoding!r}; expected a codec of Python, such as utf-8, cp1252 or utf-16"
-        ) from None
     resolver = _Resolver(
         text=str(text), tables=tables, encoding=encoding, split=split, datasets=datasets, in_memory=in_memory
     )

@@ -14,11 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from angle_llm.data.formats import Example, Group, PositivePair, ScoredPair, Triple, texts_of
 from angle_llm.data.order import Order
@@ -60,25 +59,7 @@ def digest_of(examples: Iterable[Example]) -> str:
     return digest.hexdigest()[:16]
 
 
-class ByIndex(Sequence[Example], ABC):
-    """Base class for sequences of examples; subclasses define `_at` and `__len__`, this class indexing and slicing."""
-
-    @abstractmethod
-    def _at(self, index: int) -> Example:
-        """Return the example at an index from 0 to len(self) - 1."""
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        indices = range(len(self))[index]
-        return [self._at(index) for index in indices] if isinstance(indices, range) else self._at(indices)
-
-
-class StoredExamples(ByIndex):
+class StoredExamples(Sequence[Example]):
     """Memory-mapped training examples in a folder written by `write_store`.
 
     With `order`, an array of indices, the sequence contains only the examples at these indices, in this order.
@@ -106,7 +87,7 @@ class StoredExamples(ByIndex):
     def __len__(self) -> int:
         return len(self._columns[0]) if self._order is None else len(self._order)
 
-    def _at(self, index: int) -> Example:
+    def __getitem__(self, index: int) -> Example:  # type: ignore[override]  # no slices
         row = index if self._order is None else int(self._order[index])
         values = (column[row].as_py() for column in self._columns)
         return self._kind(*(tuple(value) if isinstance(value, list) else value for value in values))

@@ -31,46 +31,40 @@ class CheckResult:
 
     model: str
     """A line about the model whose tokens are counted, or the reason why tokens are not counted."""
-    sets: list[str]
+    against: list[str]
     """Names of the evaluation sets that the files were compared with."""
-    skipped: list[str]
+    against_skipped: list[str]
     """Files that are no evaluation sets, with the reason."""
     fixed: list[dict[str, Any]]
     """Path and row counts of the cleaned copies."""
-    reports: list[FileReport]
+    files: list[FileReport]
 
     @property
     def trouble(self) -> int:
         """Number of files with a problem that must be fixed before training."""
-        return sum(report.trouble for report in self.reports)
+        return sum(report.trouble for report in self.files)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a dictionary of JSON values."""
-        return {
-            "trouble": self.trouble > 0,
-            "model": self.model,
-            "against": self.sets,
-            "against_skipped": self.skipped,
-            "fixed": self.fixed,
-            "files": [{**asdict(report), "trouble": report.trouble} for report in self.reports],
-        }
+        files = [{**asdict(report), "trouble": report.trouble} for report in self.files]
+        return {**asdict(self), "trouble": self.trouble > 0, "files": files}
 
     def text(self) -> str:
         """Return the result as lines of text; the verdict is last."""
         from angle_llm.data.keys import printable
 
         lines = [self.model]
-        if self.sets:
-            lines.append(f"compared with evaluation sets: {', '.join(self.sets)}")
-            lines.append(f"  skipped: {', '.join(self.skipped) or 'nothing'}")
-        for report in self.reports:
+        if self.against:
+            lines.append(f"compared with evaluation sets: {', '.join(self.against)}")
+            lines.append(f"  skipped: {', '.join(self.against_skipped) or 'nothing'}")
+        for report in self.files:
             lines += [f"\n{report.path}", *(f"  {name:12}{value}" for name, value in report.lines())]
         for copy in self.fixed:
             lines.append(
                 f"\n{copy['path']}: {copy['rows_in']:,} rows = {copy['kept']:,} kept in {copy['cleaned']} + "
                 f"{copy['quarantined']:,} removed, with reasons in {copy['quarantine']}"
             )
-        verdict = f"trouble in {self.trouble} of {len(self.reports)} files" if self.trouble else "no trouble"
+        verdict = f"trouble in {self.trouble} of {len(self.files)} files" if self.trouble else "no trouble"
         return printable("\n".join([*lines, f"\n{verdict}"]))
 
 

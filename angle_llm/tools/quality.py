@@ -194,7 +194,9 @@ def _check_file(
     score_counts = Counter[float]()
     suspicious = {kind: Counter[str]() for kind in _SUSPICIOUS}
     has_different_texts = tokens is not None and tokens.tokenizers.prompts.differ
-    lengths = _TokenLengths(tokens)
+    new_texts: list[str] = []
+    samples: list[str] = []
+    token_counts: list[int | str] = []
     for number, _, result in _numbered(reading):
         account.count(result)
         if isinstance(result, Dropped | BadRow):
@@ -206,7 +208,11 @@ def _check_file(
         has_different_texts = has_different_texts or len(set(texts)) > 1
         suspicious["short"].update(filter(_SHORT.fullmatch, texts))
         suspicious["lists"].update(filter(is_list_text, texts))
-        lengths.add(keys.add(number, result))
+        new_texts += keys.add(number, result)
+        if tokens is not None and len(new_texts) >= _BATCH:
+            token_counts += tokens.lengths(new_texts)
+            samples = samples or new_texts[:_SAMPLE_TEXTS]
+            new_texts = []
     # Numbers of rows; a row without a partner for a triple is not used.
     used = len(keys.rows)
     if format.combine is not None:
@@ -243,7 +249,9 @@ def _check_file(
         if total := suspicious[kind].total():
             most = ", ".join(f"{text!r:.60}: {count:,} ×" for text, count in suspicious[kind].most_common(SHOWN_PLACES))
             report.add(kind, total, f"{meaning}: {total:,}; most often {most}")
-    lengths.fill(report)
+    if tokens is not None:
+        token_counts += tokens.lengths(new_texts) if new_texts else []
+        _add_tokens(report, tokens, token_counts, samples or new_texts[:_SAMPLE_TEXTS])
     return report, keys
 
 
@@ -309,50 +317,23 @@ def open_tokens(settings: ModelSettings) -> TokenCounter:
     return TokenCounter(source, tokenizers, pooling, settings.max_length or source.card.max_length)
 
 
-class _TokenLengths:
-    """Counts the tokens of the distinct texts of a data file. Without a tokenizer it does nothing."""
+def _add_tokens(report: FileReport, tokens: TokenCounter, counts: Sequence[int | str], samples: Sequence[str]) -> None:
+    """Add quantiles of the numbers of tokens, sampled texts, and texts without tokens to a report.
 
-    def __init__(self, tokens: TokenCounter | None) -> None:
-        self._tokens = tokens
-        self._new: list[str] = []
-        self._lengths: list[int] = []
-        self._samples: list[str] = []
-        self._problems: list[str] = []
-
-    def add(self, texts: list[str]) -> None:
-        """Add texts, which are tokenized together with the texts of other rows."""
-        if self._tokens is not None:
-            self._new += texts
-            if len(self._new) >= _BATCH:
-                self._count(self._tokens)
-
-    def _count(self, tokens: TokenCounter) -> None:
-        """Count the tokens of the new texts."""
-        for text, length in zip(self._new, tokens.lengths(self._new), strict=True):
-            if isinstance(length, str):
-                self._problems.append(length)
-                continue
-            self._lengths.append(length)
-            if len(self._samples) < _SAMPLE_TEXTS:
-                self._samples.append(tokens.render(text))
-        self._new = []
-
-    def fill(self, report: FileReport) -> None:
-        """Write quantiles of the numbers of tokens, sampled texts, and texts without tokens to a report."""
-        if self._tokens is None:
-            return
-        self._count(self._tokens)
-        if self._lengths:
-            shares = {"shortest": 0, "50%": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1}
-            report.tokens = {
-                name: int(np.quantile(self._lengths, share, method="lower")) for name, share in shares.items()
-            }
-            report.max_length = self._tokens.max_length
-            report.truncated = sum(length > report.max_length for length in self._lengths)
-            report.examples = self._samples
-        if self._problems:
-            text = f"texts without a token: {len(self._problems):,}. The first: {self._problems[0]}"
-            report.add("untokenisable", len(self._problems), text, trouble=True)
+    `counts` has the number of tokens of each distinct text, or an error message.
+    """
+    lengths = [length for length in counts if isinstance(length, int)]
+    problems = [problem for problem in counts if isinstance(problem, str)]
+    if lengths:
+        shares = {"shortest": 0, "50%": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1}
+        report.tokens = {name: int(np.quantile(lengths, share, method="lower")) for name, share in shares.items()}
+        report.max_length = tokens.max_length
+        report.truncated = sum(length > tokens.max_length for length in lengths)
+        usable = (text for text, length in zip(samples, counts, strict=False) if isinstance(length, int))
+        report.examples = list(map(tokens.render, usable))
+    if problems:
+        text = f"texts without a token: {len(problems):,}. The first: {problems[0]}"
+        report.add("untokenisable", len(problems), text, trouble=True)
 
 
 def _numbered(reading: ExampleReader) -> Iterator[tuple[int, Row | BadRow, Example | Dropped | BadRow]]:

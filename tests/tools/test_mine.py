@@ -294,7 +294,7 @@ def test_the_command_and_its_report(tmp_path: Path, base: Path, capsys: pytest.C
     options = ["--ranks", "1", "None", "--relative-margin", "None"]
     cli.run(["data", "mine", str(pairs), "--model", str(base), "--out", str(out), *options])
     printed = capsys.readouterr().out
-    assert "7 queries with 8 positives and 0 negatives; 8 candidates, 14 texts" in printed
+    assert "queries: 7, positives: 8, candidates: 8, texts: 14; the largest cluster" in printed
     assert "7 queries = 7 with 1 negative + 0 without any (kept); 7 groups" in printed
     assert "median cosine with the query: positives" in printed
     loaded = load_examples(DataSource(path=str(out)))

@@ -158,7 +158,7 @@ class FileReader:
                         yield number, line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(f"{self.name}:{number + 1}: the gzip file is truncated or damaged: {error}") from None
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, LookupError) as error:  # LookupError: an unknown encoding
             raise DataError(f"{self.name}:{number + 1}: cannot be decoded as {self.encoding}: {error}") from None
 
     def _refuse_bad_bytes(self, text: str) -> None:

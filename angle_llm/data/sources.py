@@ -210,61 +210,43 @@ class _Resolver(NamedTuple):
             raise DataError("the path of the data source is empty; give a file, a folder, a hub id or starter:NAME")
 
         # FOLDER@PART; a file or folder with @ in its name is a path.
-        path = find_path(self.text)
-        folder, at, part = self.text.rpartition("@")
-        if at and folder and not path.exists() and not set(part) & set("/\\"):
-            return self._part(folder, part)
+        name, _, part = self.text.rpartition("@")
+        if find_path(self.text).exists() or not name or set(part) & set("/\\"):
+            name, part = self.text, ""
 
         # A path, or the id of a hub dataset.
+        path = find_path(name)
         if path.is_dir():
-            return self._folder(path)
-        if self.tables and path.is_file() and path.parent.name == QRELS:
-            return self._judged(path.parent.parent, split_of(path.name))
-        if path.exists():
+            return self._folder(path, part)
+        if path.exists() and not part:
+            if self.tables and path.parent.name == QRELS:
+                return self._judged(path.parent.parent, split_of(path.name))
             return self._file(path)
-        if hub_id := self._hub_id(self.text):
-            return self._dataset(hub_id[1], self.split, hub_id[2])
+        hub_id = _HUB_ID.fullmatch(name) if self.datasets and not is_data_name(name) else None
+        if hub_id is not None:
+            return self._dataset(hub_id[1], part or self.split, hub_id[2])
         weight = " A weight is a plain number after a colon, such as :0.5." if ":" in self.text else ""
         hub = ", and not a hub id (org/name, or org/name:configuration)" if self.datasets else ""
         raise DataError(f"{self.text}: no such file or folder{hub}. {similar_paths(path)}{weight}")
 
-    def _folder(self, folder: Path) -> Source:
-        """Return the source for a folder without the name of a part."""
+    def _folder(self, folder: Path, part: str) -> Source:
+        """Return the source of a folder: all files or the default split; if `part` is not empty, this file or split."""
         if self.tables and is_judged(folder):
-            return self._judged(folder, self.split)
-        if saved := self._saved(folder, self.split if self.datasets else None):
+            return self._judged(folder, part or self.split)
+        if saved := self._saved(folder, part or (self.split if self.datasets else None)):
             return saved
-        return self._dataset(str(folder), self.split) if self.datasets else self._all_files(folder)
-
-    def _part(self, name: str, part: str) -> Source:
-        """Return the source NAME@PART: the file NAME/PART.* with a known extension, or split PART of dataset NAME."""
-        folder = find_path(name)
-        if not folder.is_dir():
-            if hub_id := self._hub_id(name):
-                return self._dataset(hub_id[1], part, hub_id[2])
-            raise DataError(
-                f"{self.text}: {name} is not a folder and not a hub id (org/name, or org/name:configuration). "
-                f"{similar_paths(folder)}"
-            )
-        if self.tables and is_judged(folder):
-            return self._judged(folder, part)
-        if saved := self._saved(folder, part):
-            return saved
-        endings = {f"{part}{extension}".lower() for extension in EXTENSIONS}
-        files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name.lower() in endings]
-        if len(files) > 1:
-            raise DataError(f"{self.text} may be {' or '.join(path.name for path in files)}; name the file")
-        if files:
-            return self._file(files[0])
-        names = sorted(entry.name for entry in folder.iterdir())
-        of_split = any(entry.startswith((f"{part}-", f"{part}.")) for entry in names)
-        if not self.datasets or (any(map(is_data_name, names)) and not of_split):
-            raise DataError(f"{self.text}: no file {part}.* in {folder}; files there: {', '.join(names)}")
-        return self._dataset(str(folder), part)
-
-    def _hub_id(self, name: str) -> re.Match[str] | None:
-        """Return the parts of the id of a hub dataset; None for other names, or if datasets are not loaded."""
-        return _HUB_ID.fullmatch(name) if self.datasets and not is_data_name(name) else None
+        if part:
+            endings = {f"{part}{extension}".lower() for extension in EXTENSIONS}
+            files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name.lower() in endings]
+            if len(files) > 1:
+                raise DataError(f"{self.text} may be {' or '.join(path.name for path in files)}; name the file")
+            if files:
+                return self._file(files[0])
+            names = sorted(entry.name for entry in folder.iterdir())
+            of_split = any(entry.startswith((f"{part}-", f"{part}.")) for entry in names)
+            if not self.datasets or (any(map(is_data_name, names)) and not of_split):
+                raise DataError(f"{self.text}: no file {part}.* in {folder}; files there: {', '.join(names)}")
+        return self._dataset(str(folder), part or self.split) if self.datasets else self._all_files(folder)
 
     def _file(self, path: Path, kind: Kind = "file") -> Source:
         """Return the source of a single file."""

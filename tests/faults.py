@@ -79,8 +79,9 @@ FAULTS = [
     Fault("few-tokens-in-the-probe", "_probe", "states(full * -(-len(padded_RD) // sum(map(len, full))))",
           "states(full)",
           "tests/model/test_attention.py -k kernels_that"),
-    Fault("compiled-rotary-kept", "Trainer._use", "use_plain_rotary(self._encoder.model)", "pass",
-          "tests/train/test_trainer.py -k failed_kernel"),
+    Fault("compiled-rotary-kept", "load_encoder", 'kernel = "attention of the library"',
+          'kernel = "attention of the library"; use_compiled_rotary(encoder.model)',
+          "tests/train/test_trainer.py -k padded_texts_use_no_compiled"),
     # texts and tokens
     Fault("missing-deduplication", "plan_micro_batches", "texts = list(row_of_ids)",
           "row_of, texts = list(range(len(ids))), [tuple(text) for text in ids]", SHARED),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -406,25 +406,19 @@ class SentenceEncoder:
         """Split a batch of texts into micro-batches of at most `token_budget` tokens, distributed over processes."""
         return self.plan_ids(self.tokenize(texts) if len(texts) else [], token_budget, processes)
 
-    def plan_ids(
-        self, ids: Sequence[Sequence[int]], token_budget: int, processes: int = 1, layouts: LayoutSupport | None = None
-    ) -> Plan:
-        """Split a batch of tokenized texts into micro-batches of at most `token_budget` tokens, as `plan` does.
-
-        `layouts` replaces the layouts of the encoder.
-        """
-        return plan_micro_batches(ids, token_budget, self.pad_id, layouts or self.layouts, processes)
+    def plan_ids(self, ids: Sequence[Sequence[int]], token_budget: int, processes: int = 1) -> Plan:
+        """Split a batch of tokenized texts into micro-batches of at most `token_budget` tokens, as `plan` does."""
+        return plan_micro_batches(ids, token_budget, self.pad_id, self.layouts, processes)
 
     def check_savable(self, folder: str | Path) -> None:
         """Raise the errors that `save_pretrained` would raise; call before training, so that errors come early."""
         check_savable(folder, self.model.backbone, self.base)
 
-    def save_pretrained(self, folder: str | Path, check: Callable[[Path], None] | None = None) -> None:
+    def save_pretrained(self, folder: str | Path) -> None:
         """Save the encoder in a folder from which `from_pretrained` loads the same encoder.
 
         An encoder with an adapter is saved as the adapter and the name of the base. Other encoders are saved with all
-        weights. The folder is written completely or not at all. `check` is called with the new folder before the new folder
-        replaces `folder`, and can raise an error to prevent this.
+        weights. The folder is written completely or not at all.
 
         Raises:
             ValueError: if the encoder has an adapter and `base` is None.
@@ -447,7 +441,7 @@ class SentenceEncoder:
             attention=self.attention,
             dense=len(self.model.dense),
         )
-        save_parts(folder, self.model.backbone, self.tokenizer, card, check, self.model.dense)
+        save_parts(folder, self.model.backbone, self.tokenizer, card, self.model.dense)
 
 
 TEXTS_PLANNED = 32_768

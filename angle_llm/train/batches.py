@@ -227,7 +227,6 @@ class BatchPlanner:
         the group. A single batch with more tokens is its own group and is encoded twice (gradient caching). So grouping
         never causes a batch to be encoded twice. The result depends on token ids, budget and number of ranks only.
         """
-        layouts = budget.apply_to(self.encoder.layouts)
         ids = [self.tokenize(planned.batch.texts, planned.batch.prompts) for planned in batches]
         head = self.encoder.model.head
         ids = [head.input_ids(texts, batch.epoch) for texts, batch in zip(ids, batches, strict=True)]
@@ -242,7 +241,7 @@ class BatchPlanner:
                     count -= 1
                 count = -(-left // -(-left // count))  # the same number of groups, with about equal numbers of batches
                 together = list(chain.from_iterable(ids[first : first + count]))
-                plan = self.encoder.plan_ids(together, budget.micro_batch_tokens, self.world_size, layouts)
+                plan = self.encoder.plan_ids(together, budget.micro_batch_tokens, self.world_size)
                 share = plan.largest_share / sum(tokens[first : first + count])
                 if plan.largest_share <= budget.graph_tokens or count == 1:
                     break

@@ -11,9 +11,7 @@ import numpy as np
 
 from angle_llm.io import json_text, log, plain, read_object, restore_folder, write_file, write_json
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.layers.lora import is_adapted
-from angle_llm.model.layout.micro_batches import LayoutSupport
-from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved, random_state, set_random_state
+from angle_llm.train.checkpoint import Progress, random_state, set_random_state
 from angle_llm.train.metrics import Metrics
 from angle_llm.train.strategies import DataParallelStrategy
 
@@ -81,11 +79,10 @@ class BestModel:
             return None, progress.evaluated
         return progress.best, progress.evaluated
 
-    def evaluate(self, step: int, metrics: Metrics, layouts: LayoutSupport) -> None:
+    def evaluate(self, step: int, metrics: Metrics) -> None:
         """Evaluate the encoder after an optimizer step, log the metrics, and save the encoder if it is the best so far.
 
         Step 0 is the model before training, which is evaluated but not saved. A repeated call for a step does nothing.
-        Texts are encoded in one of `layouts`.
 
         Raises:
             RankMemoryError: on every rank, if a rank does not have enough memory for a single text.
@@ -98,7 +95,7 @@ class BestModel:
         state = random_state(device)  # an evaluation task can set seeds, as mteb does
         try:
             with self._strategy.guard_ranks():
-                of_rank = evaluate(self._encoder.changed(layouts=layouts))
+                of_rank = evaluate(self._encoder)
         finally:
             set_random_state(state, device)
         values = self._strategy.processes.from_main(lambda: dict(of_rank))
@@ -154,35 +151,7 @@ class BestModel:
         """Save the encoder as the best encoder; all ranks must call this method."""
         self._strategy.check_replicas()
         with self._strategy.gather_params():
-            self._strategy.processes.from_main(lambda: self._encoder.save_pretrained(self.folder, self._check_written))
-
-    def _check_written(self, folder: Path) -> None:
-        """Check the LoRA adapter saved in `folder` before it replaces the previous adapter.
-
-        The saved weights must equal the weights in memory, and the adapter must have an effect. Nothing is checked
-        without an adapter.
-
-        Raises:
-            SavedWeightsError: for a weight that differs or is missing, or if every `lora_B` is zero.
-        """
-        if not is_adapted(self._encoder.model.backbone):
-            return
-        path = folder / "adapter_model.safetensors"
-        weights = {}
-        for name, parameter in self._strategy.weights.items():
-            if name.startswith("dense."):  # Dense modules are not in the adapter file
-                continue
-            saved_name = name.removeprefix("backbone.").replace(".default", "")  # the name in a file of peft
-            if saved_name.endswith("lora_magnitude_vector.weight"):
-                saved_name = saved_name.removesuffix(".weight")
-            weights[saved_name] = parameter
-        check_saved(path, weights)
-        ups = [tensor for name, tensor in weights.items() if "lora_B" in name]
-        if ups and not any(tensor.detach().any() for tensor in ups):
-            raise SavedWeightsError(
-                f"{path}: every lora_B is zero, as before the first step: no gradient reached the adapter. Check the data and "
-                "the weights of the objective."
-            )
+            self._strategy.processes.from_main(lambda: self._encoder.save_pretrained(self.folder))
 
     def rescue(self) -> None:
         """Save the current encoder in `interrupted/` after a failure of the run, on rank 0.

@@ -7,15 +7,13 @@ the main process, writes all files and sends file contents to all other ranks, w
 
 `ProcessWatch` ends a process when another rank is lost. torchrun ends processes only on the machine of the lost
 process, gloo only detects closed connections, and NCCL blocks. So every process increments a counter in the TCPStore of
-the launcher once a second. A rank is lost if its counter does not change for `LOST_SECONDS`, or for `ENDED_SECONDS` if
-its process on the same machine has ended. A process that fails writes its error to the store, and all other processes
-end after `GRACE_SECONDS`.
+the launcher once a second. A rank is lost if its counter does not change for `LOST_SECONDS`. A process that fails writes
+its error to the store, and all other processes end after `GRACE_SECONDS`.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import threading
@@ -35,9 +33,6 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from angle_llm.settings.parsing import SettingsError
 
 Value = TypeVar("Value")
-
-STALE_LOCK_SECONDS = 1800
-"""Age in seconds above which a compilation lock of DeepSpeed is considered left over from a killed process."""
 
 
 class RemoteRankError(RuntimeError):
@@ -214,8 +209,8 @@ class Processes:
 def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Check that the launcher selects a supported strategy.
 
-    Not supported: FSDP, torch.compile, DeepSpeed on the CPU, mixed precision in a DeepSpeed config, and tensor,
-    pipeline or sequence parallelism.
+    Not supported: FSDP, DeepSpeed on the CPU, mixed precision in a DeepSpeed config, and tensor, pipeline or sequence
+    parallelism.
 
     Args:
         kind: distributed type of Accelerate, such as `MULTI_GPU`.
@@ -236,8 +231,6 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
             "the launcher selects DeepSpeed and the CPU, and Accelerate then turns DeepSpeed off. Set use_cpu: false in the "
             "config file and omit --cpu; to keep a run off the GPUs, set CUDA_VISIBLE_DEVICES=''."
         )
-    if environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no":
-        raise SettingsError("the launcher selects torch.compile, which is not supported: use --dynamo_backend no.")
     if any(deepspeed_config.get(dtype, {}).get("enabled") is True for dtype in ("bf16", "fp16")):
         raise SettingsError(
             "the DeepSpeed config enables bf16 or fp16, which would round the adapter and its optimizer state. Remove that "
@@ -259,14 +252,7 @@ def _deepspeed_plugin() -> Any:
     """Return the DeepSpeed plugin of Accelerate, with the config values that training requires.
 
     All other values come from the config file or flags of the launcher.
-
-    Raises:
-        RuntimeError: for an old compilation lock, for which DeepSpeed would wait without limit.
     """
-    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
-    for lock in folder.glob("**/deepspeed*/lock"):  # DeepSpeed would wait for its removal without limit
-        if time.time() - lock.stat().st_mtime > STALE_LOCK_SECONDS:
-            raise RuntimeError(f"{lock} is the lock of a compilation that was killed. Remove it and start again.")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")  # read on import
     from accelerate.utils import DeepSpeedPlugin
 
@@ -288,9 +274,6 @@ INTERVAL = 1.0
 LOST_SECONDS = int(os.environ.get("ANGLE_LLM_LOST_SECONDS", "12"))
 """A rank is lost if its counter has not changed for this many seconds. Calls that hold the GIL delay increments, such as a
 long compilation on a slow machine; the environment variable ANGLE_LLM_LOST_SECONDS allows more time."""
-ENDED_SECONDS = 3
-"""A rank whose process has ended on this machine is lost if its counter has not changed for this many seconds. The last
-counter or error message of the process arrives within this time."""
 GRACE_SECONDS = 3
 """Seconds in which a process can end with its own error message after another rank has failed."""
 EXIT_CODE = 3
@@ -382,17 +365,9 @@ class ProcessWatch:
             if counters is not last:
                 for rank, counter in enumerate(counters):
                     silent[rank] = silent[rank] + 1 if counter == last[rank] != LEFT.encode() else 0
-                    if silent[rank] * INTERVAL >= self._limit(rank):
+                    if silent[rank] * INTERVAL >= LOST_SECONDS:
                         self._exit(rank, "was killed or stopped")
                 last = counters
-
-    def _limit(self, rank: int) -> float:
-        """Return how many seconds the counter of a rank may stay unchanged; fewer if the process of the rank has ended."""
-        if rank not in self._handles:
-            return LOST_SECONDS
-        ended = select.poll()
-        ended.register(self._handles[rank], select.POLLIN)
-        return ENDED_SECONDS if ended.poll(0) else LOST_SECONDS
 
     def _exit(self, rank: int, what: str) -> None:
         """End this process, with a message that another rank is lost or has failed.

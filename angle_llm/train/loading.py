@@ -6,7 +6,6 @@ machine with 8 GPUs would hold the base model 8 times in its memory.
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 import torch
@@ -81,8 +80,7 @@ def load_encoder(source: ModelSource, settings: TrainSettings, processes: Proces
     ranks; `ZeroStrategy` fills them.
 
     Raises:
-        RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and all other
-            ranks report a lost process (`ProcessWatch`).
+        RemoteRankError: with ZeRO-3, if rank 0 cannot load the weights.
         SettingsError: if the model cannot be trained with the task of the settings.
         ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see
             `SentenceEncoder.from_pretrained`.
@@ -171,20 +169,7 @@ def _with_equal_layouts(encoder: SentenceEncoder, processes: Processes) -> Sente
         )
         setattr(encoder.model.backbone, ORIGINAL, fingerprint)
         encoder = encoder.changed(base=base, base_revision=base_revision, layouts=layouts)
-        processes.check_equal("layers of the model", _layers(encoder))
         return encoder
     # If a rank needs padded texts, all ranks pad, with equal reasons, because ranks compare their layouts later.
     padded = [layouts for layouts in processes.gather(encoder.layouts) if layouts.layout == "padded"]
     return encoder.changed(layouts=padded[0]) if padded else encoder
-
-
-def _layers(encoder: SentenceEncoder) -> str:
-    """Return a hash of the model without weight values: weight names, shapes and dtypes, pooling and layouts.
-
-    The hash must be equal on all ranks.
-    """
-    model = encoder.model
-    tensors = [*model.named_parameters(), *model.named_buffers(remove_duplicate=False)]
-    options = (encoder.pooling, model.options.causal, encoder.layouts, encoder.max_length)
-    described = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
-    return hashlib.sha256(repr((options, described)).encode()).hexdigest()[:16]

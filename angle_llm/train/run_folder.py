@@ -144,13 +144,7 @@ class Run:
             SettingsError: if the settings in the directory cannot be read.
         """
         path = self.folder / "settings.yaml"
-        try:
-            return (load_settings(TrainSettings, path) if path.exists() else self.settings).identity
-        except SettingsError as error:
-            raise SettingsError(
-                f"{self.folder} contains a run with settings that this version does not read ({error}). Choose another "
-                "--run-dir, or remove that directory."
-            ) from error
+        return (load_settings(TrainSettings, path) if path.exists() else self.settings).identity
 
     def prepare(self) -> None:
         """Create the run directory and write settings.yaml, on the main process."""

@@ -23,7 +23,7 @@ from torch.optim import AdamW
 from angle_llm.device import is_gpu, is_out_of_memory
 from angle_llm.settings.train import OptimizerSettings
 from angle_llm.train.distributed import Processes
-from angle_llm.train.token_budget import guard_ranks, is_kernel_error
+from angle_llm.train.token_budget import guard_ranks
 
 Named = Iterable[tuple[str, Tensor]]
 """Tensors with their names, as (name, tensor)."""
@@ -45,12 +45,12 @@ class SingleProcess:
         scalar.backward()  # type: ignore[no-untyped-call]
 
     def guard_ranks(self) -> AbstractContextManager[None]:
-        """Return a context manager that re-raises an out-of-memory or kernel error of one rank on all ranks.
+        """Return a context manager that re-raises an out-of-memory error of one rank on all ranks.
 
         With a single process, errors are not changed.
 
         Raises:
-            RankMemoryError, RankKernelError: on every rank. The caller may repeat the step.
+            RankMemoryError: on every rank. The caller may repeat the step.
         """
         return nullcontext()
 
@@ -198,7 +198,7 @@ class ZeroStrategy(DataParallelStrategy):
 
     @contextmanager
     def guard_ranks(self) -> Iterator[None]:
-        """Name the rank and the remedy in an out-of-memory or kernel error.
+        """Name the rank and the remedy in an out-of-memory error.
 
         With ZeRO the error is raised on this rank only; the run ends.
 
@@ -208,11 +208,6 @@ class ZeroStrategy(DataParallelStrategy):
         try:
             yield
         except Exception as error:
-            if is_kernel_error(error):
-                raise RuntimeError(
-                    f"rank {self.processes.rank}: a compiled kernel failed: {error!s:.300}. ZeRO cannot repeat a step or an "
-                    "evaluation: resume with --resume auto --layout padded; if texts are padded already, set ANGLE_LLM_PLAIN=1."
-                ) from error
             if not is_out_of_memory(error):
                 raise
             # The other ranks wait in a collective operation of their forward or backward pass.

@@ -1,7 +1,6 @@
 """Token budgets of a training step, and errors of a step that all ranks handle together.
 
-If a rank runs out of memory, all ranks repeat the step with a smaller budget. If a compiled kernel fails on a rank, all
-ranks repeat the step with padded texts. The update is the same.
+If a rank runs out of memory, all ranks repeat the step with a smaller budget. The update is the same.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from angle_llm.device import is_out_of_memory
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
-from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
+from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 
@@ -23,11 +22,6 @@ class RankMemoryError(RuntimeError):
     """Raised on all ranks when a rank ran out of memory. The gradients of the step are invalid."""
 
 
-class RankKernelError(RuntimeError):
-    """Raised on all ranks when a compiled kernel failed on a rank. The gradients of the step are invalid."""
-
-
-_ERRORS: tuple[type[RuntimeError], ...] = (RankMemoryError, RankKernelError)
 _COMPILERS = re.compile(r"torch\._(dynamo|inductor)|triton\.(runtime|compiler|backends)|CheckpointError")
 
 
@@ -43,31 +37,23 @@ def is_kernel_error(error: BaseException | None) -> bool:
 
 @contextmanager
 def guard_ranks(max_of_ranks: Callable[[int], int]) -> Iterator[None]:
-    """Run the body on all ranks; raise the same error on all ranks if memory or a compiled kernel fails on a rank.
+    """Run the body on all ranks; raise `RankMemoryError` on all ranks if a rank ran out of memory.
 
     `max_of_ranks` returns the maximum of an integer over all ranks.
-
-    Raises:
-        RankMemoryError: on every rank, if a rank ran out of memory.
-        RankKernelError: on every rank, if a compiled kernel failed on a rank.
     """
-    reason, code = "", 0
+    reason = ""
     try:
         yield
-    except Exception as first:
-        code = 1 if is_out_of_memory(first) else 2 if is_kernel_error(first) else 0
-        if not code:
+    except Exception as error:
+        if not is_out_of_memory(error):
             raise
-        reason = str(first) or type(first).__name__
-    if worst := max_of_ranks(code):
-        reason_elsewhere = (
-            "another rank ran out of memory" if worst == 1 else "a compiled kernel failed on another rank"
-        )
-        error = _ERRORS[worst - 1](reason if code == worst else reason_elsewhere)
+        reason = str(error) or type(error).__name__
+    if max_of_ranks(int(bool(reason))):
+        rank_error = RankMemoryError(reason or "another rank ran out of memory")
         try:
-            raise error
+            raise rank_error
         finally:
-            error.__context__ = None  # the first error would keep the tensors of its frames alive
+            rank_error.__context__ = None  # the first error would keep the tensors of its frames alive
 
 
 @dataclass(frozen=True)
@@ -81,12 +67,9 @@ class TokenBudget:
     have more tokens use gradient caching: they are encoded twice."""
     activation_checkpointing: bool = False
     """Whether layers save only their inputs, and run a second time in the backward pass."""
-    padded: bool = False
-    """Whether all texts are padded, because a compiled kernel failed."""
 
     def __str__(self) -> str:
         layers = ", activation checkpointing" if self.activation_checkpointing else ""
-        layers += ", padded texts" if self.padded else ""
         return f"micro_batch_tokens {self.micro_batch_tokens:,}, graph_tokens {self.graph_tokens:,}{layers}"
 
     def halved(self, plans: Sequence[Plan]) -> TokenBudget | None:
@@ -102,10 +85,6 @@ class TokenBudget:
             return None
         micro, graph = min(self.micro_batch_tokens, largest) // 2, min(self.graph_tokens, max(shares)) // 2
         return replace(self, micro_batch_tokens=max(micro, 1), graph_tokens=graph)
-
-    def apply_to(self, layouts: LayoutSupport) -> LayoutSupport:
-        """Return the layouts of a model, restricted to padded texts if a compiled kernel failed."""
-        return LayoutSupport("padded", "a compiled kernel failed") if self.padded else layouts
 
 
 CPU_BUDGET = TokenBudget(2048, 16_384)

@@ -22,8 +22,6 @@ from angle_llm.device import is_out_of_memory
 from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.layers.compiled_rotary import use_plain_rotary
-from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.text_vectors import PrecomputedVectors
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
@@ -36,11 +34,11 @@ from angle_llm.train.run_folder import Run, TrainResult
 from angle_llm.train.step import DivergedError, StepResult, group_step, matmul_precision
 from angle_llm.train.strategies import make_strategy
 from angle_llm.train.token_budget import (
-    RankKernelError,
     RankMemoryError,
     TokenBudget,
     check_checkpointing,
     default_budget,
+    is_kernel_error,
 )
 
 if TYPE_CHECKING:
@@ -180,7 +178,8 @@ class Trainer:
 
         Raises:
             TrainingError: for a loss or gradient that is not finite, or zero embeddings, before the optimizer step.
-                Also for a gradient of 0 in all first steps, or too little memory for a single text or for the optimizer.
+                Also for a gradient of 0 in all first steps, too little memory for a single text or for the optimizer, or an
+                error of a compiled kernel.
             RankMemoryError: if an evaluation does not have enough memory for a single text.
             CheckpointError: if a checkpoint cannot be written, or no checkpoint can be read.
             FolderError: if the checkpoints belong to another run.
@@ -212,6 +211,11 @@ class Trainer:
                 if self._learns:
                     with exit_lock:  # even if another rank is lost
                         self._model.rescue()
+                if is_kernel_error(error):
+                    raise TrainingError(
+                        f"step {self._step + 1}: a compiled kernel failed: {error!s:.300}. Resume with --resume auto --layout "
+                        "padded; if texts are padded already, set ANGLE_LLM_PLAIN=1."
+                    ) from error
                 if not isinstance(error, DivergedError):
                     raise
                 rate = self._schedule.learning_rate(self._step + 1)
@@ -294,11 +298,11 @@ class Trainer:
         """Compute the mean gradient of the batches of an optimizer step, and return the losses of each group.
 
         A group is a list of batches that are encoded together. If a rank runs out of memory, the step is repeated with
-        half the tokens at a time. If micro-batches already are single texts, activation checkpointing is turned on. If a
-        compiled kernel fails, the step is repeated with padded texts. The update is the same.
+        half the tokens at a time. If micro-batches already are single texts, activation checkpointing is turned on. The
+        update is the same.
 
         Raises:
-            TrainingError: if memory does not suffice for a single text, or a kernel fails for padded texts, too.
+            TrainingError: if memory does not suffice for a single text.
         """
         strategy, device = self._strategy, self._processes.device
         strategy.model.train()
@@ -313,12 +317,9 @@ class Trainer:
                         group_step(strategy.model, plan, some, graph_tokens=kept, weight=weight, strategy=strategy)
                         for some, plan in groups
                     ]
-            except (RankMemoryError, RankKernelError) as error:
-                reason, memory = str(error), isinstance(error, RankMemoryError)
-            if memory:
-                self._use_less_memory(groups, reason)
-            else:
-                self._use_padded_texts(reason)
+            except RankMemoryError as error:
+                reason = str(error)
+            self._use_less_memory(groups, reason)
             groups = self._planner.grouped(batches, self._budget)
             strategy.zero_grad()
             set_torch_state(generators, device)
@@ -339,22 +340,6 @@ class Trainer:
         self._run.log(f"out of memory: repeating the step with {budget} (the same update, except for dropout masks)")
         self._use(budget)
 
-    def _use_padded_texts(self, reason: str) -> None:
-        """Pad all texts and use no compiled layer for the rest of the run, because a compiled kernel failed.
-
-        Raises:
-            TrainingError: if they are padded already.
-        """
-        if self._budget.padded or self._layouts.layout == "padded":
-            raise TrainingError(
-                f"a compiled kernel failed with padded texts, too: {reason:.300}. Set ANGLE_LLM_PLAIN=1 to use the layers of "
-                "the libraries, and resume with --resume auto."
-            )
-        self._run.log(
-            f"warning: a compiled kernel failed ({reason:.300}). From now on texts are padded and no layer is compiled."
-        )
-        self._use(replace(self._budget, padded=True))
-
     def _checkpointing_budget(self) -> TokenBudget | None:
         """Return the token budget with activation checkpointing; None if already on, not allowed or not possible."""
         budget = self._budget
@@ -367,20 +352,10 @@ class Trainer:
         return replace(budget, activation_checkpointing=True)
 
     def _use(self, budget: TokenBudget) -> None:
-        """Set the token budget of the next steps, with activation checkpointing if the budget has it.
-
-        Padded texts use no compiled function.
-        """
+        """Set the token budget of the next steps, with activation checkpointing if the budget has it."""
         self._budget = budget
-        if self._layouts.layout == "padded":
-            use_plain_rotary(self._encoder.model)
         if budget.activation_checkpointing:
             self._encoder.model.checkpoint_activations(True)
-
-    @property
-    def _layouts(self) -> LayoutSupport:
-        """Layouts of texts with the current budget."""
-        return self._budget.apply_to(self._encoder.layouts)
 
     def _update(self, learning_rate: float) -> float:
         """Take an optimizer step; return the gradient norm before clipping.
@@ -399,21 +374,6 @@ class Trainer:
                 "--resume auto continues from the last checkpoint."
             ) from error
 
-    def _evaluate(self) -> None:
-        """Evaluate the encoder after the current step; if a compiled kernel fails, repeat it with padded texts.
-
-        Raises:
-            TrainingError: if a kernel fails for padded texts, too.
-        """
-        reason = None
-        try:
-            self._model.evaluate(self._step, self._metrics, self._layouts)
-        except RankKernelError as error:
-            reason = str(error)
-        if reason is not None:  # outside of `except`: an error of the second evaluation has no other cause
-            self._use_padded_texts(reason)
-            self._evaluate()
-
     def _evaluate_and_save(self) -> None:
         """Evaluate the encoder and write a checkpoint if the schedule has them after the current step.
 
@@ -426,7 +386,7 @@ class Trainer:
         signal = self._signal()
         changed = step == 0 or self._learns
         if schedule.evaluates_at(step) and changed and not signal:
-            self._evaluate()
+            self._model.evaluate(step, self._metrics)
             signal = self._signal()
         if signal or (schedule.saves_at(step) and step > self._resumed):
             self._strategy.check_replicas()

@@ -267,6 +267,6 @@ def test_the_processes_of_a_launch_are_those_of_the_forecast() -> None:
 
 
 def test_settings_keep_the_other_values_of_a_stored_budget() -> None:
-    stored = TokenBudget(100, 200, padded=True)
+    stored = TokenBudget(100, 200, True)
     assert default_budget(TrainSettings(), stored) == stored
     assert default_budget(TrainSettings(graph_tokens=5), stored) == replace(stored, graph_tokens=5)

@@ -95,20 +95,14 @@ def test_one_process_out_of_memory_repeats_the_step_on_all(processes: int, tmp_p
     assert "limited: losses differ by" in printed
 
 
-def test_one_process_with_a_failing_kernel_makes_all_pad_their_texts(tmp_path: Path) -> None:
-    assert "padded: losses differ by" in program("distributed_runs.py", str(tmp_path), "kernels")
-
-
-@pytest.mark.slow
-@needs_deepspeed
-def test_a_failing_kernel_under_zero_ends_the_run_and_names_the_flag(tmp_path: Path) -> None:
-    assert "padded: losses differ by" in program("distributed_runs.py", str(tmp_path), "kernels", "ZeRO-2")
+@pytest.mark.parametrize("names", [[], pytest.param(["ZeRO-2"], marks=[pytest.mark.slow, needs_deepspeed])])
+def test_a_failing_kernel_ends_the_run_and_names_the_flag(names: list[str], tmp_path: Path) -> None:
+    assert "padded: losses differ by" in program("distributed_runs.py", str(tmp_path), "kernels", *names)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, str], str]] = {
     "FSDP": ("NO", {}, {"ACCELERATE_USE_FSDP": "true"}, "FSDP"),
     "Megatron": ("MEGATRON_LM", {}, {}, "MEGATRON_LM"),
-    "compile": ("NO", {}, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "--dynamo_backend no"),
     "fp16": ("DEEPSPEED", {"fp16": {"enabled": True}}, {}, r"model\.dtype"),
     "tensor": ("DEEPSPEED", {"tensor_parallel": {"autotp_size": 2}}, {}, "tensor"),
     "DeepSpeed on a CPU": (
@@ -130,7 +124,7 @@ def test_an_unsupported_launch_is_refused_with_an_alternative(case: str) -> None
 
 @pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED"])
 def test_other_launches_are_accepted(kind: str) -> None:
-    check_launch(kind, {"bf16": {"enabled": "auto"}, "tensor_parallel": {}}, {"ACCELERATE_DYNAMO_BACKEND": "NO"})
+    check_launch(kind, {"bf16": {"enabled": "auto"}, "tensor_parallel": {}}, {})
 
 
 @pytest.mark.parametrize(("use_cpu", "backend"), [("True", "gloo"), ("False", "nccl")])

@@ -14,9 +14,6 @@ import yaml
 from forked import free_port
 from tiny import save_tiny_base
 
-from angle_llm.train import distributed as process_loss
-from angle_llm.train.distributed import ENDED_SECONDS, INTERVAL, LOST_SECONDS, Processes, ProcessWatch
-
 WORKER = Path(__file__).with_name("process_loss_worker.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
@@ -37,44 +34,6 @@ def test_all_processes_end(launcher: str, failure: str, rank: int, tmp_path: Pat
     cause = "failed: ArithmeticError" if failure == "exception" else "was killed or stopped|or its launcher"
     named = rf"exits: rank {rank} \(host[^)]*\) ({cause})|Root Cause[^=]*?rank +: {rank} \(local_rank"
     assert re.search(named, outputs[(1 - rank) % len(outputs)], flags=re.DOTALL), outputs
-
-
-class UnchangedCounter(ProcessWatch):
-    """Rank 1 never increments its counter; each read has another list, as that of the store."""
-
-    reads = 0
-
-    @property
-    def _counters(self) -> list[bytes]:  # type: ignore[override]
-        self.reads += 1
-        return [str(self.reads).encode(), b"5"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a handle of a process exists on Linux only")
-@pytest.mark.parametrize(("ended", "intervals"), [(True, 3), (False, 12)])
-def test_an_ended_process_of_this_machine_is_lost_after_fewer_intervals(
-    ended: bool, intervals: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (ENDED_SECONDS, LOST_SECONDS, INTERVAL) == (3, 12, 1)
-    for name, value in (("INTERVAL", 1), ("ENDED_SECONDS", ENDED_SECONDS), ("LOST_SECONDS", LOST_SECONDS)):
-        monkeypatch.setattr(process_loss, name, value / 64)
-    watch, lost = UnchangedCounter(Processes(rank=0, world_size=2)), []
-
-    def end(rank: int, what: str) -> None:
-        lost.append((rank, what))
-        watch._stopped.set()
-
-    monkeypatch.setattr(watch, "_exit", end)
-    with subprocess.Popen(["sleep", "60"]) as other:
-        watch._handles[1] = os.pidfd_open(other.pid)
-        if ended:
-            other.kill()
-            os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # a launcher may not have collected it yet
-        watch._watch()
-        other.kill()
-    os.close(watch._handles[1])
-    assert lost == [(1, "was killed or stopped")]
-    assert watch.reads == 1 + intervals
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from torch.utils.checkpoint import CheckpointError
 
 from angle_llm.device import is_out_of_memory
 from angle_llm.train.token_budget import (
-    RankKernelError,
     RankMemoryError,
     TokenBudget,
     guard_ranks,
@@ -58,9 +57,3 @@ def test_errors_of_compiled_kernels_are_distinguished_from_others() -> None:
     outer = RuntimeError("in layer 3")
     outer.__cause__ = InternalTorchDynamoError("graph")
     assert is_kernel_error(outer)
-    with pytest.raises(RankKernelError, match="differs"), guard_ranks(int):
-        raise CheckpointError("a recomputed tensor differs")
-    with pytest.raises(RankKernelError, match="another rank"), guard_ranks(lambda _: 2):
-        pass
-    with pytest.raises(RankKernelError, match="another rank"), guard_ranks(lambda _: 2):  # and memory on this rank
-        torch.empty(2**60)

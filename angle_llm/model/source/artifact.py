@@ -161,13 +161,11 @@ def save_parts(
     backbone: Any,
     tokenizer: Tokenizer,
     card: EncoderCard,
-    check: Callable[[Path], None] | None = None,
     dense: nn.Sequential | None = None,
 ) -> None:
     """Save an encoder in a folder: its adapter or all weights, and its Dense modules.
 
-    The folder is written completely or not at all. `check` is called with the new folder before the new folder replaces
-    `folder`, and can raise an error to prevent this.
+    The folder is written completely or not at all.
     """
     if not is_adapted(backbone):
         card = replace(card, base=None, base_revision=None, base_fingerprint=None, layers=None)
@@ -186,8 +184,6 @@ def save_parts(
             write_library_form(target, backbone, tokenizer, card)
         else:
             write_library_refusal(target)
-        if check is not None:
-            check(target)
 
     write_directory(Path(folder), fill)
 

@@ -3,9 +3,9 @@
     python eval/nested.py --model DIR --tasks starter:graded_pairs.tsv --layers 6 12 --dimensions 64 128
     python eval/nested.py --model DIR --data-dir DATA --tasks stsb sick
 
-    sentences ──► one pass through all layers ──► (N, M, D) ──► cut to m layers and k columns ──► Spearman per task
+    sentences ──► the first m layers ──► (N, D) ──► the first k columns ──► Spearman per task
 
-Dimensions: N texts, M numbers of layers, D columns.
+Dimensions: N texts, D columns, K kept columns.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def quality_curve(
 ) -> list[Point]:
     """Return Spearman × 100 on STS tasks of an encoder cut to each combination of numbers of layers and dimensions.
 
-    The full numbers are included; results are in ascending order of layers, then dimensions. Texts are encoded once.
-    The embeddings of all layers, N × M × D numbers for N texts, M numbers of layers and D dimensions, are in memory.
+    The full numbers are included; results are in ascending order of layers, then dimensions. Texts are encoded once for
+    each number of layers.
 
     Raises:
         ValueError: for more layers or dimensions than the encoder has, no tasks, equal task names, or embeddings that
@@ -110,11 +110,11 @@ def quality_curve(
         )
     texts = list(dict.fromkeys(text for task in tasks for pair in task.pairs for text in pair[:2]))
     row_of = {text: row for row, text in enumerate(texts)}
-    encoded_NMD = encoder.encode_layers(texts, depths, show_progress=True)
     points = []
-    for number, depth in enumerate(depths):
+    for depth in depths:
+        rows_ND = encoder.truncated(layers=depth).encode(texts, show_progress=True)
         for width in widths:
-            rows_NK = encoded_NMD[:, number, :width]
+            rows_NK = rows_ND[:, :width]
             results = evaluate(partial(_rows_of, rows_NK, row_of), tasks)
             points.append(Point(depth, width, {name: task.spearman for name, task in results.tasks.items()}))
     return points

@@ -1,6 +1,6 @@
 """`SentenceEncoder`: maps texts to embeddings, a row per text.
 
-Legend: N texts, D dimensions, C columns.
+Legend: N texts, U unique texts, D dimensions.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from angle_llm.device import bound_kernel_caches, evaluating, keep_freed_memory
-from angle_llm.io import progress_bar
-from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions, depths_head
+from angle_llm.device import bound_kernel_caches, evaluating, is_out_of_memory, keep_freed_memory, on_device
+from angle_llm.io import log, progress_bar
+from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layers import lora
 from angle_llm.model.layers.activation_checkpointing import forward_lock
 from angle_llm.model.layers.depth import LayerStack
@@ -28,7 +28,6 @@ from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.quantization import bits_of, without_outliers
 from angle_llm.model.layers.quantized_layers import patch_bitsandbytes
 from angle_llm.model.layout.attention import attention_kernels
-from angle_llm.model.layout.encoding import encode_planned
 from angle_llm.model.layout.micro_batches import EncodeStats, LayoutSupport, Plan, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.pooling import checked_pooling
@@ -192,7 +191,7 @@ class SentenceEncoder:
             try:
                 encoder = encoder.truncated(dimensions=card.dimensions, layers=card.layers)
             except ValueError as error:
-                raise ArtifactError(f"{parts.folder}: {CARD_NAME} does not fit the weights: {error}") from error
+                raise ArtifactError(f"{source.path}: {CARD_NAME} does not fit the weights: {error}") from error
         if parts.adapter is not None:
             encoder.model.backbone = apply_lora(encoder.model.backbone, parts.adapter)
             check_states(encoder.model.backbone)
@@ -361,29 +360,6 @@ class SentenceEncoder:
             texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress
         )
 
-    def encode_layers(
-        self,
-        texts: Sequence[str],
-        layers: Sequence[int],
-        *,
-        micro_batch_tokens: int | None = None,
-        show_progress: bool = False,
-    ) -> Rows:
-        """Return embeddings after several numbers of layers from one forward pass, (N, len(layers), D) float32.
-
-        `encode_layers(texts, [m])[:, 0]` equals `truncated(layers=m).encode(texts)`. `layers` can contain the last layer.
-
-        Raises:
-            ValueError: if a layer does not exist or is repeated, or if states between the layers are not available.
-        """
-        inner = [layer for layer in layers if layer != self.layers]
-        if len(set(layers)) < len(layers):
-            raise ValueError(f"layers: expected different numbers, got {list(layers)}.")
-        # The columns are the dimensions after the last layer, then those after each layer of `inner`.
-        rows_NC, _ = encode_texts(self, texts, micro_batch_tokens, show_progress, inner)
-        positions = [0 if layer == self.layers else 1 + inner.index(layer) for layer in layers]
-        return rows_NC.reshape(len(texts), 1 + len(inner), self.dimensions)[:, positions]
-
     def encode_complex(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> np.ndarray[Any, np.dtype[np.complex64]]:
@@ -451,15 +427,10 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def encode_texts(
-    encoder: SentenceEncoder,
-    texts: Sequence[str],
-    micro_batch_tokens: int | None,
-    show_progress: bool,
-    layers: Sequence[int] = (),
+    encoder: SentenceEncoder, texts: Sequence[str], micro_batch_tokens: int | None, show_progress: bool
 ) -> tuple[Rows, EncodeStats]:
-    """Return the embeddings of N texts as rows (N, C), and counts and duration.
+    """Return the embeddings of N texts (N, D), and counts and duration.
 
-    A row has D columns, and D more for the embedding after the first m layers, for each number m in `layers`.
     `micro_batch_tokens` as in `SentenceEncoder.encode`. Forward passes in other threads wait until the end.
     """
     started = time.perf_counter()
@@ -467,18 +438,68 @@ def encode_texts(
     model = encoder.model
     on_cpu = encoder.device.type == "cpu"
     budget = micro_batch_tokens or (2048 if on_cpu else 16384)
-    columns = encoder.dimensions * (1 + len(layers))
-    rows_NC = np.empty((len(texts), columns), dtype=np.float32)
+    rows_ND = np.empty((len(texts), encoder.dimensions), dtype=np.float32)
     plans: list[Plan] = []
     bar = progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True)
     memory = keep_freed_memory() if on_cpu else nullcontext()
     lock = forward_lock(model.backbone)
     with lock, evaluating(model), attention_kernels(encoder.device), memory, bar as progress:
-        head = depths_head(model, layers)
         for first in range(0, len(texts), TEXTS_PLANNED):
             make_plan = partial(encoder.plan_ids, encoder.tokenize(texts[first : first + TEXTS_PLANNED], first))
-            plan, rows_UC = encode_planned(model, head, make_plan, budget, columns, progress.update)
+            plan, rows_UD = _encode_planned(model, make_plan, budget, progress.update)
             budget = plan.token_budget
-            rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
+            rows_ND[first : first + TEXTS_PLANNED] = rows_UD.numpy()[plan.row_of]
             plans.append(plan)
-    return rows_NC, EncodeStats.of(plans, time.perf_counter() - started)
+    return rows_ND, EncodeStats.of(plans, time.perf_counter() - started)
+
+
+def _encode_planned(
+    model: EmbeddingModel,
+    make_plan: Callable[[int], Plan],
+    token_budget: int,
+    progress: Callable[[int], object],
+) -> tuple[Plan, torch.Tensor]:
+    """Encode texts in micro-batches; after every out-of-memory error, encode again with half the token budget.
+
+    With weights partitioned by ZeRO-3 the error is raised, because all other ranks wait in the failed forward pass.
+
+    Args:
+        make_plan: splits the texts into micro-batches for a token budget (maximum number of tokens in a micro-batch).
+        progress: called with the number of texts of each micro-batch; with a negative number before texts are encoded
+            again.
+
+    Returns:
+        The split that was used, and the embeddings of the U unique texts, (U, D) float32 on the CPU. They are copied from
+        a GPU once, at the end.
+
+    Raises:
+        RuntimeError: if the memory is too small for a single text.
+    """
+    device = next(model.parameters()).device
+    partitioned = not all(parameter.numel() for parameter in model.parameters())
+    while True:
+        plan = make_plan(token_budget)
+        done = 0
+        repeats = len(plan.row_of) / max(plan.unique, 1)
+        try:
+            rows_UD = torch.empty(plan.unique, model.width, device=device)
+            for micro in plan.micro_batches:
+                rows_UD[on_device(torch.tensor(micro.rows), device)] = model(**micro.inputs(device)).float()
+                texts = round(len(micro.rows) * repeats)
+                progress(texts)
+                done += texts
+            return plan, rows_UD.cpu()
+        except (RuntimeError, MemoryError) as error:
+            if partitioned or not is_out_of_memory(error):
+                raise
+            if all(len(group.rows) == 1 for group in plan.groups):
+                raise RuntimeError(
+                    f"out of memory with a single text per micro-batch, of up to {plan.longest_text} tokens. Lower max_length "
+                    "(--model.max-length in training), or use a smaller model or more memory."
+                ) from error
+        # Outside of `except`, the error and the tensors of its frames are freed.
+        rows_UD = micro = None  # type: ignore[assignment]
+        progress(-done)
+        token_budget = max(min(token_budget, max(group.computed_tokens for group in plan.groups)) // 2, 1)
+        log(f"out of memory: encoding with at most {token_budget} tokens per micro-batch")
+        torch.cuda.empty_cache()

@@ -108,15 +108,6 @@ class DepthsHead(Head):
         return [states_RD, *(inner[layer] for layer in self.layers)]
 
 
-def depths_head(model: EmbeddingModel, layers: Sequence[int]) -> Head:
-    """Return a head whose rows also have embeddings after the first m layers, for each number m in `layers`.
-
-    Raises:
-        ValueError: as `DepthsHead`.
-    """
-    return DepthsHead(model, layers) if layers else Head()
-
-
 @dataclass(frozen=True)
 class EmbeddingOptions:
     """How an `EmbeddingModel` computes embeddings from the states of its backbone."""
@@ -213,15 +204,13 @@ class EmbeddingModel(nn.Module):
         ids_BT: Tensor,
         mask_BT: Tensor | None = None,
         sequence: TokenSequence | None = None,
-        head: Head | None = None,
     ) -> Tensor:
         """Return a row per text: (B, D) for B right-padded texts, or (R, D) for R texts in one sequence.
 
-        Args:
-            ids_BT, mask_BT, sequence: as in `ModelInput`.
-            head: decides what a row is; None: the head of the model in training mode, else a row is an embedding.
+        The arguments are the fields of `ModelInput`. In training mode, the head decides what a row is; otherwise it is an
+        embedding.
         """
-        head = head or (self.head if self.training else _EMBEDDING)
+        head = self.head if self.training else _EMBEDDING
         autocasts = self.options.autocasts and self.training
         # With the cache, a forward pass without gradients would keep a copy of every weight.
         half: AbstractContextManager[Any] = (

@@ -327,13 +327,8 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
 
 def _check_tokens(encoder: SentenceEncoder, texts: Sequence[SidedText]) -> None:
     """Raise `DataError` for the first text without tokens."""
-    for side in {text.side for text in texts}:
-        of_side = encoder if side is None else encoder.for_side(side)
-        texts_of_side = [text for text in texts if text.side == side]
-        try:
-            of_side.tokenize([text.text for text in texts_of_side])
-        except ValueError:
-            for text in texts_of_side:
-                if reason := untokenizable(of_side, text.text):
-                    raise DataError(f"text {text.shown()}: {reason}. Fix it, or remove its row") from None
-            raise
+    sides = {text.side for text in texts}
+    encoder_of_side = {side: encoder if side is None else encoder.for_side(side) for side in sides}
+    for text in texts:
+        if reason := untokenizable(encoder_of_side[text.side], text.text):
+            raise DataError(f"text {text.shown()}: {reason}. Fix it, or remove its row")

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from angle_llm.io import IDENTITY, FolderError, check_files
+from angle_llm.io import FolderError, check_files
 from angle_llm.prompts import Side, SidePrompts
 from angle_llm.settings.parsing import SettingsError
 
@@ -349,13 +349,11 @@ def read_index(folder: Path) -> VectorIndex:
         FolderError: if the index is missing, damaged, or of another format version.
     """
     path = folder / INDEX
-    hint = "Name a folder that `angle-llm embed --output FOLDER` wrote."
-    if not folder.is_dir():
-        raise FolderError(f"{folder} {'is a file' if folder.exists() else 'does not exist'}. {hint}")
     if not path.is_file():
-        if (folder / IDENTITY).is_file():
-            hint = "Embedding was not finished: run the same `angle-llm embed` again."
-        raise FolderError(f"{folder} has no {INDEX}. {hint}")
+        raise FolderError(
+            f"{folder} has no {INDEX}. Name a folder that `angle-llm embed --output FOLDER` wrote; if it was interrupted, run "
+            "it again."
+        )
     try:
         return TypeAdapter(VectorIndex).validate_json(path.read_bytes())
     except ValidationError as error:

@@ -10,7 +10,7 @@ from angle_llm.data.formats import Group
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, FalseNegatives, NestedObjective, Objective
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.heads import Head, depths_head
+from angle_llm.model.heads import DepthsHead, Head
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.objective import ObjectiveFields
 from angle_llm.settings.parsing import SettingsError, merged_settings, settings_from_dict, settings_to_dict
@@ -49,7 +49,8 @@ class PairTask:
         Raises:
             ValueError: if `nested.layers` does not fit the backbone (see `DepthsHead`).
         """
-        return depths_head(encoder.model, self.settings.nested.layers)
+        layers = self.settings.nested.layers
+        return DepthsHead(encoder.model, layers) if layers else Head()
 
     def planned_head(self, _: SentenceEncoder, __: Any) -> Head:
         """Return the head for a forecast."""

@@ -131,7 +131,6 @@ def test_every_activation_and_size(tmp_path: Path) -> None:
     assert np.abs(encoder.encode(TEXTS) - expected).max() <= 1e-6
     assert encoder.dimensions == 38
     assert np.array_equal(encoder.truncated(dimensions=5).encode(TEXTS), encoder.encode(TEXTS)[:, :5])
-    assert encoder.encode_layers(TEXTS, [1, 2]).shape == (4, 2, 38)
 
 
 @pytest.mark.parametrize(

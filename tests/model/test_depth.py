@@ -1,11 +1,13 @@
 """Encoders truncated to their first layers and dimensions: equal to inner rows of one pass, also when saved and loaded."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
 from torch import nn
@@ -48,25 +50,37 @@ def assert_same(one: Any, other: Any) -> None:
     np.testing.assert_allclose(one, other, rtol=0, atol=ROUNDING * np.abs(other).max())
 
 
+def rows_by_depth(encoder: SentenceEncoder, layers: Sequence[int]) -> Any:
+    """Rows of `TEXTS` after all layers and after each number of layers in one pass, as in training, (N, 1 + M, D)."""
+    model = encoder.model.changed(DepthsHead(encoder.model, layers)).eval()
+    model.training = True  # the head applies, without dropout
+    plan = encoder.plan(TEXTS, 10**6)
+    rows_UMD = np.empty((plan.unique, 1 + len(layers), encoder.dimensions), dtype=np.float32)
+    with torch.no_grad():
+        for micro in plan.micro_batches:
+            rows = model(**micro.inputs(encoder.device)).numpy()
+            rows_UMD[micro.rows] = rows.reshape(len(rows), 1 + len(layers), -1)
+    return rows_UMD[plan.row_of]
+
+
 @pytest.mark.parametrize("with_adapter", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_pass_gives_the_rows_of_shorter_encoders(kind: str, with_adapter: bool) -> None:
     encoder = tiny_encoder(kind)
     if with_adapter:
         adapted(encoder)
-    every = list(range(1, encoder.layers + 1))
-    rows_NMD = encoder.encode_layers(TEXTS, every)
-    assert rows_NMD.shape == (len(TEXTS), len(every), KINDS[kind].dimensions)
-    assert np.array_equal(rows_NMD[:, -1], encoder.encode(TEXTS))
-    for layer in every:
-        assert_same(encoder.truncated(layers=layer).encode(TEXTS), rows_NMD[:, layer - 1])
+    inner = list(range(1, encoder.layers))
+    rows_NMD = rows_by_depth(encoder, inner)
+    assert_same(rows_NMD[:, 0], encoder.encode(TEXTS))
+    for layer in inner:
+        assert_same(encoder.truncated(layers=layer).encode(TEXTS), rows_NMD[:, layer])
     assert np.abs(rows_NMD[:, 0] - rows_NMD[:, -1]).max() > 0.1, "layers must differ for this test"
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last-max", "cls", "cls-last-avg", "last"])
 def test_every_pooling_pools_inner_states(pooling: str) -> None:
     encoder = tiny_encoder("bert", pooling=pooling)
-    assert_same(encoder.encode_layers(TEXTS, [1])[:, 0], encoder.truncated(layers=1).encode(TEXTS))
+    assert_same(rows_by_depth(encoder, [1])[:, 1], encoder.truncated(layers=1).encode(TEXTS))
 
 
 def test_inner_layers_do_not_change_encode() -> None:
@@ -75,9 +89,6 @@ def test_inner_layers_do_not_change_encode() -> None:
     before = encoder.encode(TEXTS)
     encoder.model = encoder.model.changed(DepthsHead(encoder.model, [1]))
     assert np.array_equal(encoder.encode(TEXTS), before)
-    with pytest.raises(ValueError, match="layers"):
-        encoder.encode_layers(TEXTS, [99])
-    assert encoder.encode_layers(TEXTS, [1]).shape == (len(TEXTS), 1, 32)
     inputs = encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(encoder.device)
     assert encoder.model.eval()(**inputs).shape[1] == 32
     assert encoder.model.train()(**inputs).shape[1] == 64
@@ -188,9 +199,9 @@ def test_an_export_drops_layers_but_cannot_drop_dimensions(tmp_path: Path) -> No
 
 def test_layers_and_dimensions_that_do_not_exist_are_refused() -> None:
     encoder = tiny_encoder("llama")
-    for layers in ([0], [4], [1, 1]):
+    for layers in ([0], [3], [1, 1]):
         with pytest.raises(ValueError, match="layers"):
-            encoder.encode_layers(TEXTS, layers)
+            DepthsHead(encoder.model, layers)
     for cut in ({"layers": 0}, {"layers": 4}, {"dimensions": 0}, {"dimensions": 33}):
         with pytest.raises(ValueError, match=next(iter(cut))):
             encoder.truncated(**cut)
@@ -199,7 +210,7 @@ def test_layers_and_dimensions_that_do_not_exist_are_refused() -> None:
 def test_a_pooling_of_two_layers_has_no_inner_rows_but_can_be_truncated() -> None:
     encoder = tiny_encoder("bert", pooling="first-last-avg")
     with pytest.raises(ValueError, match="first-last-avg"):
-        encoder.encode_layers(TEXTS, [1])
+        DepthsHead(encoder.model, [1])
     assert encoder.truncated(layers=1).encode(TEXTS).shape == (len(TEXTS), 32)
 
 
@@ -207,7 +218,7 @@ def test_a_backbone_with_unknown_layers_or_steps_after_them_is_refused() -> None
     encoder = tiny_encoder("llama")
     backbone: Any = encoder.model.backbone
     backbone.register_forward_hook(lambda _, __, output: output.__class__(last_hidden_state=output[0] * 1.01))
-    for use in (lambda: encoder.encode_layers(TEXTS, [1]), lambda: encoder.truncated(layers=1)):
+    for use in (lambda: DepthsHead(encoder.model, [1]), lambda: encoder.truncated(layers=1)):
         with pytest.raises(ValueError, match="LlamaModel"):
             use()
     assert encoder.truncated(dimensions=8).dimensions == 8

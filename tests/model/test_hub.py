@@ -101,12 +101,6 @@ def test_other_repositories_are_refused(hub: Hub, tmp_path: Path) -> None:
         load("org/exported")
     with pytest.raises(ArtifactError, match="the base org/peft is an adapter, too"):
         load("org/peft")
-    adapter = {"adapter_config.json": b'{"base_model_name_or_path": "org/none"}'}
-    for name in ("model.safetensors", "model.safetensors.index.json"):
-        repo = f"org/both-{len(name)}"
-        hub.put(repo, adapter | {"config.json": base["config.json"], name: b"{}"})
-        with pytest.raises(ArtifactError, match=f"{repo} on the hub contains an adapter and a model"):
-            load(repo)
     with pytest.raises(OSError, match=r"the hub refuses org/nothing: .*log in"):
         load("org/nothing")
     with pytest.raises(OSError, match="the hub refuses org/exported at revision v9"):
@@ -147,7 +141,7 @@ def test_a_model_or_revision_missing_in_the_cache_is_an_error_with_its_name(
     load("org/base", revision=commit)
     with pytest.raises(FileNotFoundError, match="org/base at revision v9 is not on this machine"):
         load("org/base", revision="v9")
-    with pytest.raises(FileNotFoundError, match=r"org/other is not on this machine.*\(.*HF_HUB_OFFLINE.*\)"):
+    with pytest.raises(FileNotFoundError, match=r"org/other is not on this machine.*HF_HUB_OFFLINE"):
         load("org/other")
 
 

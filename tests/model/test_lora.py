@@ -12,7 +12,7 @@ from cases import one_in
 from safetensors.torch import load_file, save_file
 from tiny import KINDS, PeftLora, add_adapter, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from torch import nn
-from transformers import AutoModel, MambaConfig, Qwen3MoeConfig
+from transformers import AutoModel, Qwen3MoeConfig
 
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.lora import LoraUpdate, add_lora, count_parameters, is_adapted, is_transposed
@@ -117,24 +117,6 @@ def test_experts_are_refused_before_training() -> None:
         add_lora(AutoModel.from_config(config), LoraSettings(rank=2))
     adapted = add_lora(AutoModel.from_config(config), LoraSettings(rank=2, targets=("q_proj", "v_proj")))
     assert adapted_layers(adapted) == {"layers.0.self_attn.q_proj", "layers.0.self_attn.v_proj"}
-
-
-@pytest.mark.parametrize("targets", [["all-linear"], ["in_proj", "out_proj"]])
-def test_a_layer_that_peft_refuses_is_refused_with_the_other_targets(targets: list[str]) -> None:
-    """The message of peft names no flag, and leaves an adapter on the layers before."""
-    backbone = AutoModel.from_config(
-        MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=2, time_step_rank=1)
-    )
-    with pytest.raises(ValueError, match=r"MambaModel: .*'out_proj'.*--lora.targets dt_proj in_proj x_proj\."):
-        add_lora(backbone, LoraSettings(rank=2, targets=targets))
-    adapted = add_lora(backbone, LoraSettings(rank=2, targets=["in_proj"]))
-    assert adapted_layers(adapted) == {"layers.0.mixer.in_proj", "layers.1.mixer.in_proj"}
-
-
-def test_an_error_of_another_setting_does_not_name_the_targets() -> None:
-    with pytest.raises(ValueError, match="`r` should be a positive integer") as raised:
-        add_lora(tiny_backbone("llama"), LoraSettings(rank=0))
-    assert "--lora.targets" not in str(raised.value)
 
 
 def test_parameters_are_counted_and_a_second_adapter_is_refused() -> None:

@@ -196,7 +196,6 @@ def test_saved_encoders_twins_and_the_hub_read_the_folder(
     )
     rows = encoder.encode(TEXTS)
     assert np.linalg.norm(rows, axis=1) == pytest.approx(1, abs=1e-6)
-    assert np.linalg.norm(encoder.encode_layers(TEXTS, [1, 2]), axis=2) == pytest.approx(1, abs=1e-6)
     assert np.linalg.norm(encoder.truncated(dimensions=5).encode(TEXTS), axis=1) == pytest.approx(1, abs=1e-6)
     encoder.save_pretrained(tmp_path / "saved")
     assert np.array_equal(load(tmp_path / "saved").encode(TEXTS), rows)

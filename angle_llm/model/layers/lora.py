@@ -64,28 +64,14 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     Raises:
         ValueError: for a target that is no layer, or that peft refuses (`out_proj` of Mamba), or if there are experts.
     """
-    # Add the adapter; restore the layers if peft refuses a layer.
     targets = list(settings.targets)
-    target_modules = ALL_LINEAR if targets == [ALL_LINEAR] else _existing(backbone, targets)
-    try:
-        adapted: Any = peft_model(
-            backbone,
-            r=settings.rank,
-            lora_alpha=settings.alpha,
-            lora_dropout=settings.dropout,
-            target_modules=target_modules,
-        )
-    except ValueError as error:
-        for path, layer in list(backbone.named_modules()):
-            if hasattr(layer, "base_layer"):  # peft replaces layers one by one
-                backbone.set_submodule(path, layer.base_layer)
-        if "is incompatible" not in str(error):  # an error of another setting, such as the rank
-            raise
-        names = sorted(name for name in _linear_names(backbone) if f"'{name}'" not in str(error))
-        raise ValueError(
-            f"LoRA targets {' '.join(targets)}: peft does not adapt this {type(backbone).__name__}: {error} Choose from "
-            f"--lora.targets {' '.join(names)}."
-        ) from error
+    adapted: Any = peft_model(
+        backbone,
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else _existing(backbone, targets),
+    )
     # Expert weights are not supported.
     if experts := adapted.peft_config["default"].target_parameters:
         raise ValueError(

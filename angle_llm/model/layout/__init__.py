@@ -3,6 +3,5 @@
 token_sequence  texts in one sequence without padding: a prefix trie, or packed (concatenated) texts
 attention       attention between the tokens of such a sequence; `flex` is the FlexAttention kernel
 micro_batches   splits a batch into micro-batches, and chooses the layout: `trie`, `packed` or `padded`
-encoding        encodes texts in micro-batches, with smaller ones after an out-of-memory error
 support         finds the layouts that a model can compute
 """

@@ -57,19 +57,17 @@ logging.getLogger("DeepSpeed").addFilter(
 class Parts(NamedTuple):
     """Backbone, tokenizer, adapter and settings (`EncoderCard`) of an encoder, loaded from files."""
 
-    folder: str | Path
-    """Path of the saved encoder, the adapter or the backbone, for error messages."""
     backbone: nn.Module
     tokenizer: Tokenizer
+    dense: nn.Sequential
+    """Dense modules that are applied to the pooled state."""
     base: str
     base_revision: str | None
-    base_fingerprint: str | None = None
-    card: EncoderCard | None = None
+    card: EncoderCard | None
     """Prompt, pooling and lengths, from `angle_llm.json` or a sentence-transformers folder; None for a bare backbone."""
+    base_fingerprint: str | None = None
     adapter: LoraAdapter | None = None
     """An adapter that fits the backbone and is not applied yet; None without an adapter."""
-    dense: nn.Sequential | None = None
-    """Dense modules that are applied to the pooled state."""
 
 
 def load_parts(
@@ -83,33 +81,46 @@ def load_parts(
 ) -> Parts:
     """Load backbone, tokenizer, adapter and settings (`EncoderCard`) of a model.
 
-    Arguments and errors as in `SentenceEncoder.from_pretrained`.
+    With "auto", `dtype` and `bits` are as in the training of a saved encoder. Other arguments and errors as in
+    `SentenceEncoder.from_pretrained`.
     """
-    if adapter is not None and (source.card is not None or source.adapter is not None):
+    saved = source.card
+    if adapter is not None and (saved is not None or source.adapter is not None):
         raise ValueError(
             f"adapter: expected a backbone as its base, but {source.path} is "
-            f"{'an adapter' if source.card is None else 'a saved encoder'}. Give the path or hub id of the backbone."
+            f"{'an adapter' if saved is None else 'a saved encoder'}. Give the path or hub id of the backbone."
         )
-    if source.card is not None:
-        return _load_saved(source, source.card, dtype, bits, device)
+    # Settings and adapter, before the weights are loaded.
     library = source.read_library(prompt)
     base, revision = source.base or (source.path, source.revision)
     adapter_folder = source.adapter if adapter is None else Path(adapter).expanduser()
-    peft_adapter = None
-    if adapter_folder is not None:
-        peft_adapter = read_peft_adapter(adapter_folder, base, prompt or (library and library.prompt))
-    # On the device: the probes run where the model will run.
+    lora: LoraAdapter | None = None
+    if saved is not None:
+        dtype = saved.dtype if dtype == "auto" else dtype
+        bits = saved.bits if bits == "auto" else bits
+        lora = None if adapter_folder is None else read_adapter(adapter_folder)
+    elif adapter_folder is not None:
+        lora = read_peft_adapter(adapter_folder, base, prompt or (library and library.prompt))
+    # Weights and tokenizer, on the device: the probes run where the model will run.
     bits = None if bits == "auto" else bits
     backbone = load_backbone(source.backbone, dtype=dtype, revision=revision, bits=bits, device=device)
     tokenizer = load_tokenizer(*source.tokenizer)
     check_loaded(backbone, tokenizer, source.path)
-    card = None if library is None else card_of(library, tokenizer, backbone, dtype)
     dense = read_dense(source.dense, state_sizes(backbone)[0])
-    parts = Parts(source.path, backbone, tokenizer, base, revision, card=card, dense=dense)
-    if adapter_folder is None or peft_adapter is None:
+    card = saved if library is None else card_of(library, tokenizer, backbone, dtype)
+    parts = Parts(backbone, tokenizer, dense, base, revision, card)
+    if lora is None or adapter_folder is None:
         return parts
-    update = fitted(peft_adapter, adapter_folder, backbone, base)
-    return parts._replace(folder=adapter_folder, base_fingerprint=weights_fingerprint(backbone), adapter=update)
+    # The adapter must fit the base.
+    fingerprint = weights_fingerprint(backbone)
+    # Rounding to float16 and then to the bfloat16 of the fingerprint is not rounding to bfloat16 directly.
+    comparable = saved is not None and (dtype == saved.dtype or "float16" not in (dtype, saved.dtype))
+    if saved is not None and comparable and saved.base_fingerprint not in (None, fingerprint):
+        raise ArtifactError(
+            f"{adapter_folder} was trained on weights with fingerprint {saved.base_fingerprint}, but {base} has "
+            f"{fingerprint}. Restore the original base, or correct `base` in {adapter_folder / CARD_NAME}."
+        )
+    return parts._replace(base_fingerprint=fingerprint, adapter=fitted(lora, adapter_folder, backbone, base))
 
 
 def card_of(
@@ -123,37 +134,6 @@ def card_of(
     length = library.length_for(tokenizer, count_positions(backbone))
     dense = len(library.dense)
     return EncoderCard(library.prompt, library.pooling, length, dtype, None, normalize=library.normalize, dense=dense)
-
-
-def _load_saved(
-    source: ModelSource, card: EncoderCard, dtype: str, bits: int | Literal["auto"] | None, device: torch.device
-) -> Parts:
-    """Load a saved encoder and check that its adapter fits the base. With "auto", `dtype` and `bits` are as in training.
-
-    Raises:
-        ArtifactError: for damaged files, or another base than in the training of the adapter.
-    """
-    folder = Path(source.location.name)
-    dtype = card.dtype if dtype == "auto" else dtype
-    bits = card.bits if bits == "auto" else bits
-    backbone = load_backbone(source.backbone, dtype=dtype, revision=card.base_revision, bits=bits, device=device)
-    tokenizer = load_tokenizer(source.location)
-    check_loaded(backbone, tokenizer, folder)
-    dense = read_dense(source.dense, state_sizes(backbone)[0])
-    if card.base is None:
-        base = str(folder) if source.revision is None else source.path  # not its path in the cache
-        return Parts(folder, backbone, tokenizer, base, source.revision, card=card, dense=dense)
-    fingerprint = weights_fingerprint(backbone)
-    # Rounding to float16 and then to the bfloat16 of the fingerprint is not rounding to bfloat16 directly.
-    comparable = dtype == card.dtype or "float16" not in (dtype, card.dtype)
-    if comparable and card.base_fingerprint not in (None, fingerprint):
-        raise ArtifactError(
-            f"{folder} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has "
-            f"{fingerprint}. Restore the original base, or correct `base` in {folder / CARD_NAME}."
-        )
-    adapter = read_adapter(folder)
-    adapter.check_fits(backbone, f"the adapter {folder}", card.base)
-    return Parts(folder, backbone, tokenizer, card.base, card.base_revision, fingerprint, card, adapter, dense)
 
 
 def save_parts(

@@ -174,27 +174,20 @@ def _header_read_once(location: BackboneLocation) -> Iterator[None]:
 
 @contextmanager
 def _without_load_report() -> Iterator[None]:
-    """Suppress the report of `transformers` on unused and missing weights inside this context; show it after an error.
+    """Suppress the report of `transformers` on unused and missing weights inside this context, unless shapes differ.
 
     `open_pretrained` checks for missing weights itself. Weights of a pooler are not needed, because the pooler is removed.
     """
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage() or "MISMATCH" in record.getMessage()
+
     logger = logging.getLogger("transformers.modeling_utils")
-    reports: list[logging.LogRecord] = []
-
-    def hold_back(record: logging.LogRecord) -> bool:
-        if "LOAD REPORT" not in record.getMessage():
-            return True
-        reports.append(record)
-        return False
-
-    logger.addFilter(hold_back)
+    logger.addFilter(is_other)
     try:
         yield
-        reports.clear()
     finally:
-        logger.removeFilter(hold_back)
-        for record in reports:
-            logger.handle(record)
+        logger.removeFilter(is_other)
 
 
 def without_head(model: Any) -> Any:

@@ -61,14 +61,12 @@ class EncoderCard:
         """Read `angle_llm.json` in a folder.
 
         Raises:
-            ArtifactError: if the file is missing or malformed, or has another format version.
+            FileNotFoundError: if the file is missing.
+            ArtifactError: if the file is malformed, or has another format version.
             PromptError: if a prompt in the file is invalid.
         """
         path = folder / CARD_NAME
-        try:
-            values = read_json(path)
-        except FileNotFoundError as error:
-            raise ArtifactError(f"{folder} has no {CARD_NAME}, so it is not a saved encoder.") from error
+        values = read_json(path)
         if (version := values.pop("format_version", None)) != FORMAT_VERSION:
             raise ArtifactError(
                 f"{path}: expected format_version {FORMAT_VERSION}, got {version!r:.80}. Upgrade angle_llm, or save the "

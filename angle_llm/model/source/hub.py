@@ -18,7 +18,6 @@ from angle_llm.model.source.checks import (
     MERGE_NAME,
     TOKENIZER_FILES,
     ArtifactError,
-    check_links,
     read_json,
 )
 from angle_llm.model.source.dense import DENSE_FILES
@@ -36,8 +35,8 @@ class HubFiles(NamedTuple):
 
     None for a bare backbone, whose files `transformers` fetches.
     """
-    commit: str | None
-    """Commit of the files; None for a bare backbone without config.json."""
+    commit: str
+    """Commit of the files."""
 
 
 def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
@@ -47,78 +46,45 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
     pooling and maximum length. `revision` is a commit, branch or tag.
 
     Raises:
-        FileNotFoundError: if the hub does not answer and the cache has no file of the repository.
+        FileNotFoundError: if neither the hub nor the cache has a file of the model.
         ArtifactError: for a repository that is neither an encoder nor a backbone, or a damaged `angle_llm.json`.
         OSError: if the hub refuses the request.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import snapshot_download
 
     # Files that show what the repository contains.
-    offline = _offline_reason(repo, revision)
     names = (CARD_NAME, EXPORT_NAME, ADAPTER_FILES[0], MODULES_NAME, "config.json")
-    files = {name: file for name in names if (file := _fetch(repo, name, revision, cache_only=bool(offline)))}
-    if offline and not files:
+    files = {name: file for name in names if (file := _fetch(repo, name, revision))}
+    if not files:
         raise FileNotFoundError(
-            f"the model {_name(repo, revision)} is not on this machine, and the hub does not answer ({offline}). "
-            "Check the path of a folder, a .gguf file or package:NAME/path; for a hub id, connect to the network."
+            f"the model {_name(repo, revision)} is not on this machine, and the hub does not answer or has no model there. "
+            "Check the path of a folder, a .gguf file or package:NAME/path; for a hub id, connect to the network, and unset "
+            "HF_HUB_OFFLINE."
         )
     # Encoder, export, adapter, or sentence-transformers folder.
+    patterns: tuple[str, ...]
     if CARD_NAME in files:
         weights = WHOLE_FILES if read_json(files[CARD_NAME]).get("base") is None else ADAPTER_FILES
-        names = (CARD_NAME, MERGE_NAME, *weights, *TOKENIZER_FILES, *DENSE_FILES)
-        return _snapshot(repo, files[CARD_NAME], list(names), bool(offline))
-    if EXPORT_NAME in files:
+        patterns = (CARD_NAME, MERGE_NAME, *weights, *TOKENIZER_FILES, *DENSE_FILES)
+    elif EXPORT_NAME in files:
         raise ArtifactError(
             f"{repo} on the hub was exported for another library ({EXPORT_NAME}). Open it with that library."
         )
-    if ADAPTER_FILES[0] in files:
-        if not offline and any(HfApi().file_exists(repo, name, revision=revision) for name in WHOLE_FILES[1:3]):
-            raise ArtifactError(f"{repo} on the hub contains an adapter and a model. Download one of them to a folder.")
-        patterns = [*ADAPTER_FILES, *TOKENIZER_FILES, *USAGE_FILES]
-        return _snapshot(repo, files[ADAPTER_FILES[0]], patterns, bool(offline))
-    if MODULES_NAME in files:
-        return _snapshot(repo, files[MODULES_NAME], list(USAGE_FILES), bool(offline))
-    return HubFiles(None, files["config.json"].parent.name if "config.json" in files else None)
+    elif ADAPTER_FILES[0] in files:
+        patterns = (*ADAPTER_FILES, *TOKENIZER_FILES, *USAGE_FILES)
+    elif MODULES_NAME in files:
+        patterns = USAGE_FILES
+    else:
+        return HubFiles(None, files["config.json"].parent.name)
+    commit = next(iter(files.values())).parent.name
+    return HubFiles(Path(snapshot_download(repo, revision=commit, allow_patterns=list(patterns))), commit)
 
 
-def _snapshot(repo: str, file: Path, patterns: list[str], cache_only: bool) -> HubFiles:
-    """Fetch the files of a hub repository that match `patterns`, from the commit of the cached file `file`.
-
-    Raises:
-        ArtifactError: if a fetched file is a link out of the cache.
-    """
-    from huggingface_hub import snapshot_download
-
-    commit = file.parent.name
-    folder = snapshot_download(repo, revision=commit, allow_patterns=patterns, local_files_only=cache_only)
-    check_links(Path(folder))
-    return HubFiles(Path(folder), commit)
-
-
-def _offline_reason(repo: str, revision: str | None) -> str:
-    """Return the reason why the hub does not answer, or "" if the hub answers.
-
-    One request decides, because otherwise the request of every file would time out.
-
-    Raises:
-        OSError: if the hub refuses the request.
-    """
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().model_info(repo, revision=revision, timeout=10)
-    except Exception as error:  # no connection: each HTTP library has its own errors
-        if is_refusal(error):
-            raise refused(repo, revision, error) from error
-        return reason(error)
-    return ""
-
-
-def _fetch(repo: str, name: str, revision: str | None, *, cache_only: bool) -> Path | None:
+def _fetch(repo: str, name: str, revision: str | None) -> Path | None:
     """Fetch a small file of a hub repository and return its path in the cache; None if the file does not exist.
 
-    `name` can be a file that marks a saved encoder or a sentence-transformers model. With `cache_only`, a warning is issued
-    if the cache contains the repository, but no record of whether this file exists.
+    A warning is issued if the hub does not answer, and the cache contains the repository, but no record of whether it has
+    the file that marks a saved encoder or a sentence-transformers model.
 
     Raises:
         OSError: if the hub refuses the request.
@@ -127,15 +93,14 @@ def _fetch(repo: str, name: str, revision: str | None, *, cache_only: bool) -> P
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repo, name, revision=revision, local_files_only=cache_only))
+        return Path(hf_hub_download(repo, name, revision=revision))
     except LocalEntryNotFoundError:  # also an EntryNotFoundError
         in_cache = isinstance(try_to_load_from_cache(repo, "config.json", revision=revision), str)
         known = try_to_load_from_cache(repo, name, revision=revision) is _CACHED_NO_EXIST
-        kinds = {CARD_NAME: "a saved encoder", MODULES_NAME: "a sentence-transformers model"}
-        if name in kinds and in_cache and not known:
+        if name in (CARD_NAME, MODULES_NAME) and in_cache and not known:
             warnings.warn(
-                f"without the hub, it is unknown whether {repo} is {kinds[name]}, so it is loaded as a bare backbone. Load "
-                "it once with a connection.",
+                f"without the hub, it is unknown whether {repo} has {name}, so it is loaded as a bare backbone. Load it once "
+                "with a connection.",
                 UserWarning,
                 stacklevel=4,
             )

@@ -155,7 +155,7 @@ def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
         return ModelSource(path_or_id, BackboneLocation(str(fetched)), commit, card=EncoderCard.read(fetched))
     if fetched is not None and (fetched / CONFIG_NAME).is_file():
         return _peft_source(path_or_id, fetched, commit)
-    return ModelSource(path_or_id, location, commit or revision, library=fetched)
+    return ModelSource(path_or_id, location, commit, library=fetched)
 
 
 def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> ModelSource:
@@ -176,8 +176,7 @@ def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> Mo
     base = next((str(path) for path in candidates if path.exists()), name)
     try:
         if not locate(base).is_local:
-            base_folder, base_commit = fetch_files(base, revision)
-            revision = base_commit or revision
+            base_folder, revision = fetch_files(base, revision)
             if base_folder is not None and (base_folder / CONFIG_NAME).is_file():
                 raise ArtifactError(f"{config_path}: the base {base} is an adapter, too. First merge it into its base.")
     except FileNotFoundError as error:

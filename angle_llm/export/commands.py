@@ -81,15 +81,10 @@ def export_main(settings: ExportSettings) -> None:
     if facts.use:
         print(f", in this folder:\n\n{facts.use}")
         return
-    opened = f"SentenceTransformer({settings.out!r})"
-    code = ["from sentence_transformers import SentenceTransformer"]
-    if facts.usage.prompt.differ:
-        code += [f"model = {opened}", "queries = model.encode_query(texts)", "documents = model.encode_document(texts)"]
-    else:
-        code.append(f"rows = {opened}.encode(texts)")
-    print(":\n\n" + "\n".join(f"    {line}" for line in code) + "\n")
-    for note in facts.notes:
-        print(f"* {note}")
+    methods = ("encode_query", "encode_document") if facts.usage.prompt.differ else ("encode",)
+    code = [f"SentenceTransformer({settings.out!r}).{method}(texts)" for method in methods]
+    print(", with sentence-transformers:\n")
+    print(*(f"    {line}" for line in code), "", *(f"* {note}" for note in facts.notes), sep="\n")
 
 
 def _print_verification(
@@ -107,9 +102,7 @@ def _print_verification(
     except VerificationError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    how = "" if options.get("others") else f" To verify later: angle-llm verify {settings.run} {settings.out}"
-    later = f"NOT verified (--no-verify).{how}"
-    print(later if verification is None else verification.text())
+    print("NOT verified (--no-verify)." if verification is None else verification.text())
 
 
 def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> None:
@@ -123,11 +116,9 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
     from angle_llm.export.verify import VerifyOptions, verify
     from angle_llm.serve.client import is_server
 
-    score = None if settings.pairs is None else score_on(settings.pairs)
-    texts = None if settings.texts is None else _read_texts(settings.texts)
     options = VerifyOptions(
-        texts=texts,
-        score=score,
+        texts=None if settings.texts is None else _read_texts(settings.texts),
+        score=None if settings.pairs is None else score_on(settings.pairs),
         tolerance=settings.tolerance,
         side=settings.side,
         base=settings.base,

@@ -26,7 +26,7 @@ from angle_llm.export.card import file_name
 from angle_llm.export.comparison import Verification
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import VerificationError, VerifyOptions, finish_folder, write_report
-from angle_llm.export.weights import MergedWeights, WeightsCount, count_differences, open_adapters_base
+from angle_llm.export.weights import MergedWeights, count_differences, open_adapters_base
 from angle_llm.io import write_json
 from angle_llm.model.source.artifact import (
     check_writable,
@@ -113,9 +113,9 @@ def merge(
     # What is merged: one adapter, or several models with their shares.
     models = [str(run), *map(str, others)]
     shares = _shares(models, weights, method)
-    if not others:
-        _check_adapter(Path(run).expanduser())
     sources = [resolve_model(model) for model in models]
+    if not others and sources[0].adapter is None:
+        raise ArtifactError(f"expected a saved adapter, got {run}. A whole model needs no merge.")
     first = next((number for number, source in enumerate(sources) if source.card is not None), None)
     if first is None:
         raise ArtifactError(f"merge: expected a saved encoder with {CARD_NAME}, got {' and '.join(models)}.")
@@ -128,10 +128,9 @@ def merge(
     # Where the merged model comes from.
     card = next((part for part in parts if part.source.card is None), parts[first]).card
     adapter = parts[first].adapter
-    if others or adapter is None:
-        named_parts = [{"name": model, "weight": share} for model, share in zip(models, shares, strict=True)]
-        made_from: dict[str, Any] = {"method": method, "parts": named_parts}
-    else:
+    named_parts = [{"name": model, "weight": share} for model, share in zip(models, shares, strict=True)]
+    made_from: dict[str, Any] = {"method": method, "parts": named_parts}
+    if not others and adapter is not None:
         options = {key: adapter.config.get(key) for key in ("r", "lora_alpha", "use_rslora", "use_dora")}
         made_from = {"adapter_sha256": adapter.sha256, "adapter": options}
     provenance = {
@@ -159,15 +158,18 @@ def merge(
         report = finish_folder(folder, encoder_folder, name, verify_options if check else None)
         if others and report is not None:
             _write_weights(folder, skeleton, merged, torch_dtype(dtype), shard_bytes)
-            count = _check_combination(folder, skeleton, merged, dtype, str(out))
+            count = count_differences(
+                open_base(BackboneLocation(str(folder)), dtype=dtype), skeleton.state_dict(), merged
+            )
+            if count.wrong:
+                raise VerificationError(f"{out} was not written: {count}; most in {count.worst_tensor}.")
             used = f"{method}, {' and '.join(f'{share:.4g}' for share in shares)}"
             note = (
                 f"The comparison is of {file_name(models[first])} alone. Then the weights were replaced by the combination "
                 f"({used}): {count}."
             )
             report = replace(report, notes=(*report.notes, note))
-        if others:
-            write_report(folder, report, str(out))
+        write_report(folder, report, str(out))
         return report
 
     return write_directory(Path(out).expanduser(), fill)
@@ -185,16 +187,6 @@ def _shares(models: Sequence[str], weights: Sequence[float], method: str) -> lis
     if method == "slerp" and len(models) != 2:
         raise ValueError(f"--method slerp: expected two models, got {len(models)}.")
     return [weight / sum(weights) for weight in weights]
-
-
-def _check_adapter(folder: Path) -> None:
-    """Raise `FileNotFoundError` or `ArtifactError` if a folder is not a saved adapter."""
-    if not is_saved_encoder(folder):
-        raise FileNotFoundError(
-            f"{folder} is not a saved adapter. Give the model folder of a run.{model_inside(folder)}"
-        )
-    if EncoderCard.read(folder).base is None:
-        raise ArtifactError(f"expected an adapter, got a whole model in {folder}, which needs no merge.")
 
 
 def _write_usage(folder: Path, skeleton: nn.Module, source: Path, card: EncoderCard, dtype: str) -> None:
@@ -217,15 +209,6 @@ def _write_usage(folder: Path, skeleton: nn.Module, source: Path, card: EncoderC
     for path in dense_folders(source, card.dense):
         shutil.copytree(path, folder / path.name)
     write_library_form(folder, skeleton, tokenizer, whole)
-
-
-def _check_combination(folder: Path, skeleton: nn.Module, merged: MergedWeights, dtype: str, out: str) -> WeightsCount:
-    """Compare all stored weights with the combination of models. Raises `VerificationError` if a weight differs."""
-    stored = open_base(BackboneLocation(str(folder)), dtype=dtype)
-    count = count_differences(stored, skeleton.state_dict(), merged)
-    if count.wrong:
-        raise VerificationError(f"{out} was not written: {count}; most in {count.worst_tensor}.")
-    return count
 
 
 class _Part(NamedTuple):

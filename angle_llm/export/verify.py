@@ -153,23 +153,17 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
 def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[FormPath]) -> tuple[list[str], list[str]]:
     """Return the built-in texts that all stored versions of an encoder can encode alike, and notes for the report.
 
-    `forms` are the paths of the stored versions. The notes give the number of skipped texts and the reason.
+    `forms` are the paths of the stored versions. The note gives the number of skipped texts and the reason.
     """
-    notes = []
-    texts = [text for text in SENTENCES if _has_tokens(encoder, text)]
-    if skipped := len(SENTENCES) - len(texts):
-        notes.append(f"built-in texts skipped: {skipped}. The tokenizer has no tokens for these texts.")
-    # Added tokens whose name the exported tokenizer reads as plain text give other ids.
+    # Added tokens whose name an exported tokenizer reads as plain text give other ids. A server may use such a tokenizer.
     exported = [ExportFacts.read(Path(form).expanduser()) for form in forms if is_sentence_transformers_folder(form)]
-    split_token_names = {name for facts in exported if facts is not None for name in facts.plain_names}
-    if any(map(is_server, forms)) and hasattr(encoder.tokenizer, "backend_tokenizer"):  # may use an exported folder
-        split_token_names |= set(changed_names(encoder.tokenizer, with_prompt=True))
-    known = [text for text in texts if not any(name in text for name in split_token_names)]
-    if skipped := len(texts) - len(known):
-        notes.append(
-            f"built-in texts skipped: {skipped}. They contain a name that an exported tokenizer splits like text."
-        )
-    return known, notes
+    split_names = {name for facts in exported if facts is not None for name in facts.plain_names}
+    if any(map(is_server, forms)) and hasattr(encoder.tokenizer, "backend_tokenizer"):
+        split_names |= set(changed_names(encoder.tokenizer, with_prompt=True))
+    texts = [text for text in SENTENCES if _has_tokens(encoder, text) and not any(name in text for name in split_names)]
+    skipped = len(SENTENCES) - len(texts)
+    reason = "without tokens, or with a name that an exported tokenizer splits like text"
+    return texts, [f"built-in texts skipped: {skipped} ({reason})."] if skipped else []
 
 
 def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:

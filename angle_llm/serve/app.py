@@ -67,8 +67,13 @@ class _Job(NamedTuple):
 class Batcher:
     """Computes requests that arrive within a window together, in one thread."""
 
-    def __init__(self, encoder: SentenceEncoder, settings: ServeSettings, sizes: prometheus_client.Histogram) -> None:
-        self.encoder, self.settings, self.sizes = encoder, settings, sizes
+    def __init__(
+        self, encoder: SentenceEncoder, settings: ServeSettings, registry: prometheus_client.CollectorRegistry
+    ) -> None:
+        self.encoder, self.settings = encoder, settings
+        self.sizes = prometheus_client.Histogram(
+            "angle_llm_batch_texts", "Texts computed together.", buckets=[2**n for n in range(13)], registry=registry
+        )
 
     def start(self) -> None:
         """Start the task that computes requests, in the running event loop."""
@@ -98,7 +103,6 @@ class Batcher:
                     await self._run_batch(jobs, thread)
                 except Exception as error:
                     failure = RuntimeError(f"a batch of requests could not be computed: {error}")
-                    failure.__cause__ = error
                     for job in jobs:
                         if not job.result.done():
                             job.result.set_exception(failure)
@@ -159,12 +163,12 @@ def make_app(
         encode: Encodes the texts of a request elsewhere; then only `prompts`, `dimensions`, `max_length` and
             `normalize` of the encoder are used. None: compute them in a thread of this process.
     """
-    metrics = _Metrics()
+    registry = prometheus_client.CollectorRegistry()
     batcher = None
     if encode is None:
-        batcher = Batcher(encoder, settings, metrics.batch_texts)
+        batcher = Batcher(encoder, settings, registry)
         encode = batcher.encode
-    server = _Server(encoder, settings, token, metrics, encode)
+    server = _Server(encoder, settings, token, registry, encode)
 
     @asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
@@ -185,32 +189,19 @@ def make_app(
     return app
 
 
-class _Metrics:
-    """Prometheus metrics of a server."""
-
-    def __init__(self) -> None:
-        registry = self.registry = prometheus_client.CollectorRegistry()
-        self.requests = prometheus_client.Counter(
-            "angle_llm_requests", "Requests.", ["path", "status"], registry=registry
-        )
-        self.seconds = prometheus_client.Histogram("angle_llm_request_seconds", "Seconds.", ["path"], registry=registry)
-        buckets = [2**n for n in range(13)]
-        self.batch_texts = prometheus_client.Histogram(
-            "angle_llm_batch_texts", "Texts computed together.", buckets=buckets, registry=registry
-        )
-        self.waiting_texts = prometheus_client.Gauge(
-            "angle_llm_waiting_texts", "Texts without an answer.", registry=registry
-        )
-
-
 class _Server:
     """Answers to requests. A route is a method from a request to JSON content or a `Response`."""
 
     def __init__(
-        self, encoder: SentenceEncoder, settings: ServeSettings, token: str | None, metrics: _Metrics, encode: Encode
+        self,
+        encoder: SentenceEncoder,
+        settings: ServeSettings,
+        token: str | None,
+        registry: prometheus_client.CollectorRegistry,
+        encode: Encode,
     ) -> None:
         self._encoder, self._settings, self._token = encoder, settings, token
-        self._metrics, self._encode = metrics, encode
+        self._registry, self._encode = registry, encode
         self._name = settings.name or settings.model.rstrip("/").rpartition("/")[2] or "encoder"
         self._sides: dict[str, Side | None] = {self._name: None}
         """Side of texts by served model name."""
@@ -218,7 +209,15 @@ class _Server:
             self._sides |= {f"{self._name}:{side}": side for side in SIDES}
         self._waiting = 0
         """Number of texts without an answer."""
-        metrics.waiting_texts.set_function(lambda: self._waiting)
+        # Metrics, by their names in Prometheus.
+        gauge = prometheus_client.Gauge("angle_llm_waiting_texts", "Texts without an answer.", registry=registry)
+        gauge.set_function(lambda: self._waiting)
+        self._requests = prometheus_client.Counter(
+            "angle_llm_requests", "Requests.", ["path", "status"], registry=registry
+        )
+        self._seconds = prometheus_client.Histogram(
+            "angle_llm_request_seconds", "Seconds.", ["path"], registry=registry
+        )
 
     def endpoint(self, route: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         """Return the function of a path: checks the token, answers with the result of `route` or the refusal, counts."""
@@ -240,8 +239,8 @@ class _Server:
                 logging.getLogger("uvicorn.error").exception("%s failed", path)
                 status = 500
                 content = _error_content(path, status, "the server failed; its log has the reason.")
-            self._metrics.requests.labels(path, status).inc()
-            self._metrics.seconds.labels(path).observe(time.perf_counter() - started)
+            self._requests.labels(path, status).inc()
+            self._seconds.labels(path).observe(time.perf_counter() - started)
             if isinstance(content, Response):
                 return content
             return Response(to_json(content), status, media_type="application/json")
@@ -333,7 +332,7 @@ class _Server:
 
     async def metrics(self, _: Request) -> Any:
         """Return the metrics in the text format of Prometheus."""
-        content = prometheus_client.generate_latest(self._metrics.registry)
+        content = prometheus_client.generate_latest(self._registry)
         return Response(content, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     async def health(self, _: Request) -> Any:

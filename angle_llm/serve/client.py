@@ -24,11 +24,6 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 class ServerError(ValueError):
     """Error for a server that cannot be reached, refuses a request, or answers with something else than embeddings."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        """HTTP status of the answer; None if there is no answer, or the answer is not valid."""
-
 
 def is_server(path: str | Path) -> bool:
     """Return whether the name of a form is the URL of a server."""
@@ -70,10 +65,7 @@ class ServerModel:
         self.notes: list[str] = []
         """What a client of this server must send, for the report."""
         address = url.rstrip("/")
-        try:
-            loopback = httpx.URL(address).host in ("127.0.0.1", "localhost", "::1")
-        except httpx.InvalidURL as error:
-            raise ServerError(f"{url}: not an address ({error}).") from None
+        loopback = httpx.URL(address).host in ("127.0.0.1", "localhost", "::1")
         # Redirects are errors: they would send texts and token to an address that the user did not give.
         limits = httpx.Limits(max_keepalive_connections=0)  # nothing has to be closed
         self._client = httpx.Client(timeout=600, trust_env=not loopback, limits=limits)
@@ -93,12 +85,8 @@ class ServerModel:
 
     def _model_names(self, base: str) -> list[str]:
         """Return the names in `/v1/models`; an empty list if the server does not have this address."""
-        try:
-            return [str(model["id"]) for model in self._answer(f"{base}/v1/models")["data"]]
-        except (ServerError, KeyError, TypeError) as error:
-            if getattr(error, "status", 404) not in (404, 405):
-                raise
-            return []
+        reply = self._send(f"{base}/v1/models")
+        return [] if reply.status_code in (404, 405) else [str(model["id"]) for model in _content(reply)["data"]]
 
     def for_side(self, side: Side | None) -> ServerModel:
         """Return a client that requests the vectors of queries or of documents, if the server has sides."""
@@ -129,20 +117,17 @@ class ServerModel:
     def _rows(self, texts: Sequence[str]) -> Rows:
         """Return the embeddings of the texts of a request; repeat it with `TRUNCATION` if the server refuses it."""
         body = self._fields | {"input" if self._protocol == "openai" else "inputs": list(texts)}
-        try:
-            answer = self._answer(self.url, body)
-        except ServerError as refused:
-            if refused.status not in (400, 413, 422):
-                raise
+        reply = self._send(self.url, body)
+        if reply.status_code in (400, 413, 422):
             more = TRUNCATION[self._protocol]
-            answer = self._answer(self.url, body | more)
+            reply = self._send(self.url, body | more)
             note = f"the server refuses long texts, unless a request has {json.dumps(more)}"
             if note not in self.notes:
                 self.notes.append(note)
+        answer = _content(reply)
         try:
             if self._protocol == "openai":
-                by_index = {item["index"]: item["embedding"] for item in answer["data"]}
-                answer = [by_index[number] for number in range(len(answer["data"]))]
+                answer = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
             rows_ND: Rows = np.array(answer, dtype=np.float32)
             if rows_ND.ndim != 2 or len(rows_ND) != len(texts) or not np.isfinite(rows_ND).all():
                 raise ValueError(f"an array of shape {rows_ND.shape}, or values that are not finite")
@@ -150,15 +135,20 @@ class ServerModel:
             raise ServerError(f"{self.url}: expected {len(texts)} finite vectors, got {error!s:.200}.") from None
         return rows_ND
 
-    def _answer(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the JSON answer to a request: POST of `body` as JSON, or GET without a body."""
+    def _send(self, url: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        """Return the answer to a request: POST of `body` as JSON, or GET without a body."""
         try:
-            reply = self._client.get(url) if body is None else self._client.post(url, json=body)
-            reply.raise_for_status()
-            return reply.json()
-        except httpx.HTTPStatusError as error:
-            status = error.response.status_code
-            reason = " ".join(error.response.text.split())
-            raise ServerError(f"{url} answered {status}: {reason:.300}", status) from None
-        except (httpx.HTTPError, ValueError) as error:
-            raise ServerError(f"{url}: no valid answer ({error}). Is the server running?") from None
+            return self._client.get(url) if body is None else self._client.post(url, json=body)
+        except httpx.HTTPError as error:
+            raise ServerError(f"{url}: no answer ({error}). Is the server running?") from None
+
+
+def _content(reply: httpx.Response) -> Any:
+    """Return the JSON content of an answer. Raises `ServerError` for a refusal, and for other content."""
+    reason = " ".join(reply.text.split())
+    if reply.status_code != 200:
+        raise ServerError(f"{reply.url} answered {reply.status_code}: {reason:.300}")
+    try:
+        return reply.json()
+    except ValueError:
+        raise ServerError(f"{reply.url}: expected JSON, got {reason:.300}") from None

@@ -26,6 +26,7 @@ from angle_llm.settings.serve import ServeSettings
 for name in ("fastapi", "prometheus_client", "uvicorn"):
     pytest.importorskip(name)
 httpx = pytest.importorskip("httpx")
+prometheus_client = importlib.import_module("prometheus_client")
 app_module = importlib.import_module("angle_llm.serve.app")
 make_app = app_module.make_app
 served = importlib.import_module("served").served
@@ -183,7 +184,7 @@ def test_an_unexpected_error_fails_the_requests_of_its_batch_only(
 
 def test_requests_of_a_stopped_batcher_do_not_wait(encoder: SentenceEncoder) -> None:
     settings = ServeSettings(model="runs/tiny", window=100.0)
-    batcher = app_module.Batcher(encoder, settings, app_module._Metrics().batch_texts)
+    batcher = app_module.Batcher(encoder, settings, prometheus_client.CollectorRegistry())
 
     async def run() -> list[Any]:
         batcher.start()

@@ -220,26 +220,15 @@ def _converted(source: str, values: Tensor, config: Any, architecture: str) -> T
 
 
 def _check_config(config: Any, architecture: str) -> None:
-    """Check that a model has the activation, attention and windows that llama.cpp computes for its architecture.
-
-    Raises:
-        ArtifactError: for a model with another activation, attention or window.
-    """
+    """Raise `ArtifactError` for a model with an attention that llama.cpp does not compute for its architecture."""
     gemma = architecture == "gemma3"
-    activation = config.hidden_activation if gemma else config.hidden_act
+    if not gemma and "sliding_attention" in (getattr(config, "layer_types", None) or []):
+        raise ArtifactError(f"llama.cpp computes {architecture} without sliding windows, but this model has them.")
+    if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
+        raise ArtifactError(f"llama.cpp computes {architecture} with causal attention; this model is bidirectional.")
     rope = getattr(config, "rope_parameters", None) or {}
-    unsupported = {
-        f"activation {activation}": activation != ("gelu_pytorch_tanh" if gemma else "silu"),
-        "sliding windows": not gemma and "sliding_attention" in (getattr(config, "layer_types", None) or []),
-        "bidirectional attention": bool(getattr(config, "use_bidirectional_attention", False))
-        or not getattr(config, "is_causal", True),
-        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None) is not None,
-        "rope scaling in sliding windows": gemma
-        and rope.get("sliding_attention", {}).get("rope_type", "default") != "default",
-    }
-    for feature, is_used in unsupported.items():
-        if is_used:
-            raise ArtifactError(f"llama.cpp computes {architecture} without {feature}, but this model has it.")
+    if gemma and rope.get("sliding_attention", {}).get("rope_type", "default") != "default":
+        raise ArtifactError("llama.cpp computes sliding windows without rope scaling, but this model scales them.")
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size: int) -> None:
@@ -270,19 +259,11 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size
         scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         plain = rope["rope_theta"] ** -(torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
         writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy().astype(np.float32))
-    elif scaling != "default":
-        known = {"rope_type", "rope_theta", "factor"}
-        if scaling == "yarn":
-            known.add("original_max_position_embeddings")
-        usual = {"beta_fast": 32, "beta_slow": 1, "partial_rotary_factor": 1.0}
-        extra = sorted(key for key in rope.keys() - known if rope[key] != usual.get(key))
-        if scaling not in ("linear", "yarn") or extra:
-            described = f"{scaling} with {', '.join(extra)}" if extra else scaling
-            raise ArtifactError(f"llama.cpp files of {architecture} cannot hold rope scaling {described}.")
-        writer.add_rope_scaling_type(gguf.RopeScalingType[scaling.upper()])
+    elif scaling == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-        if scaling == "yarn":
-            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    elif scaling != "default":
+        raise ArtifactError(f"llama.cpp files of {architecture} cannot hold rope scaling {scaling}.")
 
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -24,16 +23,16 @@ import numpy as np
 
 from angle_llm import __version__
 from angle_llm.io import write_json
-from angle_llm.model.source.checks import ArtifactError
+from angle_llm.model.source.checks import ArtifactError, read_json
 from angle_llm.model.source.tokenizer import SentenceTokenizer, check_texts
 from angle_llm.prompts import SIDES, Side, SidePrompts
 from angle_llm.settings.parsing import need_library
 
 GGUF_NAME, USAGE_NAME = "encoder.gguf", "encoder.gguf.json"
-FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7}
-"""`general.file_type` by dtype."""
 _TOGETHER = 64
 """Texts in a request."""
+FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7}
+"""`general.file_type` by dtype."""
 _THREADS = -1
 """Threads of llama.cpp. -1: as many as it chooses."""
 _SLOTS = 4
@@ -96,17 +95,17 @@ class Usage:
         """Read the usage of a folder.
 
         Raises:
-            ArtifactError: for a missing or damaged file.
+            ArtifactError: for a damaged file.
         """
         file = Path(path).expanduser() / USAGE_NAME
+        stored = read_json(file)
         try:
-            stored = json.loads(file.read_text(encoding="utf-8"))
             values = {field.name: stored[field.name] for field in fields(cls)}
             values["prompt"] = SidePrompts.from_dict(stored["prompt"], where=str(file))
             values["requests"] = {side: Request(**stored["requests"][side]) for side in SIDES}
             return cls(**values)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactError(f"{file} is missing or damaged ({error}). Export the encoder again.") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(f"{file} is damaged ({error}). Export the encoder again.") from error
 
     def described(self) -> str:
         """Return instructions for users of the folder: the command of llama-server, and the text or ids to send."""
@@ -213,11 +212,8 @@ class LlamaCppModel:
         return ids
 
     def _post(self, path: str, values: dict[str, Any]) -> Any:
-        """Send a request to llama.cpp and return the answer. Raises `ArtifactError` if llama.cpp refuses it or ended."""
-        try:
-            answer = self._client.post(path, json=values)
-        except httpx.HTTPError as error:
-            raise ArtifactError(f"llama.cpp does not answer {path}: {error or type(error).__name__}.") from error
+        """Send a request to llama.cpp and return the answer. Raises `ArtifactError` if llama.cpp refuses it."""
+        answer = self._client.post(path, json=values)
         if answer.status_code != 200:
             raise ArtifactError(f"llama.cpp refuses {path}: {answer.text:.300}")
         return answer.json()
@@ -234,11 +230,11 @@ def stored_facts(file: Path) -> tuple[str, str]:
     try:
         stored = GGUFReader(file).fields
         file_type = stored["general.file_type"].contents()
-        dtype = next((dtype for dtype, number in FILE_TYPES.items() if number == file_type), "other")
-        pooling = stored.get(f"{stored['general.architecture'].contents()}.pooling_type")
-        return dtype, PoolingType(pooling.contents() if pooling else 0).name.lower()
+        pooling = stored[f"{stored['general.architecture'].contents()}.pooling_type"].contents()
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise ArtifactError(f"{file} is missing or damaged ({error}). Export the encoder again.") from error
+    dtype = next((dtype for dtype, number in FILE_TYPES.items() if number == file_type), "other")
+    return dtype, PoolingType(pooling).name.lower()
 
 
 def _start(file: Path, max_length: int) -> Any:

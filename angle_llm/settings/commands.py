@@ -414,9 +414,6 @@ class MineFiles(EncoderName):
     judge: str | None = None
     """A second encoder. By its cosines too, a negative must be less similar to the query than every positive."""
 
-    index: Literal["exact", "faiss"] = "exact"
-    """exact: compare with every candidate. faiss: faiss finds the nearest candidates in float32, then they are ranked
-    exactly."""
     vectors: Path | None = None
     """A folder that keeps the vectors, to mine the same texts with other rules.
     None: vectors are removed when the groups are written."""
@@ -430,6 +427,7 @@ class MineSettings(NegativeRules, RowFilter, RowSettings, EncoderOptions, MineFi
         super().__post_init__()
         if self.column and not self.corpus:
             raise SettingsError("--column names a column of --corpus, which is not set. For PAIRS use --columns.")
+        _check_json_lines(self.out)
 
 
 # --- data questions ---------------------------------------------------------------------------------------------------
@@ -532,8 +530,7 @@ class QuestionSettings(LanguageModelSettings, QuestionFiles):
     """Documents, language models, and filters of `angle-llm data questions`."""
 
     def __post_init__(self) -> None:
-        if self.out.suffix != ".jsonl":
-            raise SettingsError(f"--out must name the file of pairs, NAME.jsonl; got {self.out}.")
+        _check_json_lines(self.out)
         written = self.out.expanduser().resolve()
         if Path(self.documents).expanduser().resolve() in (written, *written.parents):
             raise SettingsError(f"--out: expected a file outside of {self.documents}, got {self.out}.")
@@ -572,3 +569,12 @@ class ScoreFiles:
 @settings_class
 class ScoreSettings(RowSettings, EncoderOptions, ScoreFiles):
     """Score the pairs of a data file with the cosines of an encoder."""
+
+    def __post_init__(self) -> None:
+        _check_json_lines(self.out)
+
+
+def _check_json_lines(out: Path) -> None:
+    """Raise `SettingsError` if the file name of an output does not end in .jsonl."""
+    if out.suffix != ".jsonl":
+        raise SettingsError(f"--out: expected a name that ends in .jsonl, got {out}.")

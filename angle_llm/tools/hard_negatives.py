@@ -24,15 +24,12 @@ from angle_llm.model.text_vectors import TextVectors
 from angle_llm.model.vectors import Array
 from angle_llm.settings.commands import NegativeRules
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.tools.search import Search, cosines, on_grid
+from angle_llm.tools.search import CANDIDATES_AT_ONCE, cosines, grid_blocks, nearest, on_grid
 
 SCORES_AT_ONCE = 10_000_000
-"""Maximum number of values in an array of cosines; limits the number of queries searched at a time. About six such
-arrays exist at the same time."""
+"""Maximum number of values in an array of cosines. About six such arrays exist at the same time."""
 QUERIES_AT_ONCE = 1024
-"""Number of queries whose negatives are mined at a time; after a kill, at most this many are mined again."""
-CANDIDATES_AT_ONCE = 8192
-"""Number of candidate negatives whose vectors are in memory at a time."""
+"""Maximum number of queries whose negatives are mined at a time; after a kill, at most this many are mined again."""
 _SEED = 42
 """Seed for the random choice of negatives."""
 _DIGITS = 6
@@ -150,15 +147,13 @@ def make_guards(material: MiningData, rules: NegativeRules, judge: Judge | None 
 
 
 class MinedPart(NamedTuple):
-    """Result of mining a block of queries: groups (query, positives, negatives) and counts, as JSON values."""
+    """Result of mining a block of queries."""
 
     rows: list[dict[str, Any]]
     """Groups (a query with its positives and negatives), as written to the output file."""
     counts: dict[str, int]
-    """Number of queries by outcome: all requested negatives (`full`), fewer (`short`) or none (`without`); and the
-    number of queries that are not written (`dropped`)."""
-    refused: dict[str, int]
-    """Reason → number of candidate negatives refused for this reason."""
+    """Number of queries with all requested negatives (`mined`), fewer (`short`) or none (`without`); and of refused
+    candidates by reason."""
 
 
 @dataclass(frozen=True)
@@ -168,50 +163,48 @@ class Miner:
     material: MiningData
     rules: NegativeRules
     vectors: TextVectors
-    search: Search
-    """Function that finds the nearest `material.candidates_C` of query vectors."""
     judge_vectors: TextVectors | None = None
     """Vectors of all texts by the second encoder (`--judge`). None: no second encoder."""
 
     @property
-    def parts(self) -> int:
-        """Number of blocks into which the queries are divided, with `QUERIES_AT_ONCE` queries per block."""
-        return -(-len(self.material.queries) // QUERIES_AT_ONCE)
+    def queries_at_once(self) -> int:
+        """Number of queries per block."""
+        count = len(self.material.candidates_C)
+        cosines_of_query = ranks_of(self.rules, count)[1] + min(count, CANDIDATES_AT_ONCE)
+        return max(1, min(QUERIES_AT_ONCE, SCORES_AT_ONCE // cosines_of_query))
 
     def part(self, number: int) -> MinedPart:
         """Mine hard negatives for block `number` of the queries, and return groups and counts."""
-        rules = self.rules
-        queries = self.material.queries[number * QUERIES_AT_ONCE : (number + 1) * QUERIES_AT_ONCE]
-        guards = make_guards(self.material, rules, None if self.judge_vectors is None else self._judge)
-        part = MinedPart([], {"full": 0, "short": 0, "without": 0, "dropped": 0}, dict.fromkeys(REASONS, 0))
-        for query, window, own_cosines in self._windows(queries):
+        rules, material = self.rules, self.material
+        queries = material.queries[number * self.queries_at_once : (number + 1) * self.queries_at_once]
+        # The nearest candidates.
+        candidates_C = material.candidates_C
+        first, last = ranks_of(rules, len(candidates_C))
+        blocks = grid_blocks(self.vectors.vectors_KD, self.vectors.document_row_T[candidates_C])
+        queries_QD = on_grid(self.vectors.queries([query.text for query in queries]))
+        position_QR, cosine_QR = nearest(queries_QD, blocks, last)
+        # Negatives among them that no guard refuses.
+        guards = make_guards(material, rules, None if self.judge_vectors is None else self._judge)
+        part = MinedPart([], dict.fromkeys(("mined", "short", "without", *REASONS), 0))
+        for row, (query, cosines_O) in enumerate(zip(queries, own_cosines(queries, self.vectors), strict=True)):
+            window = Window(
+                query=query.text,
+                positives=query.positives,
+                positive_cosine=min(cosines_O[: len(query.positives)]),
+                text_W=candidates_C[position_QR[row, first - 1 :]],
+                cosine_W=cosine_QR[row, first - 1 :],
+                rank_W=np.arange(first, last + 1),
+            )
             for reason, guard in guards.items():
                 refused_W = guard(window)
-                part.refused[reason] += int(refused_W.sum())
+                part.counts[reason] += int(refused_W.sum())
                 window = window.where(~refused_W)
             taken = window.where(_sampled(len(window.text_W), rules, query.examples[0]))
             count = len(taken.text_W)
-            outcome = "full" if count == rules.negatives else "short" if count else "without"
-            part.counts[outcome] += 1
-            if outcome != "full" and rules.short == "drop":
-                part.counts["dropped"] += 1
-            else:
-                part.rows.append(group_row(self.material, query, own_cosines, taken))
+            part.counts["mined" if count == rules.negatives else "short" if count else "without"] += 1
+            if count == rules.negatives or rules.short == "keep":
+                part.rows.append(group_row(material, query, cosines_O, taken))
         return part
-
-    def _windows(self, queries: Sequence[Query]) -> Iterator[tuple[Query, Window, list[float]]]:
-        """Yield each query, its candidate negatives, and its cosines with the positives and negatives of the input."""
-        candidates_C = self.material.candidates_C
-        first, last = ranks_of(self.rules, len(candidates_C))
-        ranks = np.arange(first, last + 1)
-        size = max(1, SCORES_AT_ONCE // (last + min(len(candidates_C), CANDIDATES_AT_ONCE)))
-        for start in range(0, len(queries), size):
-            some = queries[start : start + size]
-            position_QR, cosine_QR = self.search(on_grid(self.vectors.queries([query.text for query in some])), last)
-            for row, (query, input_cosines) in enumerate(zip(some, own_cosines(some, self.vectors), strict=True)):
-                text_W, cosine_W = candidates_C[position_QR[row, first - 1 :]], cosine_QR[row, first - 1 :]
-                smallest = min(input_cosines[: len(query.positives)])
-                yield query, Window(query.text, query.positives, smallest, text_W, cosine_W, ranks), input_cosines
 
     def _judge(self, query: int, text_W: Array) -> Array:
         """Return the cosines (W,) of a query with texts by the second encoder, given as indices of texts."""

@@ -46,7 +46,7 @@ from angle_llm.tools.language_models import (
     open_language_model,
 )
 from angle_llm.tools.replies import read_answer
-from angle_llm.tools.search import on_grid, searcher
+from angle_llm.tools.search import grid_blocks, nearest, on_grid
 
 EASIER = (
     "Written questions are easier than questions of people: scores on them are too high. Measure the final encoder on real "
@@ -301,8 +301,8 @@ def _drop_not_found(
     settings: QuestionSettings,
 ) -> None:
     """Mark questions whose document is not among the first results of a search with their vectors (Q, D)."""
-    search = searcher(passages_PD, block=_BLOCK)
-    passage_QR, _ = search(on_grid(rows_QD), min(settings.first, len(passages)))
+    blocks = grid_blocks(passages_PD, np.arange(len(passages)))
+    passage_QR, _ = nearest(on_grid(rows_QD), blocks, settings.first)
     for question, passage_R in zip(questions, passage_QR, strict=True):
         documents = {passages[number].document for number in passage_R}
         if question.dropped is None and passages[question.request.row].document not in documents:

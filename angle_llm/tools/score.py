@@ -3,13 +3,12 @@
 The output of `--out NAME.jsonl`:
 
     NAME.jsonl             groups with scores: one for each query, or one for each positive
-    NAME.report.json       settings, and quantiles of the scores; written last
+    NAME.report.json       settings, counts, and median scores; written last
     NAME.jsonl.parts/      while scoring: the vectors; the same command resumes after a kill
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from angle_llm.model.text_vectors import TextVectors, vectors_of
 from angle_llm.model.vectors import encoder_identity
 from angle_llm.settings.commands import ScoreSettings
 from angle_llm.tools.hard_negatives import group_lines, group_row, own_cosines
-from angle_llm.tools.mine import GroupsOutput, format_quantiles, log_replaced_scores
+from angle_llm.tools.mine import finish, format_medians, is_finished, parts_folder
 
 FORMAT_VERSION = 1
 _BLOCK_QUERIES = 1024
@@ -27,9 +26,7 @@ _BLOCK_QUERIES = 1024
 
 
 def score_main(settings: ScoreSettings) -> None:
-    """Write each query with its positives, negatives and cosines, or resume; then print quantiles of the cosines.
-
-    Data, settings and output are checked before the encoder is loaded.
+    """Write each query with its positives, negatives and cosines, or resume; then print the median cosines.
 
     Raises:
         DataError: if the examples cannot be used, or contain no positive pair.
@@ -39,10 +36,8 @@ def score_main(settings: ScoreSettings) -> None:
     from angle_llm.model.encoder import SentenceEncoder
 
     # Examples, and their distinct texts.
-    output = GroupsOutput(settings.out.expanduser())
     loaded = load_examples(settings.source_of(settings.file))
     print(loaded.report.summary())
-    log_replaced_scores(loaded.examples)
     material = collect_pairs(loaded.examples, None, settings.positive_above, lower=True)
     print(material.summary(), flush=True)
     # Teacher, and the identity of the result.
@@ -57,20 +52,16 @@ def score_main(settings: ScoreSettings) -> None:
         },
     })  # fmt: skip
     # Scores, unless the file has them.
-    report = output.finished(identity)
-    if report is not None:
-        print(f"{settings.out} exists already, from the same examples, encoder and settings", file=sys.stderr)
-    else:
-        with ResumableFolder(output.folder, identity, option="--out"):
-            vectors = vectors_of(material, encoder, output.folder)
-            lines = group_lines(_groups(material, vectors), settings.split_positives)
-            report = output.finish(lines, identity, {"file": settings.file, "teacher": settings.teacher}, {})
-    # Summary.
+    out = settings.out.expanduser()
+    if is_finished(out, identity):
+        return
+    with ResumableFolder(parts_folder(out), identity, option="--out") as work:
+        lines = group_lines(_groups(material, vectors_of(material, encoder, work.path)), settings.split_positives)
+        report = finish(settings, lines, identity, {})
     groups = report["groups"]
     positives, negatives = groups["positives"], groups["own_negatives"]
     print(f"{groups['rows']:,} groups with {positives:,} positives and {negatives:,} negatives, scored")
-    print("\n".join(format_quantiles(report["quantiles"])))
-    print(f"\n{settings.out}")
+    print(f"{format_medians(report)}\n\n{settings.out}")
 
 
 def _groups(material: MiningData, vectors: TextVectors) -> Iterator[dict[str, Any]]:

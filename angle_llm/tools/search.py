@@ -10,12 +10,10 @@ Dimensions: N rows, Q queries, C candidates, D columns of a vector, K stored col
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,18 +25,12 @@ from angle_llm.settings.parsing import SettingsError
 
 STEPS = 2.0**26
 """Number of steps between 0 and 1 to which the values of unit vectors are rounded."""
-FAISS_SLACK = 64
-"""Additional results requested from faiss, which can misorder candidates with nearly equal cosines in float32."""
 QUERIES_AT_ONCE = 256
 """Number of queries compared with a block of candidates at a time."""
+CANDIDATES_AT_ONCE = 8192
+"""Number of candidates whose vectors are in memory at a time."""
 _TEXT_SHOWN = 200
 """Maximum number of printed characters of a text."""
-_MANY_ROWS = 100_000
-"""Number of vectors from which on `angle-llm search` recommends an approximate index."""
-
-Search = Callable[[Array, int], tuple[Array, Array]]
-"""`search(queries_QD, top)` takes query vectors from `on_grid`, and returns indices and cosines (Q, R) of the nearest
-candidates, best first."""
 
 
 def on_grid(rows_ND: Array) -> Array:
@@ -103,34 +95,10 @@ def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array
     return np.concatenate(positions), np.concatenate(scores)
 
 
-def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192, faiss: bool = False) -> Search:
-    """Return a function that finds the nearest of `vectors_ND` (N, D) for query vectors.
-
-    `vectors_ND` can be memory-mapped. `rows` limits the search to these rows, and results are indices into `rows`.
-    `block` is the number of rows in memory at a time. With `faiss`, its flat index in float32 finds more candidates than
-    requested, which are then ranked exactly.
-    """
-    rows = np.arange(len(vectors_ND)) if rows is None else rows
-
-    def blocks() -> Iterator[Array]:
-        for first in range(0, len(rows), block):
-            yield on_grid(vectors_ND[rows[first : first + block]])
-
-    if not faiss:
-        return lambda queries_QD, top: nearest(queries_QD, blocks(), top)
-    index: Any = importlib.import_module("faiss").IndexFlatIP(vectors_ND.shape[1])
-    for grid_CD in blocks():
-        index.add((grid_CD / STEPS).astype(np.float32))
-
-    def search(queries_QD: Array, top: int) -> tuple[Array, Array]:
-        wanted = min(top + FAISS_SLACK, len(rows))
-        position_QC = np.sort(index.search((queries_QD / STEPS).astype(np.float32), wanted)[1], axis=1)
-        score_QC = np.empty(position_QC.shape)
-        for query, positions in enumerate(position_QC):
-            (score_QC[query],) = cosine_matrix(queries_QD[[query]], on_grid(vectors_ND[rows[positions]]))
-        return best(position_QC, score_QC, top)
-
-    return search
+def grid_blocks(vectors_ND: Array, rows: Array, size: int = CANDIDATES_AT_ONCE) -> Iterator[Array]:
+    """Yield the given rows of vectors (N, D), which can be memory-mapped, in normalized blocks (C, D) for `nearest`."""
+    for first in range(0, len(rows), size):
+        yield on_grid(vectors_ND[rows[first : first + size]])
 
 
 # --- angle-llm search -------------------------------------------------------------------------------------------------
@@ -240,16 +208,10 @@ def search_main(settings: SearchSettings) -> None:
             line = " ".join(text.split())
             shown = line if len(line) <= _TEXT_SHOWN else f"{line[:_TEXT_SHOWN]}…"
             print(f"  {hit.cosine:7.4f}  {name:{width}}  {shown}")
-    if search.index.rows >= _MANY_ROWS:
-        print(
-            f"\nThe search read all {search.index.rows:,} vectors. For many queries, load the shards into an index such as "
-            "FAISS, hnswlib, LanceDB, Qdrant, Milvus or pgvector; all of them take float32 rows with ids.",
-            file=sys.stderr,
-        )
 
 
 def search_folder(
-    folder: Path, index: VectorIndex, queries_QD: Array, top: int, pieces: Sequence[Piece] | None = None
+    folder: Path, index: VectorIndex, queries_QD: Array, top: int, pieces: Iterable[Piece] | None = None
 ) -> list[list[Hit]]:
     """Search a folder written by `angle-llm embed`: return the `top` rows with the largest cosines for each query.
 
@@ -265,39 +227,22 @@ def search_folder(
         raise FolderError(
             "the vector of a query is not finite. Load the model in bfloat16 or float32, or check its weights."
         )
-    blocks = pieces_on_grid(folder, index) if pieces is None else pieces
-    position_QR, cosine_QR = nearest(queries_QK, (piece.vectors for piece in blocks), top)
-    rows = _rows_at(folder, index, set(position_QR.flatten().tolist()), pieces)
-    return [
-        [Hit(cosine, *rows[position]) for position, cosine in zip(positions, scores, strict=True)]
-        for positions, scores in zip(position_QR.tolist(), cosine_QR.tolist(), strict=True)
-    ]
+    hits_of_query: list[list[Hit]] = [[] for _ in queries_QK]
+    for piece in pieces_on_grid(folder, index) if pieces is None else pieces:
+        position_QR, cosine_QR = nearest(queries_QK, [piece.vectors], top)
+        for hits, positions, cosines_R in zip(hits_of_query, position_QR.tolist(), cosine_QR.tolist(), strict=True):
+            for position, cosine in zip(positions, cosines_R, strict=True):
+                id, text = (column[position] if column else None for column in (piece.id, piece.text))
+                hits.append(Hit(cosine, int(piece.row[position]), id, text))
+            hits.sort(key=lambda hit: -hit.cosine)  # stable: ties stay in row order
+            del hits[top:]
+    return hits_of_query
 
 
 def pieces_on_grid(folder: Path, index: VectorIndex) -> Iterator[Piece]:
     """Yield the shards of a folder that `angle-llm embed` wrote, with normalized vectors (`on_grid`)."""
     for piece in read_vectors(folder, index):
         yield piece._replace(vectors=on_grid(piece.vectors))
-
-
-def _rows_at(
-    folder: Path, index: VectorIndex, positions: set[int], pieces: Sequence[Piece] | None
-) -> dict[int, tuple[int, str | None, str | None]]:
-    """Return position → (index in the corpus, id, text) for some rows of a folder that `angle-llm embed` wrote.
-
-    A position counts the rows of all shards from 0. Only the shards with these rows are read; with `pieces`, the result of
-    `pieces_on_grid`, no shard is read.
-    """
-    rows = {}
-    start = 0
-    for number, shard in enumerate(index.parts):
-        if offsets := [position - start for position in positions if 0 <= position - start < shard.values.rows]:
-            piece = next(read_vectors(folder, index, [shard])) if pieces is None else pieces[number]
-            for at in offsets:
-                id, text = (column[at] if column else None for column in (piece.id, piece.text))
-                rows[start + at] = (int(piece.row[at]), id, text)
-        start += shard.values.rows
-    return rows
 
 
 def source_texts(index: VectorIndex, rows: set[int]) -> dict[int, str]:

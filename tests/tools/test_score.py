@@ -74,7 +74,7 @@ def test_the_command_writes_groups_with_cosines(tmp_path: Path, base: Path) -> N
         np.testing.assert_allclose(group.scores or (), cosines(encoder, group), atol=2e-6)  # float32, and six digits
     report = json.loads((tmp_path / "scored.report.json").read_text())
     assert report["identity"]["model"]["pooling"] == encoder.pooling
-    assert set(report["quantiles"]) == {"positive_cosine", "own_negative_cosine"}
+    assert set(report["median_cosine"]) == {"positives", "own_negatives"}
     assert set(contents(tmp_path)) == {"t.jsonl", "scored.jsonl", "scored.report.json"}
     cli.run(["data", "score", str(file), "--teacher", str(base), "--out", str(out)])
     with pytest.raises(FolderError, match=r"settings\.positive_above .*--out"):
@@ -103,7 +103,7 @@ def test_every_format_that_makes_pairs_is_scored(tmp_path: Path, base: Path) -> 
     assert one.scores != (1.0, 2.0, 3.0), "the scores are those of the teacher"
     with pytest.raises(DataError, match="positive"):
         score(tmp_path, base, write_rows(tmp_path / "n.jsonl", rows[1:3]), "d", score_range=(0, 5))
-    with pytest.raises(SettingsError, match=r"--out .*x\.csv"):
+    with pytest.raises(SettingsError, match=r"--out: .*x\.csv"):
         score_main(ScoreSettings(file="-", teacher="-", out=Path("x.csv")))
 
 

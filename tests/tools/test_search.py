@@ -21,7 +21,15 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
 from angle_llm.settings.commands import SearchSettings
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.tools.search import VectorSearch, cosine_matrix, cosines, on_grid, search_folder, searcher
+from angle_llm.tools.search import (
+    VectorSearch,
+    cosine_matrix,
+    cosines,
+    grid_blocks,
+    nearest,
+    on_grid,
+    search_folder,
+)
 
 
 def brute_force(anchors: np.ndarray, candidates: np.ndarray, top: int) -> tuple[list[list[int]], list[list[float]]]:
@@ -54,7 +62,7 @@ def test_blocks_of_any_size_equal_brute_force(
     if repeats:  # equal vectors: the earlier candidate comes first
         vectors = vectors[draw.integers(0, max(1, len(vectors) // 3), len(vectors))]
     top, rows = data.draw(st.integers(1, candidates)), np.arange(queries, queries + candidates)
-    place, score = searcher(vectors, rows, block=block)(on_grid(vectors[:queries]), top)
+    place, score = nearest(on_grid(vectors[:queries]), grid_blocks(vectors, rows, block), top)
     assert (place.tolist(), score.tolist()) == brute_force(vectors[:queries], vectors[queries:], top)
 
 
@@ -77,17 +85,6 @@ def test_equal_rows_have_equal_cosines_at_any_position() -> None:
     query, row = np.random.default_rng(4).standard_normal((2, 31)).astype(np.float32)
     for count in range(1, 51):
         assert len(np.unique(cosine_matrix(on_grid(query[None]), on_grid(np.repeat(row[None], count, axis=0))))) == 1
-
-
-@pytest.mark.needs("faiss")
-def test_faiss_finds_the_same() -> None:
-    vectors = np.random.default_rng(3).standard_normal((500, 24)).astype(np.float32)
-    vectors[300:] = vectors[100:300]  # every candidate twice
-    rows, queries = np.arange(50, 500), on_grid(vectors[:50])
-    for top in (1, 40, 450):
-        exact, faiss = (searcher(vectors, rows, block=64, faiss=faiss)(queries, top) for faiss in (False, True))
-        assert exact[0].tolist() == faiss[0].tolist()
-        assert exact[1].tolist() == faiss[1].tolist()
 
 
 QUERIES = ["A dog sleeps.", "Somebody eats.", "End"]

@@ -39,6 +39,7 @@ from angle_llm.settings.train import LoraSettings
 
 LENGTH = 100
 """Maximum tokens of a text, prompt included."""
+MARKUP = markup()
 WORDS_700 = " ".join(f"word{number} of a long text" for number in range(140))
 TEXTS = (
     *SENTENCES,
@@ -61,7 +62,7 @@ TEXTS = (
     "👍🏽",
     "中文，日文かな、한국어。",
     WORDS_700,
-    *markup(),
+    *MARKUP,
 )
 """65 texts: special tokens by name, quotes, white space, texts that look empty, 700 words, CJK, emoji. And 200 with markup."""
 

@@ -244,7 +244,7 @@ def test_quotes_of_a_tsv_file_that_are_not_those_of_csv_are_text(tmp_path: Path)
         for source in sources(tmp_path / name, ".tsv", rows):
             assert meaning(source) == ([PositivePair(row["text1"], row["text2"]) for row in rows], [])
     (tmp_path / "x.tsv").write_text('text1\ttext2\n"a\tb"\tc\n')
-    with pytest.raises(DataError, match=r"x\.tsv:2: 3 fields, expected 2.*rename the file to \.csv"):
+    with pytest.raises(DataError, match=r"x\.tsv:2: 3 fields, expected 2"):
         load_examples(CommandSource(path=str(tmp_path / "x.tsv")))
 
 

@@ -223,14 +223,12 @@ class JsonLinesFile(FileReader):
         """Names of all columns of the file. Reads the whole file, because later rows can have more keys."""
         names: dict[str, None] = {}
         first_bad = ""
-        has_rows = False
         for row in self.rows():
             if isinstance(row, Row):
                 names |= dict.fromkeys(row.values)
-                has_rows = True
             else:
                 first_bad = first_bad or f": {row.place}: {row.reason}"
-        if not has_rows:
+        if not names:
             raise DataError(f"{self.name}: no usable row{first_bad}")
         return list(names)
 
@@ -285,7 +283,6 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _CELL = r'(?:"(?:[^"]|"")*"|[^"\t\n]*)'
 _CSV_ROW = re.compile(rf"{_CELL}(?:\t{_CELL})*")
 """Pattern of a row with the quoting of CSV and tabs between cells."""
-_AS_CSV = "rename the file to .csv, which is read with quotes and any delimiter"
 
 
 class TsvFile(FileReader):
@@ -321,8 +318,7 @@ class TsvFile(FileReader):
     def _parse(self, record: Any) -> dict[str, Any]:
         fields = self._fields(record)
         if len(fields) != len(self.columns):
-            hint = "" if self.has_quoting or '"' not in "".join(fields) else f". If cells are in quotes, {_AS_CSV}"
-            raise RowError(f"{len(fields)} fields, expected {len(self.columns)}: {', '.join(self.columns)}{hint}")
+            raise RowError(f"{len(fields)} fields, expected {len(self.columns)}: {', '.join(self.columns)}")
         if fields == self.columns and len(fields) > 1:
             raise RowError("the line repeats the header, as in joined files; remove the line")
         return {
@@ -342,7 +338,7 @@ class TsvFile(FileReader):
         if not self.has_quoting and any('"' in cell for cell in cells) and self._csv_quoting_at:
             raise DataError(
                 f"{self.name}:{self._csv_quoting_at}: the quotes of this file are the quoting of CSV, which is not read here; "
-                f"{_AS_CSV}. If the quotes belong to the texts, convert the file to JSON lines"
+                "rename the file to .csv. If the quotes belong to the texts, convert the file to JSON lines"
             )
         return cells
 
@@ -396,6 +392,10 @@ class CsvFile(TsvFile):
         return next((sign for sign in ",;\t|" if sign in unquoted), ",")
 
 
+_STS_BENCHMARK_ROW = re.compile(r"(?:[^\t]*\t){4}\s*\d(\.\d+)?\s*\t[^\t]*\t")
+"""Pattern of the start of a row of STS benchmark files: the fifth of seven or more cells is a score."""
+
+
 class StsBenchmarkFile(TsvFile):
     """Reader of STS benchmark files such as `sts-train.csv`: tab-separated, without a header line.
 
@@ -403,12 +403,6 @@ class StsBenchmarkFile(TsvFile):
     """
 
     header = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
-
-    @classmethod
-    def matches(cls, reader: FileReader) -> bool:
-        """Return whether a file is an STS benchmark file: the fifth tab-separated cell of its first line is a score."""
-        fields = next((line for _, line in reader.lines()), "").split("\t")
-        return len(fields) >= len(cls.header) and re.fullmatch(r"\d(\.\d+)?", fields[4].strip()) is not None
 
     def _fields(self, cells: list[str]) -> list[str]:
         return super()._fields(cells)[: len(self.header)]
@@ -631,24 +625,22 @@ def reader_of(path: Path, *, tables: bool = False, encoding: str = "utf-8", cont
         raise DataError(f"{path}: {extension} files are not read from .gz; unpack it")
     if tables and extension not in FILE_TYPES:
         raise DataError(f"{path}: unknown file name extension; known: {', '.join(FILE_TYPES)}, text files also .gz")
-
-    def made(file_type: type[FileReader]) -> FileReader:
-        return file_type(path, encoding=encoding, content=content)
-
-    reader = made(FILE_TYPES.get(extension, TextFile))
-    if isinstance(reader, CsvFile) and StsBenchmarkFile.matches(reader):
-        return made(StsBenchmarkFile)
-    if not tables or not isinstance(reader, TextFile):
-        return reader
-    if path.name.startswith("STS.input."):
-        return made(StsPartFile)
-    if "\t" in next((line for _, line in reader.lines() if line.strip()), ""):
-        return made(TsvFile)  # SICK, MRPC
-    raise DataError(
-        f"{path}: expected pairs: a table with a header line and tabs between columns, or STS.input.NAME.txt beside "
-        "STS.gs.NAME.txt; the first line has no tab. A file of single texts can be embedded, but has no pairs to train on. "
-        f"{SINGLE_TEXTS}."
-    )
+    file_type = FILE_TYPES.get(extension, TextFile)
+    if file_type is CsvFile or (file_type is TextFile and tables):
+        lines = TextFile(path, encoding=encoding, content=content).lines()
+        first_line = next((line for _, line in lines if line.strip()), "")
+        if file_type is CsvFile:
+            file_type = StsBenchmarkFile if _STS_BENCHMARK_ROW.match(first_line) else CsvFile
+        elif path.name.startswith("STS.input."):
+            file_type = StsPartFile
+        elif "\t" in first_line:
+            file_type = TsvFile  # SICK, MRPC
+        else:
+            raise DataError(
+                f"{path}: expected pairs: a table with a header line and tabs between columns, or STS.input.NAME.txt beside "
+                f"STS.gs.NAME.txt; the first line has no tab. {SINGLE_TEXTS}."
+            )
+    return file_type(path, encoding=encoding, content=content)
 
 
 def is_data_name(name: str) -> bool:

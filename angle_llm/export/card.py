@@ -17,7 +17,7 @@ from angle_llm.export.exported_folder import LIBRARY, ExportFacts
 from angle_llm.export.formats.llama_cpp import GGUF_NAME, Usage, is_gguf_export, stored_facts
 from angle_llm.export.formats.onnx_folder import is_onnx_folder, onnx_usage
 from angle_llm.export.programs import program_notes
-from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, MERGE_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.source.checks import MERGE_NAME, ArtifactError, is_saved_encoder, model_inside, read_json
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import is_hub_id
 from angle_llm.model.source.sentence_transformers_folder import opens_in_library
@@ -74,10 +74,7 @@ class CardFacts:
             return cls(form=LIBRARY, usage=exported, opens_in_library=True, notes=notes, **of_all)
         # Saved encoders.
         if not is_saved_encoder(folder):
-            hint = f" Use {folder / 'model'}." if is_saved_encoder(folder / "model") else ""
-            raise ArtifactError(
-                f"{folder} is neither a saved encoder ({CARD_NAME}) nor an exported encoder ({EXPORT_NAME}).{hint}"
-            )
+            raise ArtifactError(f"{folder} is neither a saved encoder nor an exported encoder.{model_inside(folder)}")
         card = EncoderCard.read(folder)
         if card.base is None:
             return cls(form="whole", usage=card, opens_in_library=opens_in_library(folder), **of_all)
@@ -117,7 +114,7 @@ def model_card(
             task,
             metric,
             score,
-            metric_name=f"{metric.capitalize() if metric.islower() else metric} x 100",
+            metric_name=f"{metric} x 100",
         )
         for task, metric, score in scores
     ]

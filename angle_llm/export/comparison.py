@@ -48,7 +48,7 @@ class FormFacts:
     dtype: str
     """Dtype of the stored weights; for an adapter, dtype of its base in training."""
     prompt: str
-    """Template, edits and tokenization of the prompt, as text."""
+    """Template of the prompt, or of both prompts, as text."""
     pooling: str
     max_length: int
     dimensions: int

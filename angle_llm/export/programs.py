@@ -34,33 +34,29 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
     # Programs whose vectors were checked, and limits of the attention and the pooling.
     config = read_json(folder / "config.json")
     model_type = str(config.get("model_type"))
-    programs = [name for name, lacks in _PROGRAMS.items() if model_type in _MEASURED - lacks]
-    notes = []
-    if config.get("is_causal") is False:
-        in_vllm = model_type in _VLLM_BIDIRECTIONAL
-        programs = [
-            name for name in programs if "transformers 4" not in name and (in_vllm or not name.startswith("vLLM"))
+    is_bidirectional = config.get("is_causal") is False
+    wrong_attention = is_bidirectional and model_type not in _VLLM_BIDIRECTIONAL
+    in_vllm = facts.pooling in _VLLM_POOLINGS and not wrong_attention
+    programs = [
+        name
+        for name, lacks in _PROGRAMS.items()
+        if model_type in _MEASURED - lacks
+        and (in_vllm or not name.startswith("vLLM"))
+        and not (is_bidirectional and "transformers 4" in name)
+    ]
+    notes = [f"Vectors of model type {model_type} were not checked in other versions and programs."]
+    if programs:
+        notes = [
+            f"Vectors of model type {model_type} were checked and are correct, in float32, in {', '.join(programs)}."
         ]
+    if is_bidirectional:
         notes.append(
             "Attention is bidirectional, which needs transformers 5.2: version 4 refuses the folder, 5.0 and 5.1 compute "
             "causal attention. Text Embeddings Inference was not checked."
-            + (
-                ""
-                if in_vllm
-                else f" vLLM 0.32 computes other attention for {model_type}: do not use it for this folder."
-            )
         )
-    if facts.pooling not in _VLLM_POOLINGS:
-        programs = [name for name in programs if not name.startswith("vLLM")]
-        notes.append(
-            f"vLLM has no pooling {facts.pooling!r}; it only warns and uses another pooling. "
-            "Do not use vLLM for this folder."
-        )
-    # The list of programs is the first note.
-    known = f"Vectors of model type {model_type} were checked and are correct, in float32, in {', '.join(programs)}."
-    notes.insert(
-        0, known if programs else f"Vectors of model type {model_type} were not checked in other versions and programs."
-    )
+    if not in_vllm:
+        reason = f"other attention for {model_type}" if wrong_attention else f"another pooling than {facts.pooling!r}"
+        notes.append(f"vLLM 0.32 computes {reason} without an error: do not use it for this folder.")
     # What other programs must do.
     if facts.dense:
         notes.append("Other programs must apply the Dense modules (2_Dense, 3_Dense, …) after the pooling.")

@@ -87,10 +87,12 @@ def push(settings: PushSettings) -> str:
     lines = [f"skipped: {skipped}"] if skipped else []
     # Upload, or a list of the files.
     if settings.dry_run:
-        patterns = ", ".join(_ENCODER_FILES)
-        lines += [*sorted([*files, "README.md"]), ""]
-        lines.append(f"Files of an earlier push with these names are deleted if this push has none: {patterns}")
-        lines += ["", model_card(facts, repo, **about), "Nothing was uploaded: --dry-run."]
+        lines += [
+            *sorted([*files, "README.md"]),
+            "",
+            model_card(facts, repo, **about),
+            "Nothing was uploaded: --dry-run.",
+        ]
         return "\n".join(lines)
     url = _upload(files, facts, repo, about, private=not settings.public)
     opened = "SentenceTransformer" if facts.form == "sentence-transformers" else "SentenceEncoder.from_pretrained"

@@ -39,7 +39,7 @@ from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError, read_json
 from angle_llm.model.source.dense import dense_folders
 from angle_llm.model.source.sentence_transformers_folder import library_pooling, library_prompts, write_library_files
-from angle_llm.model.source.tokenizer import SentenceTokenizer, SideTokenizers, load_tokenizer_file
+from angle_llm.model.source.tokenizer import SentenceTokenizer, SideTokenizers
 from angle_llm.model.source.weights import open_base
 from angle_llm.prompts import Side, load_prompt, load_prompts
 from angle_llm.settings.parsing import need_library
@@ -149,19 +149,15 @@ def _check_tokenizers(
 ) -> None:
     """Check that the tokenizer of an exported folder gives the same token ids as the encoder.
 
-    The tokenizer is opened in three ways: with `AutoTokenizer`, with the class that its file names, and with the
-    library `tokenizers`. `prompts` are prompts that a program adds before a text.
+    The tokenizer is opened with `AutoTokenizer` and with the library `tokenizers`. `prompts` are prompts that a program
+    adds before a text.
 
     Raises:
         ArtifactError: if token ids differ.
     """
     raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
-    by_file, automatic = load_tokenizer_file(folder), load_tokenizer(BackboneLocation(str(folder)))
-    for encode in (
-        lambda text: raw.encode(text).ids,
-        lambda text: by_file(text, truncation=True)["input_ids"],
-        lambda text: automatic(text, truncation=True)["input_ids"],
-    ):
+    automatic = load_tokenizer(BackboneLocation(str(folder)))
+    for encode in (lambda text: raw.encode(text).ids, lambda text: automatic(text, truncation=True)["input_ids"]):
         for sentences, head in zip(tokenizers.distinct, dict.fromkeys(prompts.values()) or [""], strict=True):
             check_same_ids(encode, sentences, head, exported.plain_names)
 

@@ -35,7 +35,7 @@ from angle_llm.io import write_json
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.source.checks import MERGE_NAME, read_json
 from angle_llm.model.vectors import cosine_differences
-from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompts
+from angle_llm.prompts import SIDES, Side, load_prompts
 from angle_llm.serve.client import ServerModel, is_server
 from angle_llm.serve.mistakes import likely_mistake
 
@@ -246,13 +246,12 @@ def _encode(
         convert_to_float32(encoder)
     by_side = _by_side(encoder, sides)
     rows_ND = _rows(by_side, texts)
+    prompts = [encoder.prompts.of(side) for side in (SIDES if sides[0] is None else sides) if side]
     facts = FormFacts(
         name=name,
         kind=form_kind,
         dtype=dtype,
-        prompt=_shown(
-            encoder.prompts if len(sides) > 1 or not sides[0] else load_prompts(encoder.prompts.of(sides[0]))
-        ),
+        prompt=", ".join(dict.fromkeys(repr(prompt.template) for prompt in prompts)),
         pooling=encoder.pooling,
         max_length=encoder.max_length,
         dimensions=rows_ND.shape[1],
@@ -276,16 +275,6 @@ def _by_side(encoder: Form, sides: Sequence[Side | None]) -> Sequence[Form]:
 def _rows(by_side: Sequence[Form], texts: Sequence[str]) -> Rows:
     """Return the embeddings of the texts by each encoder, stacked in float64: shape (encoders × texts, D)."""
     return np.concatenate([form.encode(texts) for form in by_side]).astype(np.float64)
-
-
-def _shown(prompts: SidePrompts) -> str:
-    """Return the template, edits, tokenization and appended token of the prompts as text, for the report."""
-    shown = []
-    for prompt in (prompts.query, prompts.document):
-        more = [*prompt.edits, *(["segments"] if prompt.tokenization == "segments" else [])]
-        more += [] if prompt.append is None else [f"then {prompt.append}"]
-        shown.append(repr(prompt.template) + (f" ({', '.join(more)})" if more else ""))
-    return f"{shown[0]} (queries), {shown[1]} (documents)" if prompts.differ else shown[0]
 
 
 def _base_rows(

@@ -12,9 +12,9 @@ import base64
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import fastapi
@@ -37,6 +37,8 @@ class EncodedRequest(NamedTuple):
     tokens: int
 
 
+Route: TypeAlias = Callable[[Request], Awaitable[Any]]
+"""Answers a request with JSON content or a `Response`."""
 Encode: TypeAlias = Callable[[list[str], Side | None], Awaitable[EncodedRequest]]
 """Encodes the texts of a request."""
 
@@ -56,79 +58,57 @@ class EmbeddingRequest(BaseModel):
 
 
 class _Job(NamedTuple):
-    """A request in the queue of the `Batcher`: texts and side, the future result, and the time of its arrival."""
+    """A request that waits for the `Batcher`: texts and side, and the future result."""
 
     texts: list[str]
     side: Side | None
     result: asyncio.Future[EncodedRequest]
-    arrived: float
 
 
 class Batcher:
-    """Computes requests that arrive within a window together, in one thread."""
+    """Computes requests that arrive within a window together, in one thread. Later requests wait for the thread."""
 
-    def __init__(
-        self, encoder: SentenceEncoder, settings: ServeSettings, registry: prometheus_client.CollectorRegistry
-    ) -> None:
-        self.encoder, self.settings = encoder, settings
-        self.sizes = prometheus_client.Histogram(
-            "angle_llm_batch_texts", "Texts computed together.", buckets=[2**n for n in range(13)], registry=registry
-        )
-
-    def start(self) -> None:
-        """Start the task that computes requests, in the running event loop."""
-        self.jobs: asyncio.Queue[_Job] = asyncio.Queue()
-        self.task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Cancel the task, and wait until its thread has finished the current batch. Waiting requests are cancelled."""
-        self.task.cancel()
-        await asyncio.wait([self.task])
-        while self.jobs.qsize():
-            self.jobs.get_nowait().result.cancel()
+    def __init__(self, encoder: SentenceEncoder, settings: ServeSettings, sizes: prometheus_client.Histogram) -> None:
+        self.encoder, self.settings, self.sizes = encoder, settings, sizes
+        self.thread = ThreadPoolExecutor(1, "encode")
+        self.jobs: deque[_Job] = deque()
+        self.task: asyncio.Task[None] | None = None
+        """The task that computes the waiting jobs; None before the first job."""
 
     async def encode(self, texts: list[str], side: Side | None) -> EncodedRequest:
         """Return the embeddings and their tokens. Raises `ValueError` for a text without a token."""
-        loop = asyncio.get_running_loop()
-        job = _Job(texts, side, loop.create_future(), loop.time())
-        self.jobs.put_nowait(job)
+        job = _Job(texts, side, asyncio.get_running_loop().create_future())
+        self.jobs.append(job)
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self._run())
         return await job.result
 
     async def _run(self) -> None:
-        """Compute requests until the task is cancelled; an unexpected error fails only the requests of its batch."""
-        with ThreadPoolExecutor(1, "encode") as thread:
-            while True:
-                jobs = [await self.jobs.get()]
-                try:
-                    await self._run_batch(jobs, thread)
-                except Exception as error:
-                    failure = RuntimeError(f"a batch of requests could not be computed: {error}")
-                    for job in jobs:
-                        if not job.result.done():
-                            job.result.set_exception(failure)
-                finally:  # after a cancellation, no request waits for a result
-                    for job in jobs:
-                        job.result.cancel()
-
-    async def _run_batch(self, jobs: list[_Job], thread: ThreadPoolExecutor) -> None:
-        """Add the requests that arrive within the window to the first job, and set the results of all in `jobs`."""
+        """Compute jobs until none waits; an unexpected error fails only the requests of its batch."""
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, jobs[0].arrived + self.settings.window - loop.time()))
-        count = len(jobs[0].texts)
-        while count < self.settings.max_batch_texts and self.jobs.qsize():
-            job = self.jobs.get_nowait()
-            jobs.append(job)
-            count += len(job.texts)
-        self.sizes.observe(count)
-        requests = [(job.texts, job.side) for job in jobs]
-        results = await loop.run_in_executor(thread, encode_requests, self.encoder, requests)
-        for job, result in zip(jobs, results, strict=True):
-            if job.result.done():  # cancelled
-                continue
-            if isinstance(result, Exception):
-                job.result.set_exception(result)
-            else:
-                job.result.set_result(result)
+        await asyncio.sleep(self.settings.window)
+        while self.jobs:
+            # Jobs of a batch.
+            jobs = [self.jobs.popleft()]
+            count = len(jobs[0].texts)
+            while self.jobs and count < self.settings.max_batch_texts:
+                jobs.append(self.jobs.popleft())
+                count += len(jobs[-1].texts)
+            self.sizes.observe(count)
+            # Their results.
+            requests = [(job.texts, job.side) for job in jobs]
+            results: list[EncodedRequest | Exception]
+            try:
+                results = await loop.run_in_executor(self.thread, encode_requests, self.encoder, requests)
+            except Exception as error:
+                results = [RuntimeError(f"a batch of requests could not be computed: {error}")] * len(jobs)
+            for job, result in zip(jobs, results, strict=True):
+                if job.result.done():  # cancelled
+                    continue
+                if isinstance(result, Exception):
+                    job.result.set_exception(result)
+                else:
+                    job.result.set_result(result)
 
 
 def encode_requests(
@@ -163,45 +143,24 @@ def make_app(
         encode: Encodes the texts of a request elsewhere; then only `prompts`, `dimensions`, `max_length` and
             `normalize` of the encoder are used. None: compute them in a thread of this process.
     """
-    registry = prometheus_client.CollectorRegistry()
-    batcher = None
-    if encode is None:
-        batcher = Batcher(encoder, settings, registry)
-        encode = batcher.encode
-    server = _Server(encoder, settings, token, registry, encode)
-
-    @asynccontextmanager
-    async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
-        if batcher is not None:
-            batcher.start()
-        yield
-        if batcher is not None:
-            await batcher.stop()
-
-    # No pages with the documentation: their scripts come from the network.
-    app = fastapi.FastAPI(title="angle_llm", lifespan=lifespan, docs_url=None, redoc_url=None)
-    schema = {"requestBody": {"content": {"application/json": {"schema": EmbeddingRequest.model_json_schema()}}}}
-    for path, post_route in {"/v1/embeddings": server.openai_embeddings, "/embed": server.tei_embeddings}.items():
-        endpoint = server.endpoint(post_route)
-        app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=schema, response_model=None)
-    for path, route in {"/v1/models": server.models, "/metrics": server.metrics, "/health": server.health}.items():
-        app.add_api_route(path, server.endpoint(route), methods=["GET"], response_model=None)
+    server = _Server(encoder, settings, token, encode)
+    # No documentation of the API: the scripts of its pages come from the network.
+    app = fastapi.FastAPI(openapi_url=None)
+    posts: dict[str, Route] = {"/v1/embeddings": server.openai_embeddings, "/embed": server.tei_embeddings}
+    gets: dict[str, Route] = {"/v1/models": server.models, "/metrics": server.metrics, "/health": server.health}
+    for method, routes in (("POST", posts), ("GET", gets)):
+        for path, route in routes.items():
+            app.add_api_route(path, server.endpoint(route), methods=[method], response_model=None)
     return app
 
 
 class _Server:
-    """Answers to requests. A route is a method from a request to JSON content or a `Response`."""
+    """Answers to requests: each route is a method."""
 
     def __init__(
-        self,
-        encoder: SentenceEncoder,
-        settings: ServeSettings,
-        token: str | None,
-        registry: prometheus_client.CollectorRegistry,
-        encode: Encode,
+        self, encoder: SentenceEncoder, settings: ServeSettings, token: str | None, encode: Encode | None
     ) -> None:
         self._encoder, self._settings, self._token = encoder, settings, token
-        self._registry, self._encode = registry, encode
         self._name = settings.name or settings.model.rstrip("/").rpartition("/")[2] or "encoder"
         self._sides: dict[str, Side | None] = {self._name: None}
         """Side of texts by served model name."""
@@ -210,16 +169,20 @@ class _Server:
         self._waiting = 0
         """Number of texts without an answer."""
         # Metrics, by their names in Prometheus.
+        registry = self._registry = prometheus_client.CollectorRegistry()
+        buckets = [2**n for n in range(13)]
+        sizes = prometheus_client.Histogram(
+            "angle_llm_batch_texts", "Texts computed together.", buckets=buckets, registry=registry
+        )
         gauge = prometheus_client.Gauge("angle_llm_waiting_texts", "Texts without an answer.", registry=registry)
         gauge.set_function(lambda: self._waiting)
-        self._requests = prometheus_client.Counter(
-            "angle_llm_requests", "Requests.", ["path", "status"], registry=registry
-        )
-        self._seconds = prometheus_client.Histogram(
-            "angle_llm_request_seconds", "Seconds.", ["path"], registry=registry
-        )
+        labels = ["path", "status"]
+        self._requests = prometheus_client.Counter("angle_llm_requests", "Requests.", labels, registry=registry)
+        seconds = prometheus_client.Histogram("angle_llm_request_seconds", "Seconds.", ["path"], registry=registry)
+        self._seconds = seconds
+        self._encode = encode or Batcher(encoder, settings, sizes).encode
 
-    def endpoint(self, route: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(self, route: Route) -> Callable[[Request], Awaitable[Response]]:
         """Return the function of a path: checks the token, answers with the result of `route` or the refusal, counts."""
 
         async def answer(request: Request) -> Response:
@@ -271,7 +234,16 @@ class _Server:
         """Encode the texts of a request, and cut and normalize their vectors. Raises `HTTPException`."""
         texts = [body.texts] if isinstance(body.texts, str) else body.texts
         self._check_limits(body, texts)
-        rows_ND, tokens = await self._encode_waiting(texts, side)
+        if self._waiting and self._waiting + len(texts) > self._settings.max_waiting:
+            raise HTTPException(429, f"overloaded: {self._waiting} texts wait. Repeat the request later.")
+        self._waiting += len(texts)
+        try:
+            check_texts(texts)
+            rows_ND, tokens = await self._encode(texts, side)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        finally:
+            self._waiting -= len(texts)
         rows_ND = rows_ND[:, : body.dimensions]
         if normalize:
             norms_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
@@ -311,19 +283,6 @@ class _Server:
             raise HTTPException(413, f"expected texts of at most {settings.max_characters} characters, got {longest}.")
         if body.dimensions is not None and not 1 <= body.dimensions <= encoder.dimensions:
             raise HTTPException(400, f"dimensions: expected 1 to {encoder.dimensions}, got {body.dimensions}.")
-
-    async def _encode_waiting(self, texts: list[str], side: Side | None) -> EncodedRequest:
-        """Encode texts, and count them as waiting meanwhile. Raises `HTTPException` if too many texts wait."""
-        if self._waiting and self._waiting + len(texts) > self._settings.max_waiting:
-            raise HTTPException(429, f"overloaded: {self._waiting} texts wait. Repeat the request later.")
-        self._waiting += len(texts)
-        try:
-            check_texts(texts)
-            return await self._encode(texts, side)
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
-        finally:
-            self._waiting -= len(texts)
 
     async def models(self, _: Request) -> Any:
         """List the names of the served models, as OpenAI does."""

@@ -22,7 +22,7 @@ from tokenizers import AddedToken
 from angle_llm.export.tokenizer import PromptTokenizer, check_same_ids, prompt_tokenizer
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import ArtifactError
-from angle_llm.model.source.tokenizer import SentenceTokenizer, load_tokenizer_file
+from angle_llm.model.source.tokenizer import SentenceTokenizer
 from angle_llm.prompts import TOKENIZATIONS, PromptTemplate, load_prompt
 
 PROMPTS = {
@@ -66,7 +66,7 @@ def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[Se
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS[prompt], tokenization=tokenization), max_length)
     built = prompt_tokenizer(ours)
     assert built.plain_names == []
-    return ours, load_tokenizer_file(written(built, Path(mkdtemp())))
+    return ours, transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp())))
 
 
 def as_the_library_calls_it(exported: Any, texts: list[str]) -> list[list[int]]:
@@ -157,7 +157,7 @@ def with_token(kind: str, token: AddedToken, prompt: str) -> tuple[SentenceToken
     tokenizer.add_tokens([token])
     ours = SentenceTokenizer(tokenizer, PROMPTS[prompt], 100)
     built = prompt_tokenizer(ours)
-    return ours, built, load_tokenizer_file(written(built, Path(mkdtemp())))
+    return ours, built, transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp())))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_names_of_added_tokens_are_read_as_the_encoder_reads_them(kind: str, pro
     assert max(map(len, due)) == 100
     raw = type(exported.backend_tokenizer).from_file(f"{exported.name_or_path}/tokenizer.json")
     exported.save_pretrained(tmp_path)
-    again = load_tokenizer_file(tmp_path)
+    again = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert due == as_the_library_calls_it(exported, texts) == as_the_library_calls_it(again, texts)
     assert due == [found.ids for found in raw.encode_batch(texts)]
 
@@ -223,7 +223,7 @@ def test_added_tokens_that_are_not_special(kind: str, tokenization: str) -> None
     tokenizer.add_tokens(ADDED)
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS["tail"], tokenization=tokenization), 200)
     built = prompt_tokenizer(ours)
-    exported = load_tokenizer_file(written(built, Path(mkdtemp())))
+    exported = transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp())))
     texts = ["Why <tool_call> now?", "<b>", "<tool_call> <b>B</b>", "A <TOOL_CALL>"]
     found, due = as_the_library_calls_it(exported, texts), ours(texts)
     check_same_ids(ids_of(exported), ours, plain_names=built.plain_names)

@@ -17,7 +17,7 @@ import torch
 from kills import contents
 from safetensors.torch import load_file, save_file
 from tiny import KINDS, save_tiny_adapter, save_tiny_base, tiny_encoder
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedTokenizerFast
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.export.exported_folder import ExportFacts, is_sentence_transformers_folder
@@ -27,7 +27,6 @@ from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.model.pooling import pooling_named
 from angle_llm.model.source import sentence_transformers_folder as find_sentence_transformers
 from angle_llm.model.source.checks import ArtifactError
-from angle_llm.model.source.tokenizer import load_tokenizer_file
 from angle_llm.settings.parsing import MissingLibraryError
 
 TEXTS = [
@@ -60,7 +59,9 @@ def by_hand(folder: Path, texts: list[str]) -> np.ndarray:
     model: Any = AutoModel.from_pretrained(folder, **options.get("model_args", {})).eval()
     dimensions = getattr(model.config, "word_embed_proj_dim", None) or model.config.hidden_size
     assert pooling["word_embedding_dimension"] == dimensions
-    batch = load_tokenizer_file(folder)(texts, padding=True, truncation="longest_first", return_tensors="pt")
+    batch = PreTrainedTokenizerFast.from_pretrained(folder)(
+        texts, padding=True, truncation="longest_first", return_tensors="pt"
+    )
     with torch.no_grad():
         states = model(**batch).last_hidden_state
         rows = pooling_named(ours[mode.removeprefix("pooling_mode_")]).function(states, batch["attention_mask"])
@@ -174,7 +175,7 @@ def test_the_error_for_a_run_directory_names_its_model(use: Any, run: Path, tmp_
     with pytest.raises(FileNotFoundError, match=r"Did you mean .*run/model\?$"):
         use(tmp_path / "run", tmp_path / "out")
     shutil.rmtree(tmp_path / "run/model")
-    with pytest.raises(FileNotFoundError, match=r"the model folder of a run\.$"):
+    with pytest.raises(FileNotFoundError, match="model folder"):
         use(tmp_path / "run", tmp_path / "out")
 
 

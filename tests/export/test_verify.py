@@ -115,7 +115,7 @@ def test_an_untrained_encoder_does_not_hold(forms: Path, tmp_path: Path) -> None
     ("card", "messages"),
     [
         ({"prompt": load_prompt("plain").to_dict()}, ["prompt '{text}'", "1e-05"]),
-        ({"prompt": SEGMENTS}, ["segments", "token ids"]),
+        ({"prompt": SEGMENTS}, ["token ids"]),
         ({"pooling": "mean"}, ["pooling mean", "1e-05"]),
         ({"max_length": 60}, ["max_length 60", "1e-05"]),
     ],

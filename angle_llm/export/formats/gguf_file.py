@@ -91,18 +91,14 @@ def export_gguf(
     if check:
         need_library("xllamacpp", "the comparison (--no-verify skips it)", "gguf")
     source, target, card = check_paths(run, out)
-    if card.pooling not in _POOLINGS:
-        raise ArtifactError(f"{source} has pooling {card.pooling!r}; a GGUF file supports {', '.join(_POOLINGS)}.")
-    if card.dimensions is not None:
-        raise ArtifactError(
-            f"{source} keeps the first {card.dimensions} dimensions, which a GGUF file cannot store. Set `dimensions` to null "
-            f"in {source / CARD_NAME}, export again, and cut the vectors of the server."
-        )
-    if card.dense:
-        raise ArtifactError(
-            f"--to gguf: {source} has Dense modules, which this export does not write. Use --to sentence-transformers or --to "
-            "onnx."
-        )
+    unsupported = {
+        f"pooling {card.pooling!r}": card.pooling not in _POOLINGS,
+        f"the first {card.dimensions} dimensions (`dimensions` in {CARD_NAME})": card.dimensions is not None,
+        "Dense modules": card.dense > 0,
+    }
+    for feature, is_used in unsupported.items():
+        if is_used:
+            raise ArtifactError(f"--to gguf: {source} has {feature}, which a GGUF file cannot store.")
     # Tokenizer, and the usage that the folder stores.
     prompts = card.prompt if side is None else load_prompts(card.prompt.of(side))
     tokenizers = SideTokenizers.of(load_tokenizer(BackboneLocation(str(source))), prompts, card.max_length)

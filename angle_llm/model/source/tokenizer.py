@@ -10,7 +10,6 @@ import string
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -32,13 +31,6 @@ class SpecialTokens(NamedTuple):
 
     before: list[int]
     after: list[int]
-
-
-def load_tokenizer_file(folder: Path) -> Tokenizer:
-    """Load `tokenizer.json` of a folder unchanged. `AutoTokenizer` can load it into a class that changes its behavior."""
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 TEXTS_TOGETHER, CHARACTERS_TOGETHER = 1024, 2**20

@@ -21,6 +21,7 @@ OPTIONAL = {
     "bitsandbytes": "quantization",
     "bm25s": "questions",
     "deepspeed": "distributed",
+    "faiss": "mining",
     "fastapi": "serve",
     "github": "issues",
     "lancedb": "search",

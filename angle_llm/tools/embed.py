@@ -19,7 +19,7 @@ import numpy as np
 
 from angle_llm.data.corpus import SKIP, Corpus, CorpusText, Survey, TextBlock, bad_row
 from angle_llm.data.formats import DataError
-from angle_llm.data.sources import STANDARD_INPUT, BadRow
+from angle_llm.data.sources import EXTENSIONS, STANDARD_INPUT, BadRow
 from angle_llm.io import ResumableFolder, check_resumable, has_terminal, progress_bar, remove_folder, write_file
 from angle_llm.model.vectors import (
     FORMAT_VERSION,
@@ -39,14 +39,8 @@ from angle_llm.settings.parsing import SettingsError
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
-_FILE_ENDINGS = (
-    ".txt", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".gz", ".npz", ".pt", ".bin", ".index", ".safetensors",
-)  # fmt: skip
-"""Extensions with which `--output` is refused, because the user probably means a file and not a folder."""
 _POLL_SECONDS = 1.0
 """Seconds between two checks whether other processes have written their shards."""
-_LOG_SECONDS = 60
-"""Seconds between two messages while waiting for other processes."""
 
 
 def embed_main(settings: EmbedSettings) -> None:
@@ -122,13 +116,8 @@ def _vector_form(settings: EmbedSettings, encoder: SentenceEncoder) -> VectorFor
 
 def _check_output(path: Path, input: Path) -> None:
     """Check that the output can be written. Raises `SettingsError` if it cannot."""
-    if path.suffix in _FILE_ENDINGS:
+    if path.name.lower().endswith(EXTENSIONS):
         raise SettingsError(f"--output must end in .npy, or name a folder; got {path}.")
-    if path.suffix == ".npy" and path.is_dir():
-        raise SettingsError(f"--output must name the .npy file to write; {path} is a folder. Name a file in it.")
-    existing = path if path.is_dir() else next(folder for folder in path.absolute().parents if folder.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
-        raise SettingsError(f"--output {path}: expected a writable folder, got {existing}. Choose another path.")
     if input.is_dir() and path.resolve().is_relative_to(input.resolve()):
         raise SettingsError(
             f"--output {path} is inside --input {input}, so it would be read as input. Choose another path."
@@ -220,11 +209,7 @@ def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
     assigned = range(job.rank, len(names), job.world_size)
     written = {block for block in assigned if parts.is_whole(names[block])}
     total, done = job.rows_of(assigned), job.rows_of(written)
-    if done and job.rank == 0:
-        state = f"resuming: {done} of {total} rows" if done < total else f"all {total} rows"
-        print(f"{state} are embedded already", file=sys.stderr)
-    title = "embed" if job.world_size == 1 else f"embed (process {job.rank} of {job.world_size})"
-    with progress_bar(title, total, "row", done=done, enabled=job.rank == 0) as progress:
+    with progress_bar("embed", total, "row", done=done, enabled=job.rank == 0) as progress:
         for block in job.corpus.blocks(job.shards.rows, lambda number: number in assigned and number not in written):
             _write_block(job, parts, block)
             progress.update(len(block.rows))
@@ -283,13 +268,11 @@ def _finish_file(paths: list[Path], target: Path) -> None:
     write_file(target, lambda file: join_arrays(arrays, file), writer="")
 
 
-def _wait_for(parts: ResumableFolder, missing: Sequence[str]) -> None:
-    """Wait until all other processes have written the missing shards."""
-    logged = time.monotonic()
-    while missing := parts.unwritten(missing):
-        if time.monotonic() - logged > _LOG_SECONDS:
-            logged = time.monotonic()
-            print(f"waiting for {len(missing)} shards of other processes", file=sys.stderr)
+def _wait_for(parts: ResumableFolder, names: Sequence[str]) -> None:
+    """Wait until all other processes have written their shards, which have these names."""
+    if names := parts.unwritten(names):
+        print(f"waiting for {len(names)} shards of other processes", file=sys.stderr)
+    while names := parts.unwritten(names):
         time.sleep(_POLL_SECONDS)
 
 
@@ -303,25 +286,20 @@ def _encode_block(
     Raises:
         DataError: if a row is bad and `skip_bad` is False, or a vector is not finite.
     """
-    texts: dict[int, CorpusText] = {}
-    bad: dict[int, tuple[str, str]] = {}
-    for number, row in enumerate(block.rows, block.first):
-        if isinstance(row, BadRow):
-            bad[number] = (row.place, row.reason)
-        else:
-            texts[number] = row
+    encode = partial(encoder.encode, show_progress=show_progress)
+    rows = dict(enumerate(block.rows, block.first))
+    texts = {number: row for number, row in rows.items() if isinstance(row, CorpusText)}
+    bad = {number: (row.place, row.reason) for number, row in rows.items() if isinstance(row, BadRow)}
     try:
-        vectors: Array | None = encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
+        vectors = encode([row.text for row in texts.values()])
     except ValueError:  # a text without tokens is rare, so the texts are checked one by one only after an error
         reasons = {number: reason for number, row in texts.items() if (reason := untokenizable(encoder, row.text))}
         if not reasons:
             raise
         bad |= {number: (texts.pop(number).place, reason) for number, reason in reasons.items()}
-        vectors = None
+        vectors = encode([row.text for row in texts.values()])
     if bad and not skip_bad:
         raise bad_row(*bad[min(bad)], SKIP)
-    if vectors is None:
-        vectors = encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
     for row, vector in zip(texts.values(), vectors, strict=True):
         if not np.isfinite(vector).all():
             raise DataError(f"{row.place}: the vector is not finite. Load the model in bfloat16, or check its weights")

@@ -199,10 +199,8 @@ def test_every_set_is_written_in_a_layout_that_evaluations_read(
     printed = capsys.readouterr().out
     written = {path.relative_to(data).as_posix() for path in data.rglob("*") if path.is_file()}
     assert written == {file.path for entry in read_table().values() for file in entry.files}
-    total = sum(len(content) for files in sources().values() for content in files.values())
-    assert f"Download: 51 files, {total / 1e6:.1f} MB" in printed
-    assert "sick: SICK-R train, trial and test, raw text. License: CC BY-NC-SA 3.0" in printed
-    assert printed.index("License") < printed.index("Download:") < printed.index("sts12.test.jsonl: 5 rows")
+    assert "sick: SICK-R train, trial and test, raw text. Download: 0.2 MB. License: CC BY-NC-SA 3.0" in printed
+    assert printed.index("License") < printed.index("files are missing") < printed.index("sts12.test.jsonl: 5 rows")
 
     # STS, with all published tasks in SentEval's text
     tasks = {task.name: task for task in select_tasks((), data, "auto")}
@@ -242,7 +240,7 @@ def test_training_data_get_the_evaluation_sets_and_a_repetition_gets_nothing(
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     get_main(settings)  # from the cache
-    assert "1 files are missing, others complete. Download: 0 files, 0.0 MB" in capsys.readouterr().out
+    assert "1 files are missing, others complete" in capsys.readouterr().out
     assert hub.requests == []
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.jsonl*")}
     assert {path for path in files if after[path] != files[path]} == {tmp_path / "data/stsb/dev.jsonl"}
@@ -306,32 +304,18 @@ def test_a_stale_file_in_the_data_directory_is_refused_and_not_replaced(
 
 @pytest.mark.parametrize(
     ("case", "message"),
-    [
-        ("offline", "jsonl.gz of mteb/.*cannot find the requested files in the local cache.*without HF_HUB_OFFLINE"),
-        ("commit", "refuses mteb/stsbenchmark-sts at revision b0fddb56.*Revision Not Found"),
-        ("file", "refuses .*Entry Not Found.*validation.jsonl.gz"),
-        ("repository", "refuses .*Repository Not Found.*Check the name"),
-        ("gated", "refuses .*gated repo.*hf auth login"),
-    ],
+    [("offline", "cannot find the requested files in the local cache"), ("repository", "Repository Not Found")],
 )
-def test_a_refusal_of_the_hub_says_what_to_do(
+def test_a_refusal_of_the_hub_writes_no_file(
     case: str, message: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repo = hub.repos["datasets/mteb/stsbenchmark-sts"]
     if case == "offline":
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    elif case == "commit":
-        repo.commits.clear()
-    elif case == "file":
-        [files] = [files for files in repo.commits.values() if files]
-        del files["validation.jsonl.gz"]
-    elif case == "repository":
+    else:
         del hub.repos["datasets/mteb/stsbenchmark-sts"]
-    hub.gated = case == "gated"
     with pytest.raises(OSError, match=message):
         get_main(GetSettings(names=("stsb",), to=tmp_path / "data"))
     assert not (tmp_path / "data").exists()
-    assert hub.fetched() == set()  # all files are asked for before the first is downloaded
 
 
 def test_an_interrupted_download_leaves_no_file_and_is_repeated(
@@ -340,7 +324,7 @@ def test_an_interrupted_download_leaves_no_file_and_is_repeated(
     settings = GetSettings(names=("stsb",), to=tmp_path / "data")
     hub.breaks_off = True
     monkeypatch.setattr("time.sleep", lambda _: None)  # of the retries of huggingface_hub
-    with pytest.raises(ConnectionError, match=r"train.jsonl.gz of .*Run the same command again"):
+    with pytest.raises(ConnectionError, match=r"train.jsonl.gz: .*Run the same command again"):
         get_main(settings)
     assert not (tmp_path / "data").exists()
     hub.breaks_off = False

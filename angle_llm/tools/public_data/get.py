@@ -46,11 +46,6 @@ class PublicFile(NamedTuple):
     rows: int
     gold: str = ""
 
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether the file of an STS set has evaluation texts: training splits have none."""
-        return "train" not in self.path
-
 
 class PublicSet(NamedTuple):
     """A data set that `data get` downloads; `gold` is the column of its gold scores or classes.
@@ -101,19 +96,15 @@ def get_main(settings: GetSettings) -> None:
         return
     root = settings.to.expanduser()
     # `sets` has the STS sets first, as data_sets.yaml, so their files exist when training data call `evaluated`.
-    tests = [file.path for entry in select_sets(["sts"]).values() for file in entry.files if file.is_evaluated]
+    tests = [file.path for entry in select_sets(["sts"]).values() for file in entry.files if "train" not in file.path]
     evaluated = cache(lambda: evaluation_texts(data_file(root / path) for path in tests))
-
-    # Missing files and their size
     missing = _missing_files(sets, root)
-    states = {(file.repo, file.source): from_hub(file, dry_run=True) for _, file in missing}
-    sizes = [state.file_size for state in states.values() if state.will_download]
-    log(f"{len(missing)} files are missing, others complete. Download: {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB")
+    log(f"{len(missing)} files are missing, others complete")
 
-    # Download, convert, check, write
+    # Download, convert, check, write.
     with tempfile.TemporaryDirectory() as temporary:
         for entry, file in missing:
-            source = Path(from_hub(file))
+            source = _download(file)
             new = Path(temporary, Path(file.path).name)
             with _named(f"{file.repo}/{file.source}, read as {file.path}", f"Remove {source.resolve()}"):
                 _convert(source, new, file, entry, evaluated)
@@ -134,7 +125,7 @@ def _missing_files(sets: dict[str, PublicSet], root: Path) -> list[tuple[PublicS
     """Return the files that the data directory `root` lacks, with their sets. Raises `DataError` for a wrong file there."""
     missing = []
     for name, entry in sets.items():
-        log(f"{name}: {entry.content}. License: {entry.license}")
+        log(f"{name}: {entry.content}. Download: {entry.size}. License: {entry.license}")
         for file in entry.files:
             path = data_file(root / file.path)
             if path.is_file():
@@ -145,23 +136,16 @@ def _missing_files(sets: dict[str, PublicSet], root: Path) -> list[tuple[PublicS
     return missing
 
 
-def from_hub(file: PublicFile, *, dry_run: bool = False) -> Any:
-    """Download the source of a file into the cache of huggingface_hub and return its path; `dry_run` returns its size."""
+def _download(file: PublicFile) -> Path:
+    """Download the source of a file into the cache of huggingface_hub and return its path."""
     from huggingface_hub import hf_hub_download
 
-    from angle_llm.model.source.hub import is_refusal, reason, refused
-
     try:
-        return hf_hub_download(file.repo, file.source, repo_type="dataset", revision=file.commit, dry_run=dry_run)
-    except Exception as error:  # no connection: each HTTP library has its own errors
-        if is_refusal(error):
-            raise refused(file.repo, file.commit, error) from error
-        if isinstance(error, OSError) and error.errno and not isinstance(error, (ConnectionError, TimeoutError)):
-            raise  # an error of this machine, such as a full disk
-        raise ConnectionError(
-            f"the hub did not send {file.source} of {file.repo}: {reason(error)} Run the same command again, with a "
-            "connection and without HF_HUB_OFFLINE; complete files are kept."
-        ) from error
+        return Path(hf_hub_download(file.repo, file.source, repo_type="dataset", revision=file.commit))
+    except OSError:  # refused by the hub, not in the cache, or an error of this machine
+        raise
+    except Exception as error:  # a lost connection: each HTTP library has its own errors
+        raise ConnectionError(f"{file.repo}/{file.source}: {error}. Run the same command again") from error
 
 
 def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, evaluated: Callable[[], set[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ def fork(body: Callable[[], object], log: Path) -> int:
     """Start the body in a new process, whose output goes to a file; return the process id."""
     process = os.fork()
     if process == 0:
+        gc.freeze()  # a garbage collection would copy the pages of all objects
         code = 1
         try:
             with log.open("a") as file:

@@ -79,7 +79,7 @@ def ids_of(tokenizer: Any) -> Callable[[str], list[int]]:
 
 
 @one_in(5, "kind, tokenization, prompt", TOKENIZERS, TOKENIZATIONS, PROMPTS)
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=20)
 @given(
     text=texts_of_all_kinds | st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip),
     repeats=st.sampled_from([1, 1, 2, 5, 13]),

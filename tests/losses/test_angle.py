@@ -51,7 +51,7 @@ def slow_parts(x: Tensor, pairs: Pairs, angle: str, contrastive: str) -> dict[st
 
 
 @every_combination
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=30)
 @given(batch=batches(SCORES), block_elements=st.sampled_from([1, 24, blocks.BLOCK_ELEMENTS]))
 def test_equals_the_slow_formula_in_value_gradient_and_parts(
     angle: str, contrastive: str, batch: tuple[Tensor, Pairs], block_elements: int

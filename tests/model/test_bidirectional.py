@@ -201,7 +201,12 @@ def encode(path: Path, **options: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "bits", [None, *(pytest.param(bits, marks=pytest.mark.needs("bitsandbytes")) for bits in (4, 8))]
+    "bits",
+    [
+        None,
+        pytest.param(4, marks=pytest.mark.needs("bitsandbytes")),
+        pytest.param(8, marks=[pytest.mark.needs("bitsandbytes"), pytest.mark.slow]),
+    ],
 )
 def test_adapter_and_merged_model_keep_the_attention(tmp_path: Path, bits: int | None) -> None:
     base = save_tiny_base("llama", tmp_path / "base")

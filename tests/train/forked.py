@@ -3,7 +3,6 @@
 No launcher restarts or ends them. For programs only: a test process has threads, which a fork would not copy.
 """
 
-import gc
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -26,8 +25,6 @@ def start(
     """Process ids by rank. `work` gets its rank; its output goes to LOG.RANK."""
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), **master, **(environment or {})}
-
-    gc.freeze()  # a garbage collection in a fork would copy the pages of all objects
 
     def body(rank: int) -> None:
         os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), **shared})

@@ -47,8 +47,8 @@ def _default_handlers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    """Twelve steps of two batches, three an epoch, dropout; an evaluation every third step. Checkpoints on signals only."""
-    return replace(run_settings(tmp_path_factory.mktemp("runs")), checkpoint=CheckpointSettings())
+    """Six steps of two batches, three an epoch, dropout; an evaluation every third step. Checkpoints on signals only."""
+    return replace(run_settings(tmp_path_factory.mktemp("runs")), checkpoint=CheckpointSettings(), epochs=2)
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,8 @@ def interrupt(
 @pytest.mark.parametrize(
     ("step", "evaluation"),
     [
-        *((0, True), (3, False), (3, True), (12, True)),
-        *(pytest.param(step, False, marks=pytest.mark.slow) for step in (2, 7, 12)),
+        *((0, True), (3, False), (3, True), (6, True)),
+        *(pytest.param(step, False, marks=pytest.mark.slow) for step in (2, 5, 6)),
     ],
 )
 def test_a_stopped_run_resumes_bit_for_bit(
@@ -120,10 +120,10 @@ def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(
     def choose(budget: TokenBudget) -> None:
         monkeypatch.setattr("angle_llm.memory.budget.choose_budget", lambda *_: budget)
 
-    mine = replace(mine, max_steps=4)
+    mine = replace(mine, max_steps=2)
     choose(TokenBudget(60, 90, activation_checkpointing=True))
     whole = outcome_of(replace(mine, run_dir=str(tmp_path / "whole")))
-    interrupt(mine, 2)
+    interrupt(mine, 1)
     choose(TokenBudget(8192, 16_384))
     check_alike(outcome_of(mine), whole)
     result = json.loads((mine.run_path / "result.json").read_text())
@@ -142,14 +142,14 @@ def test_a_run_resumes_with_another_token_budget(mine: TrainSettings) -> None:
 def test_checkpoints_change_nothing_and_a_finished_run_is_not_trained_again(
     mine: TrainSettings, undisturbed: dict[str, Any]
 ) -> None:
-    often = replace(mine, checkpoint=CheckpointSettings(every_steps=5, keep=3))
+    often = replace(mine, checkpoint=CheckpointSettings(every_steps=2, keep=3))
     first = outcome_of(often)
-    assert first["checkpoints"] == ["step-000005", "step-000010", "step-000012"]
+    assert first["checkpoints"] == ["step-000002", "step-000004", "step-000006"]
     check_alike({**first, "settings": undisturbed["settings"]}, undisturbed)
     times = [line["seconds"] for line in read_metrics(mine.run_path) if "seconds" in line]
     assert outcome_of(often) == first
     assert [line["seconds"] for line in read_metrics(mine.run_path) if "seconds" in line] == times, "no step was taken"
-    assert outcome_of(replace(mine, resume="step-000005"))["model"] == first["model"]
+    assert outcome_of(replace(mine, resume="step-000002"))["model"] == first["model"]
     with pytest.raises(SettingsError, match=r"finished run.*remove"):
         fine_tune(replace(often, resume="never"))
     assert outcome(mine.run_path)["model"] == first["model"]
@@ -163,8 +163,8 @@ def test_a_run_that_failed_at_its_end_resumes(mine: TrainSettings, tmp_path: Pat
         lora=LoraSettings(rank=0),
         evaluation=EvaluationSettings(),
         optimizer=OptimizerSettings(learning_rate=1e-3, weight_decay=0.1),
-        checkpoint=CheckpointSettings(every_steps=4),
-        max_steps=9,
+        checkpoint=CheckpointSettings(every_steps=2),
+        max_steps=5,
     )
     due = outcome_of(replace(full, run_dir=str(tmp_path / "undisturbed")))
     exact = replace(full, run_dir=str(tmp_path / "exact"), model=replace(full.model, dtype="float32"), max_steps=1)
@@ -198,7 +198,7 @@ def test_other_base_weights_are_refused(mine: TrainSettings, tmp_path: Path) -> 
 def test_files_that_a_kill_or_a_user_removed(
     mine: TrainSettings, undisturbed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine = replace(mine, checkpoint=CheckpointSettings(every_steps=12))
+    mine = replace(mine, checkpoint=CheckpointSettings(every_steps=6))
     fine_tune(mine)
     run_dir = mine.run_path
     (run_dir / "model").rename(run_dir / ".model.old")  # killed between two renames

@@ -217,10 +217,10 @@ def test_products_in_bfloat16_give_about_the_gradient_of_float32(kind: str, layo
     ("kind", "pooling", "layout"),
     [
         ("llama", None, "trie"),
-        ("llama", None, "padded"),
+        pytest.param("llama", None, "padded", marks=pytest.mark.slow),
         ("gpt2", None, "trie"),
         ("llama", "mean", "padded"),
-        ("bert", None, "padded"),
+        pytest.param("bert", None, "padded", marks=pytest.mark.slow),
         ("bert", "cls", "padded"),
     ],
 )

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from angle_llm.data.files.beir import documents_of, is_judged
-from angle_llm.data.files.file_types import JsonLinesFile, TextFile
-from angle_llm.data.formats import DataError, RowError, nearest, read_text
+from angle_llm.data.files.file_types import TextFile
+from angle_llm.data.formats import DataError, RowError, read_text
 from angle_llm.data.sources import BadRow, Row, Source, find_path, resolve_source
 
 SKIP = "skip bad rows with --on-bad-row skip"
@@ -67,12 +67,7 @@ class Corpus:
     """Name of the column with the ids of the texts; None: texts have no ids."""
 
     @classmethod
-    def open(
-        cls,
-        source: str | Path,
-        column: str | None = None,
-        id_column: str | None = None,
-    ) -> Corpus:
+    def open(cls, source: str | Path, column: str | None = None, id_column: str | None = None) -> Corpus:
         """Open a file, a folder or standard input (`-`) as a corpus (a collection of texts to embed).
 
         Args:
@@ -81,32 +76,19 @@ class Corpus:
             id_column: Name of the column with the ids; None: texts have no ids.
 
         Raises:
-            DataError: if the source or a column does not exist, or if `column` is None and several columns are
-                possible.
+            DataError: if the source does not exist, or if `column` is None and several columns are possible.
         """
-        # Files of plain text have no ids.
         rows = resolve_source(source)
-        flat = [file.name for file in rows.files if isinstance(file, TextFile)]
-        if flat and id_column is not None:
-            raise DataError(f"--id-column {id_column}: {flat[0]} has one text per line and no ids; unset --id-column")
-        for file in [file for file in rows.files if not isinstance(file, TextFile)] or rows.files:
-            if column is not None and isinstance(file, JsonLinesFile):
-                continue  # the column names are those of all rows; a row without the column is a bad row
-            names = file.columns
-            if column is None:
-                usual = [name for name in _USUAL_COLUMNS if name in names]
-                if not usual and len(names) != 1:
-                    raise DataError(
-                        f"{file.name} has the columns {', '.join(names)}. Name the column of the texts (--column), or rename "
-                        "it to text."
-                    )
-                column = (usual or names)[0]
-            # Both columns must exist.
-            for option, name in (("--column", column), ("--id-column", id_column)):
-                if name is not None and name not in names:
-                    raise DataError(
-                        f"{option}: {file.name} has no column {name!r}{nearest(name, names)}. Columns: {', '.join(names)}"
-                    )
+        tables = [file for file in rows.files if not isinstance(file, TextFile)]
+        if column is None and tables:
+            names = tables[0].columns
+            usual = [name for name in _USUAL_COLUMNS if name in names]
+            if not usual and len(names) != 1:
+                raise DataError(
+                    f"{tables[0].name} has the columns {', '.join(names)}. Name the column of the texts (--column), or "
+                    "rename it to text."
+                )
+            column = (usual or names)[0]
         return cls(rows, column or _USUAL_COLUMNS[0], id_column)
 
     def __iter__(self) -> Iterator[CorpusText | BadRow]:
@@ -143,14 +125,16 @@ class Corpus:
         """
         stamps = self.source.stamps()
         rows = bad = 0
+        first_bad = ""
         for row in self:
             rows += 1
             if isinstance(row, BadRow):
                 if not skip_bad:
                     raise bad_row(row.place, row.reason, SKIP)
                 bad += 1
+                first_bad = first_bad or f": {row.place}: {row.reason}"
         if rows == bad:
-            raise DataError(f"{self.source.name} {f'has {bad:,} bad rows and' if bad else 'is empty: it has'} no text")
+            raise DataError(f"{self.source.name} has no text{first_bad}")
         survey = Survey(rows, bad, self.source.fingerprint(), stamps)
         self.check_unchanged(survey)
         return survey
@@ -163,10 +147,13 @@ class Corpus:
     def _text(self, row: Row, column: str) -> CorpusText | BadRow:
         """Return the text and the id of a row, or `BadRow` if the row has no usable text or id."""
         try:
+            for name in (column, self.id_column):
+                if name not in (None, *row.values):
+                    raise RowError(f"no column {name!r}; columns: {', '.join(row.values)}")
             text = read_text(row.values, column)
             if self.id_column is None:
                 return CorpusText(text, None, row.place)
-            identifier = row.values.get(self.id_column)
+            identifier = row.values[self.id_column]
             if isinstance(identifier, bool) or not isinstance(identifier, str | int):
                 raise RowError(f"{self.id_column} is {identifier!r:.60}; expected a text or an integer as id")
             return CorpusText(text, read_text({self.id_column: str(identifier)}, self.id_column), row.place)

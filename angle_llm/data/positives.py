@@ -46,14 +46,13 @@ class MiningData:
     texts: list[str]
     """All texts that must be embedded."""
     queries: list[Query]
-    repeated: int
-    """Number of positive pairs that repeat an earlier positive pair."""
-    scored_lower: int
-    """Number of scored pairs with a score too low for a positive pair."""
-    contradicted: int
-    """Number of unused negatives: another row has the same text as a positive of the same query."""
-    without_positive: int
-    """Number of unused queries: they have only negatives."""
+    skipped: dict[str, int]
+    """Numbers of skipped pairs and queries.
+
+    repeated: positive pairs that repeat an earlier positive pair. scored_lower: scored pairs with a score too low for a
+    positive pair. contradicted: unused negatives, because another row has the same text as a positive of the same query.
+    without_positive: unused queries, which have only negatives.
+    """
     candidates_C: Array
     """(C,) ascending indices, in `texts`, of the candidates for hard negatives."""
     key_T: Array
@@ -88,10 +87,7 @@ class MiningData:
             "queries": len(self.queries),
             "positives": sum(len(query.positives) for query in self.queries),
             "own_negatives": sum(len(query.negatives) for query in self.queries),
-            "repeated": self.repeated,
-            "scored_lower": self.scored_lower,
-            "contradicted": self.contradicted,
-            "without_positive": self.without_positive,
+            **self.skipped,
             "candidates": len(self.candidates_C),
             "texts": len(self.texts),
         }
@@ -122,22 +118,22 @@ def collect_pairs(
     positives: defaultdict[str, dict[str, int]] = defaultdict(dict)  # query → positive → example
     negatives: defaultdict[str, dict[str, None]] = defaultdict(dict)
     known: list[tuple[str, str]] = []
-    repeated = scored_lower = 0
+    skipped = dict.fromkeys(("repeated", "scored_lower", "contradicted", "without_positive"), 0)
     for index, example in enumerate(examples):
         scored = isinstance(example, ScoredPair)
         for left, right, score in pairs_of(example):
             if score > positive_above if scored else score == 1.0:
-                repeated += right in positives[left]
+                skipped["repeated"] += right in positives[left]
                 positives[left].setdefault(right, index)
                 continue
             known.append((left, right))
-            scored_lower += scored
+            skipped["scored_lower"] += scored
             if lower or not scored:
                 negatives[left].setdefault(right)
     if not positives:
         hint = f" No score is above --positive-above {positive_above}; lower it, or check --score-range."
         raise DataError(
-            f"expected positive pairs; the {len(examples)} examples contain none.{hint if scored_lower else ''}"
+            f"expected positive pairs; the {len(examples)} examples contain none.{hint if skipped['scored_lower'] else ''}"
         )
     # Numbers of texts, in order of their first occurrence.
     number_of: dict[str, int] = {}
@@ -147,12 +143,12 @@ def collect_pairs(
 
     # Queries, without negatives that are positives in another row.
     queries = []
-    contradicted = 0
     for text, example_of in positives.items():
         kept = [negative for negative in negatives[text] if negative not in example_of]
-        contradicted += len(negatives[text]) - len(kept)
+        skipped["contradicted"] += len(negatives[text]) - len(kept)
         numbers = (number(text), tuple(map(number, example_of)), tuple(example_of.values()), tuple(map(number, kept)))
         queries.append(Query(*numbers))
+    skipped["without_positive"] = len(negatives.keys() - positives.keys())
     # Candidates.
     candidates = [positive for query in queries for positive in query.positives]
     if corpus is not None:
@@ -173,10 +169,7 @@ def collect_pairs(
     return MiningData(
         texts=texts,
         queries=queries,
-        repeated=repeated,
-        scored_lower=scored_lower,
-        contradicted=contradicted,
-        without_positive=len(negatives.keys() - positives.keys()),
+        skipped=skipped,
         candidates_C=np.array(candidates)[np.sort(firsts)],
         key_T=key_T,
         cluster_T=components(len(number_of_key), links)[key_T],

@@ -379,8 +379,7 @@ def write_fixed(files: Sequence[tuple[DataSource, FileReport]], folder: Path, ou
     fixed: list[dict[str, Any]] = []
     for source, report in files:
         # The names of the copies.
-        whole = Path(source.path.removeprefix(STARTER)).name.removesuffix(".gz")
-        name = whole.rpartition(".")[0] or whole
+        name = Path(source.path.removeprefix(STARTER).removesuffix(".gz")).stem
         if (folder / f"{name}.jsonl").exists():
             name = f"{name}-{len(fixed) + 1}"
         cleaned = f"{name}.jsonl"

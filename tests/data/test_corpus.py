@@ -103,10 +103,9 @@ def test_bad_row_of_parquet_is_reported_with_its_number(id_column: str | None, r
     ("name", "content", "options", "reason"),
     [
         ("a.csv", "a,b\n1,2\n", {}, "--column"),
-        ("a.jsonl", '{"text": "x"}\n', {"column": "txt"}, "1 bad rows"),
-        ("a.tsv", "text\tb\n1\t2\n", {"column": "txt"}, "--column: .*'txt'.*'text'"),
-        ("a.tsv", "text\tb\n1\t2\n", {"id_column": "id"}, "--id-column: .*'id'"),
-        ("a.txt", "x\n", {"column": "body"}, "--column"),
+        ("a.jsonl", '{"text": "x"}\n', {"column": "txt"}, "a.jsonl:1: no column 'txt'; columns: text"),
+        ("a.tsv", "text\tb\n1\t2\n", {"id_column": "id"}, "a.tsv:2: no column 'id'; columns: text, b"),
+        ("a.txt", "x\n", {"id_column": "id"}, "a.txt:1: no column 'id'"),
         ("folder/a.md", "", {}, "folder"),
         ("a.txt", "", {}, r"a\.txt"),
         ("a.txt", "\n\n", {}, r"a\.txt"),

@@ -165,7 +165,11 @@ def test_other_candidates_are_not_refused(
 
 def test_pairs_and_candidates_are_numbered_once() -> None:
     again = material([*PAIRS, PAIRS[0]])
-    assert (len(again.queries), again.counts()["positives"], again.repeated) == (len(PAIRS) - 1, len(PAIRS), 1)
+    assert (len(again.queries), again.counts()["positives"], again.skipped["repeated"]) == (
+        len(PAIRS) - 1,
+        len(PAIRS),
+        1,
+    )
     found = material([("one", "Two"), ("three", "two!"), ("four", "five")])
     assert [normalized(found.texts[text]) for text in found.candidates_C] == ["two", "five"], (
         "one candidate per near key"
@@ -176,7 +180,7 @@ def test_pairs_and_candidates_are_numbered_once() -> None:
         ("one", "two"),
         ("four", "five"),
     ]
-    assert found.scored_lower == 1
+    assert found.skipped["scored_lower"] == 1
     assert found.texts == ["one", "two", "four", "five"], "other texts need no vector"
     with pytest.raises(DataError, match=r"--positive-above 0\.8"):
         collect_pairs([ScoredPair("one", "two", 0.5)], None, 0.8)
@@ -352,7 +356,7 @@ def test_candidates_of_a_beir_folder_have_their_titles(tmp_path: Path, base: Pat
         assert not any(set(row["positives"]) & set(row["negatives"]) for row in rows)
     corpus = folder / "corpus.jsonl"
     corpus.write_text('{"_id": "d0", "text": 3}\n')
-    with pytest.raises(DataError, match=r"corpus\.jsonl:1: text is 3"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl:1: expected _id, text .*'text': 3"):
         list(corpus_texts(folder, None))
 
 

@@ -108,17 +108,21 @@ def _read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str
     known: set[str] = set()
     text_of: dict[str, str] = {}
     for row in reader_of(path, encoding=encoding).good_rows():
-        if missing := [name for name in ("_id", "text") if name not in row.values]:
-            raise DataError(f"{row.place}: expected {' and '.join(missing)}; keys: {', '.join(row.values)}")
+        parts = [row.values.get(name) for name in ("title", "text")]
+        if (
+            "_id" not in row.values
+            or "text" not in row.values
+            or not all(isinstance(part, str | None) for part in parts)
+        ):
+            raise DataError(
+                f"{row.place}: expected _id, text and optionally title, which are texts; got {row.values!r:.80}"
+            )
         key = str(row.values["_id"])
         if key in known:
             raise DataError(f"{row.place}: the id {key} occurs twice; remove one of the rows, or write another id")
         known.add(key)
-        parts = {name: row.values.get(name) for name in ("title", "text")}
-        if wrong := [name for name, part in parts.items() if not isinstance(part, str | None)]:
-            raise DataError(f"{row.place}: {wrong[0]} is {parts[wrong[0]]!r:.60}, expected a text")
         if ids is None or key in ids:
-            text_of[key] = " ".join(part for part in parts.values() if part).strip()
+            text_of[key] = " ".join(part for part in parts if part).strip()
     return text_of
 
 

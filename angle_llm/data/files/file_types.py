@@ -514,7 +514,7 @@ class ArrowFile(ParquetFile):
         return pyarrow.ipc.open_stream(file)
 
 
-class DatasetReader(FileReader):
+class DatasetReader(RowList):
     """Reader of a dataset split that the library `datasets` loads from a local folder or from the Hugging Face hub.
 
     Args:
@@ -526,14 +526,11 @@ class DatasetReader(FileReader):
         DataError: if the split cannot be loaded.
     """
 
-    unit = "row"
-
     def __init__(self, name: str, configuration: str | None, split: str) -> None:
-        super().__init__(Path(name), name=name)
         import datasets
 
         try:
-            self._dataset = datasets.load_dataset(name, configuration, split=split)
+            dataset = datasets.load_dataset(name, configuration, split=split)
         except Exception as error:  # many types: no network, unknown dataset, configuration or split, broken files
             of = f" of configuration {configuration!r}" if configuration else ""
             advice = (
@@ -542,15 +539,10 @@ class DatasetReader(FileReader):
                 else f"It is not a local path. {similar_paths(Path(name))}"
             )
             raise DataError(f"{name}: `datasets` could not load split {split!r}{of}: {error}. {advice}") from error
-        self.label_names = _names_in(self._dataset.features.to_dict())
-        self.columns = list(self._dataset.column_names)
-
-    @property
-    def identity(self) -> str:
-        return str(self._dataset._fingerprint)
-
-    def _records(self) -> Iterator[tuple[int, Any]]:
-        return iter(enumerate(map(dict, self._dataset), 1))
+        super().__init__(dataset, name=name)
+        self.label_names = _names_in(dataset.features.to_dict())
+        self.columns = list(dataset.column_names)
+        self.identity = str(dataset._fingerprint)
 
 
 def _names_in(features: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -148,7 +148,7 @@ FAULTS = [
     Fault("gradients-not-summed", "DataParallelStrategy._sum_gradients", "self.processes.world_size == 1",
           "self.processes.world_size >= 1", TWO),
     # data
-    Fault("quarantined-rows-kept", "_write_fixed", "removed.get(", "{}.get(", contract("data", "fix_keeps")),
+    Fault("quarantined-rows-kept", "write_fixed", "report.removed.get(", "{}.get(", contract("data", "fix_keeps")),
     Fault("swapped-pair-missed", "pair_key", "key(*sorted((left, right)))", "key(left, right)",
           contract("data", "ends_in_1")),
     Fault("cluster-not-refused", "make_guards", "cluster_T[window.text_W] == cluster_T[window.query]",

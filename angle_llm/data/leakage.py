@@ -182,25 +182,26 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
         For each evaluation set, kind → (number that also occurs in the examples, number in the evaluation set). Kinds
             are `pairs`, `queries` and `texts of 4 words or more`; kinds without a common text are missing.
     """
-    pair_keys: set[int] = set()
-    query_keys: set[int] = set()
-    text_keys: set[int] = set()
+    keys_of_set = [
+        {"pairs": tested.pairs, "queries": tested.queries, "texts of 4 words or more": tested.sentences}
+        for tested in sets
+    ]
+    shared_of_set: list[dict[str, set[int]]] = [{kind: set() for kind in keys} for keys in keys_of_set]
     for at in range(0, len(examples), len(examples) // _COMPARED + 1):
         bare_of = {text: normalized(text) for text in texts_of(examples[at])}
-        text_keys.update(map(key, bare_of.values()))
-        for left, right, _ in pairs_of(examples[at]):
-            pair_keys.add(pair_key(bare_of[left], bare_of[right]))
-            query_keys.add(key(bare_of[left]))
-    counts = []
-    for tested in sets:
-        kinds = {
-            "pairs": (tested.pairs, pair_keys),
-            "queries": (tested.queries, query_keys),
-            "texts of 4 words or more": (tested.sentences, text_keys),
+        pairs = pairs_of(examples[at])
+        example_keys = {
+            "pairs": {pair_key(bare_of[left], bare_of[right]) for left, right, _ in pairs},
+            "queries": {key(bare_of[pairs[0][0]])},
+            "texts of 4 words or more": set(map(key, bare_of.values())),
         }
-        shared_of = {kind: (len(keys & known), len(keys)) for kind, (keys, known) in kinds.items()}
-        counts.append({kind: (shared, total) for kind, (shared, total) in shared_of.items() if shared})
-    return counts
+        for keys, shared in zip(keys_of_set, shared_of_set, strict=True):
+            for kind in shared:
+                shared[kind] |= keys[kind] & example_keys[kind]
+    return [
+        {kind: (len(shared[kind]), len(keys[kind])) for kind in keys if shared[kind]}
+        for keys, shared in zip(keys_of_set, shared_of_set, strict=True)
+    ]
 
 
 def compare_rows(files: Sequence[FileKeys]) -> None:

@@ -225,9 +225,8 @@ class _Resolver(NamedTuple):
         hub_id = _HUB_ID.fullmatch(name) if self.datasets and not is_data_name(name) else None
         if hub_id is not None:
             return self._dataset(hub_id[1], part or self.split, hub_id[2])
-        weight = " A weight is a plain number after a colon, such as :0.5." if ":" in self.text else ""
         hub = ", and not a hub id (org/name, or org/name:configuration)" if self.datasets else ""
-        raise DataError(f"{self.text}: no such file or folder{hub}. {similar_paths(path)}{weight}")
+        raise DataError(f"{self.text}: no such file or folder{hub}. {similar_paths(path)}")
 
     def _folder(self, folder: Path, part: str) -> Source:
         """Return the source of a folder: all files or the default split; if `part` is not empty, this file or split."""

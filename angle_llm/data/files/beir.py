@@ -109,14 +109,9 @@ def _read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str
     text_of: dict[str, str] = {}
     for row in reader_of(path, encoding=encoding).good_rows():
         parts = [row.values.get(name) for name in ("title", "text")]
-        if (
-            "_id" not in row.values
-            or "text" not in row.values
-            or not all(isinstance(part, str | None) for part in parts)
-        ):
-            raise DataError(
-                f"{row.place}: expected _id, text and optionally title, which are texts; got {row.values!r:.80}"
-            )
+        is_complete = {"_id", "text"} <= row.values.keys()
+        if not is_complete or not all(isinstance(part, str | None) for part in parts):
+            raise DataError(f"{row.place}: expected _id, text and optionally title, got {row.values!r:.80}")
         key = str(row.values["_id"])
         if key in known:
             raise DataError(f"{row.place}: the id {key} occurs twice; remove one of the rows, or write another id")

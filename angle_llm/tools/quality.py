@@ -209,8 +209,8 @@ def _check_file(
         suspicious["short"].update(filter(_SHORT.fullmatch, texts))
         suspicious["lists"].update(filter(is_list_text, texts))
         new_texts += keys.add(number, result)
-        if tokens is not None and len(new_texts) >= _BATCH:
-            token_counts += tokens.lengths(new_texts)
+        if len(new_texts) >= _BATCH:
+            token_counts += [] if tokens is None else tokens.lengths(new_texts)
             samples = samples or new_texts[:_SAMPLE_TEXTS]
             new_texts = []
     # Numbers of rows; a row without a partner for a triple is not used.

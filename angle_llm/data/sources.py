@@ -10,7 +10,7 @@ All commands read data through `resolve_source`. The rows can be iterated repeat
 
 | source | rows |
 |---|---|
-| .jsonl, .json | JSON objects: an object per line, or a list of objects |
+| .jsonl, .json | JSON objects: an object per line, or in .json also a list of objects |
 | .csv, .tsv | a table with a header line; quoting in .csv only |
 | .parquet, .arrow | the rows of the table |
 | .txt, any other file, `-` | a text per line, column `text`; with `tables` a .txt file is a tab-separated table |
@@ -47,7 +47,6 @@ from angle_llm.data.files.file_types import (
     BadRow,
     DatasetReader,
     FileReader,
-    JsonFile,
     Row,
     RowList,
     TextFile,
@@ -291,9 +290,7 @@ class _Resolver(NamedTuple):
             if all(value == defaults[name] for name, value in vars(config).items() if name not in _FILE_OPTIONS):
                 paths = config.data_files[split]
         readers = [self._reader(Path(file)) for file in dict.fromkeys(paths) if is_data_name(file)]
-        json_files = [reader for reader in readers if isinstance(reader, JsonFile)]
-        are_lists = all(next(reader.lines(), (0, ""))[1].lstrip()[:1] == "[" for reader in json_files)
-        if paths and len(readers) == len(set(paths)) and are_lists:
+        if paths and len(readers) == len(set(paths)):
             return Source(path, "folder", tuple(readers), Path(path))
         return Source(path, "dataset", (DatasetReader(path, None, split),))
 

@@ -240,9 +240,7 @@ class JsonLinesFile(FileReader):
         try:
             return _checked(json.loads(record))
         except json.JSONDecodeError as error:
-            raise RowError(
-                f"not a JSON object: {error.msg} at column {error.colno}; a list of objects is a .json file"
-            ) from None
+            raise RowError(f"not a JSON object: {error.msg} at column {error.colno}") from None
 
 
 class JsonFile(JsonLinesFile):
@@ -258,10 +256,7 @@ class JsonFile(JsonLinesFile):
         except RowError as error:
             raise DataError(f"{self.name}: {error}") from None
         except json.JSONDecodeError as error:
-            problem = f"not JSON: {error.msg} at column {error.colno}. A file with one object per line is .jsonl"
-            raise DataError(f"{self.name}:{error.lineno}: {problem}") from None
-        if not isinstance(objects, list):
-            raise DataError(f"{self.name}: expected a list of objects, got {type(objects).__name__}")
+            raise DataError(f"{self.name}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
         return iter(enumerate(objects, 1))
 
     def _parse(self, record: Any) -> dict[str, Any]:
@@ -618,11 +613,13 @@ def reader_of(path: Path, *, tables: bool = False, encoding: str = "utf-8", cont
     if tables and extension not in FILE_TYPES:
         raise DataError(f"{path}: unknown file name extension; known: {', '.join(FILE_TYPES)}, text files also .gz")
     file_type = FILE_TYPES.get(extension, TextFile)
-    if file_type is CsvFile or (file_type is TextFile and tables):
+    if file_type in (CsvFile, JsonFile) or (file_type is TextFile and tables):
         lines = TextFile(path, encoding=encoding, content=content).lines()
         first_line = next((line for _, line in lines if line.strip()), "")
         if file_type is CsvFile:
             file_type = StsBenchmarkFile if _STS_BENCHMARK_ROW.match(first_line) else CsvFile
+        elif file_type is JsonFile:
+            file_type = JsonFile if first_line.lstrip().startswith("[") else JsonLinesFile
         elif path.name.startswith("STS.input."):
             file_type = StsPartFile
         elif "\t" in first_line:

@@ -483,7 +483,8 @@ def _encode_planned(
         repeats = len(plan.row_of) / max(plan.unique, 1)
         try:
             rows_UD = torch.empty(plan.unique, model.width, device=device)
-            for micro in plan.micro_batches:
+            for group in plan.groups:
+                micro = group.make()  # one at a time, to save memory
                 rows_UD[on_device(torch.tensor(micro.rows), device)] = model(**micro.inputs(device)).float()
                 texts = round(len(micro.rows) * repeats)
                 progress(texts)

@@ -84,11 +84,8 @@ def checkpointing_problem(backbone: nn.Module) -> str | None:
         layers = LayerStack.of(backbone).layers
     except ValueError as error:
         return str(error)
-    unsupported = [type(layer).__name__ for layer in layers if not isinstance(layer, GradientCheckpointingLayer)]
-    name = type(without_adapter(backbone)).__name__
-    if not unsupported:
-        return None
-    return f"activation checkpointing: {name} has layers of type {unsupported[0]}, which do not support it."
+    unsupported = {type(layer).__name__ for layer in layers if not isinstance(layer, GradientCheckpointingLayer)}
+    return f"activation checkpointing: layers of type {min(unsupported)} do not support it." if unsupported else None
 
 
 def checkpoint_layers(backbone: nn.Module, *, enabled: bool) -> None:

@@ -153,7 +153,6 @@ def first_layers(backbone: nn.Module, keep: int) -> nn.Module:
         ValueError: if the backbone has fewer layers, or computes other states without the last layers.
     """
     stack = LayerStack.of(backbone)
-    stack.check(backbone)
     shared = {id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())}
     short = copy.deepcopy(backbone, shared)
     cut_layers(short, keep)

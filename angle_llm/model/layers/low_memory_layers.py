@@ -107,8 +107,6 @@ def _is_norm(layer: Any) -> bool:
     """Return whether a layer has the name and parameters of an RMSNorm as in LLaMA, and no replaced forward method."""
     return (
         type(layer).__name__.endswith("RMSNorm")
-        and not layer._modules
-        and not layer._buffers
         and list(layer._parameters) == ["weight"]
         and isinstance(getattr(layer, "variance_epsilon", None), float)
         and "forward" not in vars(layer)
@@ -117,12 +115,7 @@ def _is_norm(layer: Any) -> bool:
 
 def _is_mlp(layer: nn.Module) -> bool:
     """Return whether a layer has the submodules of an MLP as in LLaMA, and no replaced forward method."""
-    return (
-        set(layer._modules) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
-        and not layer._parameters
-        and not layer._buffers
-        and "forward" not in vars(layer)
-    )
+    return set(layer._modules) == {"gate_proj", "up_proj", "down_proj", "act_fn"} and "forward" not in vars(layer)
 
 
 def _are_equal(layer: nn.Module, replacement: Any, device: torch.device) -> bool:

@@ -21,14 +21,7 @@ def replace_layers(adapted: nn.Module) -> None:
 
 
 def replaced_layers(backbone: nn.Module) -> str:
-    """Return the numbers of replaced layers by kind as text, or `none`."""
-    kinds = {
-        FusedLora: "fused LoRA",
-        LowMemoryNorm: "low-memory norm",
-        LowMemoryMlp: "low-memory MLP",
-        CompiledRotary: "compiled rotary",
-    }
-    counts = Counter(
-        name for layer in backbone.modules() for layer_class, name in kinds.items() if isinstance(layer, layer_class)
-    )
+    """Return the numbers of replaced layers by class as text, or `none`."""
+    classes = (FusedLora, LowMemoryNorm, LowMemoryMlp, CompiledRotary)
+    counts = Counter(type(layer).__bases__[0].__name__ for layer in backbone.modules() if isinstance(layer, classes))
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

@@ -26,9 +26,6 @@ Attention with gathered keys needs a mask of queries × keys for every text, but
 _ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 """Config keys of `transformers` models that set the attention dropout."""
 
-_FLEX_WIDTH = 16
-"""Minimum number of dimensions of an attention head that FlexAttention supports."""
-
 _KNOWN_WINDOWS = {"sliding_window", "max_window_layers"}
 """Config keys that contain `window` and allow texts in one sequence: a window size, and in Qwen the first such layer.
 
@@ -115,8 +112,6 @@ def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch
     if not heads:
         return "its config does not contain the number of attention heads"
     width = width or config.hidden_size // heads
-    if width < _FLEX_WIDTH:
-        return f"FlexAttention needs heads of {_FLEX_WIDTH} dimensions or more, the model has {width}"
     if device.index is None:
         return None
     # Trial of the kernel, in every precision that the model computes in.

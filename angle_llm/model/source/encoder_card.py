@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge
 from pydantic import ConfigDict, ValidationError
@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass
 from angle_llm.io import json_text
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, read_json
 from angle_llm.prompts import SidePrompts
-from angle_llm.settings.parsing import unknown_name
 
 FORMAT_VERSION = 1
 
@@ -77,14 +76,8 @@ class EncoderCard:
         try:
             return cls(**values)
         except ValidationError as error:
-            raise ArtifactError(f"{path}: {_explain(cls, error.errors()[0])} Save the encoder again.") from error
-
-
-def _explain(card_class: type[EncoderCard], problem: Any) -> str:
-    """Return the error message for a validation error of pydantic; `card_class` is the class that was validated."""
-    key = str(problem["loc"][0])
-    if problem["type"] == "unexpected_keyword_argument":
-        return unknown_name("key", key, [item.name for item in fields(card_class)])
-    if problem["type"] == "missing":
-        return f"`{key}` is missing."
-    return f"`{key}`: {problem['msg']}, got {problem['input']!r:.80}."
+            problem = error.errors()[0]
+            keys = ", ".join(item.name for item in fields(cls))
+            raise ArtifactError(
+                f"{path}: `{problem['loc'][0]}`: {problem['msg']}. Expected the keys {keys}. Save the encoder again."
+            ) from error

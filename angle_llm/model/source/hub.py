@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 from angle_llm.model.source.checks import (
     CARD_NAME,
@@ -27,20 +26,8 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 WHOLE_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
 
 
-class HubFiles(NamedTuple):
-    """Files of a hub repository in the local cache."""
-
-    folder: Path | None
-    """Folder in the cache of a saved encoder or an adapter (weights included), or of a sentence-transformers model (without).
-
-    None for a bare backbone, whose files `transformers` fetches.
-    """
-    commit: str
-    """Commit of the files."""
-
-
-def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
-    """Fetch the files of a model on the hub into the cache, except the weights of a backbone.
+def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
+    """Fetch the files of a model on the hub, except the weights of a backbone; return the folder in the cache and the commit.
 
     These are all files of a saved encoder or an adapter, or the files of a sentence-transformers model that give prompts,
     pooling and maximum length. `revision` is a commit, branch or tag.
@@ -75,9 +62,11 @@ def fetch_files(repo: str, revision: str | None = None) -> HubFiles:
     elif MODULES_NAME in files:
         patterns = USAGE_FILES
     else:
-        return HubFiles(None, files["config.json"].parent.name)
-    commit = next(iter(files.values())).parent.name
-    return HubFiles(Path(snapshot_download(repo, revision=commit, allow_patterns=list(patterns))), commit)
+        patterns = ()
+    folder = next(iter(files.values())).parent
+    if patterns:
+        snapshot_download(repo, revision=folder.name, allow_patterns=list(patterns))
+    return folder, folder.name
 
 
 def _fetch(repo: str, name: str, revision: str | None) -> Path | None:

@@ -141,21 +141,24 @@ def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
         if revision not in (None, pinned):
             raise ValueError(f"{path_or_id}: expected one revision, got @{pinned} and revision={revision!r}.")
         revision = pinned
-    folder = _local_path(path_or_id)
+    # The files that show what kind of model it is.
+    folder, commit = _local_path(path_or_id), None
+    location = BackboneLocation(str(folder))
+    if not (is_saved_encoder(folder) or _is_adapter(folder)):
+        location = locate(path_or_id)
+        if not location.is_local:
+            folder, commit = fetch_files(path_or_id, revision)
+    # Kind of model.
     if is_saved_encoder(folder):
-        return ModelSource(path_or_id, BackboneLocation(str(folder)), card=EncoderCard.read(folder))
-    if (folder / CONFIG_NAME).is_file() and not any(folder.glob("model*.safetensors*")):
-        return _peft_source(path_or_id, folder)
-    location = locate(path_or_id)
-    if location.is_local:
-        library = None if location.gguf_file else find_sentence_transformers(location.name)
-        return ModelSource(path_or_id, location, revision, library=library)
-    fetched, commit = fetch_files(path_or_id, revision)
-    if fetched is not None and is_saved_encoder(fetched):
-        return ModelSource(path_or_id, BackboneLocation(str(fetched)), commit, card=EncoderCard.read(fetched))
-    if fetched is not None and (fetched / CONFIG_NAME).is_file():
-        return _peft_source(path_or_id, fetched, commit)
-    return ModelSource(path_or_id, location, commit, library=fetched)
+        return ModelSource(path_or_id, BackboneLocation(str(folder)), commit, card=EncoderCard.read(folder))
+    if _is_adapter(folder):
+        return _peft_source(path_or_id, folder, commit)
+    return ModelSource(path_or_id, location, commit or revision, library=find_sentence_transformers(folder))
+
+
+def _is_adapter(folder: Path) -> bool:
+    """Return whether a folder has an adapter of peft, and no model beside it."""
+    return (folder / CONFIG_NAME).is_file() and not any(folder.glob("model*.safetensors*"))
 
 
 def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> ModelSource:
@@ -177,7 +180,7 @@ def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> Mo
     try:
         if not locate(base).is_local:
             base_folder, revision = fetch_files(base, revision)
-            if base_folder is not None and (base_folder / CONFIG_NAME).is_file():
+            if _is_adapter(base_folder):
                 raise ArtifactError(f"{config_path}: the base {base} is an adapter, too. First merge it into its base.")
     except FileNotFoundError as error:
         raise FileNotFoundError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +37,7 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
     _print_verification(replace(settings, out=out), merge, others=others, **options)
     print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
     if others:
-        print(
-            "The verdict is for the first encoder alone. The combination differs from each of its encoders: measure it."
-        )
+        print("The verdict is for the first encoder alone. Measure the combination, which differs from each encoder.")
     # Scores of all inputs and of the result.
     if scores:
         folder = Path(out).expanduser()
@@ -67,13 +64,10 @@ def export_main(settings: ExportSettings) -> None:
     from angle_llm.export.sentence_transformers import export_sentence_transformers
 
     # Export.
-    dtype: Any = settings.dtype  # checked by the settings
     export_to: dict[str, Callable[..., Verification | None]] = {
-        "sentence-transformers": partial(export_sentence_transformers, dtype=dtype),
-        "onnx": partial(export_onnx, int8=dtype == "int8"),
-        "gguf": partial(export_gguf, dtype=dtype or "float32"),
-    }
-    _print_verification(settings, export_to[settings.to], side=settings.side)
+        "sentence-transformers": export_sentence_transformers, "onnx": export_onnx, "gguf": export_gguf
+    }  # fmt: skip
+    _print_verification(settings, export_to[settings.to], side=settings.side, dtype=settings.dtype)
 
     # Instructions.
     facts = CardFacts.read(Path(settings.out).expanduser())

@@ -9,7 +9,7 @@ Legend: N texts, D dimensions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,8 +134,7 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary of plain JSON values; NaN becomes null."""
-        values: dict[str, Any] = plain({"holds": self.holds} | asdict(self))
-        return values
+        return {"holds": self.holds, **plain(self)}
 
     def text(self) -> str:
         """Return the report as lines of text; the verdict and the problems are last."""

@@ -102,6 +102,4 @@ def convert_to_float32(encoder: SentenceEncoder) -> None:
     """Convert the weights of an encoder to float32 in place, without changing their values; dequantise quantised weights."""
     if encoder.bits is not None:
         dequantize(encoder.model.backbone, torch.float32)
-    for tensor in (*encoder.model.parameters(), *encoder.model.buffers()):
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.float()
+    encoder.model.float()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from angle_llm import __version__
 from angle_llm.export.card import file_name
@@ -58,7 +58,7 @@ from angle_llm.model.source.tokenizer import find_special_tokens, plain_ids
 from angle_llm.model.source.weights import BaseWeights, open_base
 
 SHARD_BYTES = 4_000_000_000
-"""Default maximum size of a weights file, in bytes."""
+"""Maximum size of a weights file, in bytes."""
 _NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 """Keys of a model configuration that do not change the vectors."""
 
@@ -72,7 +72,6 @@ def merge(
     method: Literal["linear", "slerp"] = "linear",
     base: Literal["dequantised", "original"] = "dequantised",
     dtype: str = "float32",
-    shard_bytes: int = SHARD_BYTES,
     check: bool = True,
     device: str | None = None,
 ) -> Verification | None:
@@ -98,7 +97,6 @@ def merge(
         base: "dequantised" merges into the weights that the adapter was trained on. "original" merges into the stored
             weights; the result then differs slightly from an adapter that was trained on a quantised base.
         dtype: dtype of the merged weights, which are computed in float32 and rounded once.
-        shard_bytes: maximum size of a weights file.
         check: False skips verification, for a machine that cannot hold the model. The folder records the omission, and
             the result is None.
         device: device of the verification; None: the best available.
@@ -150,14 +148,14 @@ def merge(
         skeleton = parts[first].weights.skeleton
         # With several models, the first one alone is verified; then its weights are replaced.
         verified = MergedWeights([weights_of_parts[first]]) if check else merged
-        _write_weights(folder, skeleton, verified, torch_dtype(dtype), shard_bytes)
+        _write_weights(folder, skeleton, verified, torch_dtype(dtype))
         _write_usage(folder, skeleton, encoder_folder, card, dtype)
         write_json(folder / MERGE_NAME, provenance)
         name = f"{out} with the weights of {models[first]} alone" if others else str(out)
-        verify_options = VerifyOptions(device=device, names=(models[first], name), original_base=original)
+        verify_options = VerifyOptions(device=device, original_base=original)
         report = finish_folder(folder, encoder_folder, name, verify_options if check else None)
         if others and report is not None:
-            _write_weights(folder, skeleton, merged, torch_dtype(dtype), shard_bytes)
+            _write_weights(folder, skeleton, merged, torch_dtype(dtype))
             count = count_differences(
                 open_base(BackboneLocation(str(folder)), dtype=dtype), skeleton.state_dict(), merged
             )
@@ -343,13 +341,10 @@ def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
             raise ArtifactError(f"{target} is in the folder of the {name}, {path}. Choose another folder.")
 
 
-def _write_weights(
-    folder: Path, skeleton: nn.Module, weights: MergedWeights, dtype: torch.dtype, shard_bytes: int
-) -> None:
+def _write_weights(folder: Path, skeleton: nn.Module, weights: MergedWeights, dtype: torch.dtype) -> None:
     """Write the tensors of the merged model to one safetensors file, or to several files with an index.
 
-    Tensors have the names that `save_pretrained` gives them: those in `skeleton`. `dtype` is the dtype of the files. A
-    file has at most `shard_bytes` bytes.
+    Tensors have the names that `save_pretrained` gives them: those in `skeleton`. `dtype` is the dtype of the files.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
@@ -358,29 +353,11 @@ def _write_weights(
         name: tensor.to("meta", dtype if tensor.is_floating_point() else None)
         for name, tensor in skeleton.state_dict().items()
     }
-    split = split_torch_state_dict_into_shards(shapes, max_shard_size=shard_bytes)
+    split = split_torch_state_dict_into_shards(shapes, max_shard_size=SHARD_BYTES)
     for file, names in split.filename_to_tensors.items():
-        tensors = {name: _merged(name, weights, dtype) for name in names}
+        tensors = {name: weights.tensor(name)[0].to(shapes[name].dtype).contiguous() for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         del tensors  # free the memory before the next shard
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / "model.safetensors.index.json", index)
-
-
-def _merged(name: str, weights: MergedWeights, dtype: torch.dtype) -> Tensor:
-    """Return the tensor `name` of the merged model, in `dtype`.
-
-    Raises:
-        ArtifactError: for values that are not finite.
-    """
-    values, _ = weights.tensor(name)
-    if not values.is_floating_point():
-        return values.contiguous()
-    stored = values.to(dtype).contiguous()
-    if not bool(torch.isfinite(stored).all()):
-        raise ArtifactError(
-            f"{name} has values that are not finite in {str(dtype).removeprefix('torch.')}. If they are finite in float32, "
-            "choose another --dtype; otherwise the adapter is damaged."
-        )
-    return stored

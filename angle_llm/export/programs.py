@@ -22,8 +22,6 @@ open."""
 _VLLM_BIDIRECTIONAL = {"llama", "qwen2", "qwen3"}
 """Model types with bidirectional attention whose vectors are correct in vLLM 0.32. Mistral with a sliding window, Gemma-2
 and Gemma-3 are wrong there without a message."""
-_VLLM_POOLINGS = {"last", "cls", "mean"}
-_SHOWN_NAMES = 10
 
 
 def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
@@ -36,7 +34,7 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
     model_type = str(config.get("model_type"))
     is_bidirectional = config.get("is_causal") is False
     wrong_attention = is_bidirectional and model_type not in _VLLM_BIDIRECTIONAL
-    in_vllm = facts.pooling in _VLLM_POOLINGS and not wrong_attention
+    in_vllm = facts.pooling in ("last", "cls", "mean") and not wrong_attention
     programs = [
         name
         for name, lacks in _PROGRAMS.items()
@@ -75,8 +73,9 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
         )
     # Texts with other vectors.
     notes.append("sentence-transformers before 6 removes white space at both ends of a text.")
-    if names := list(facts.plain_names):
-        more = f" and {len(names) - _SHOWN_NAMES} more in {EXPORT_NAME}" if len(names) > _SHOWN_NAMES else ""
-        shown = ", ".join(map(repr, names[:_SHOWN_NAMES]))
-        notes.append(f"Texts that contain {shown}{more} have other vectors than in angle_llm.")
+    if facts.plain_names:
+        shown = ", ".join(map(repr, facts.plain_names[:10]))
+        notes.append(
+            f"Texts with {shown} or other `plain_names` in {EXPORT_NAME} have other vectors than in angle_llm."
+        )
     return notes

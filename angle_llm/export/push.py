@@ -10,7 +10,6 @@ printed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -20,6 +19,7 @@ from typing import Any
 import yaml
 
 from angle_llm.export.card import REPORT_NAME, CardFacts, file_name, model_card
+from angle_llm.export.exported_folder import LIBRARY
 from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME
 from angle_llm.export.formats.onnx_folder import GRAPH_NAME
 from angle_llm.io import json_text
@@ -87,17 +87,11 @@ def push(settings: PushSettings) -> str:
     lines = [f"skipped: {skipped}"] if skipped else []
     # Upload, or a list of the files.
     if settings.dry_run:
-        lines += [
-            *sorted([*files, "README.md"]),
-            "",
-            model_card(facts, repo, **about),
-            "Nothing was uploaded: --dry-run.",
-        ]
+        lines += [*sorted([*files, "README.md"]), "", model_card(facts, repo, **about)]
+        lines.append("Nothing was uploaded: --dry-run.")
         return "\n".join(lines)
     url = _upload(files, facts, repo, about, private=not settings.public)
-    opened = "SentenceTransformer" if facts.form == "sentence-transformers" else "SentenceEncoder.from_pretrained"
-    use = "see its model card" if facts.use else f"{opened}({repo!r})"
-    return "\n".join([*lines, f"Uploaded to {url}. To use it: {use}"])
+    return "\n".join([*lines, f"Uploaded to {url}. Its model card shows how to use it."])
 
 
 def _check(facts: CardFacts, folder: Path) -> None:
@@ -109,14 +103,14 @@ def _check(facts: CardFacts, folder: Path) -> None:
         ArtifactError: if a check fails.
     """
     check_links(folder)
+    if facts.form in ("whole", LIBRARY):
+        check_model_files(folder)
+    is_made = facts.form != "adapter" and (facts.origin or facts.form != "whole")
+    if is_made and facts.report.get("holds") is not True:
+        raise ArtifactError(
+            f"{folder} was not compared with the encoder it was made from. Write it again without --no-verify."
+        )
     if facts.form != "adapter":
-        if not facts.use:
-            check_model_files(folder)
-        made = bool(facts.origin) or facts.form != "whole"
-        if made and facts.report.get("holds") is not True:
-            raise ArtifactError(
-                f"{folder} was not compared with the encoder it was made from. Write it again without --no-verify."
-            )
         return
     if PurePath(facts.base or "").is_absolute() or Path(facts.base or "").expanduser().exists():
         raise ArtifactError(
@@ -187,28 +181,24 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
 def _read_scores(path: Path) -> list[tuple[str, str, float]]:
     """Read scores (task, metric, value) from a JSON file of `eval sts --json` or `eval retrieval --json`.
 
-    STS: Spearman of each task and on average. Retrieval: the main metric of each task.
+    STS: Spearman of each task. Retrieval: the main metric of each task.
 
     Raises:
         ValueError: if the file cannot be read or has other content.
     """
+    scores: list[tuple[str, str, float]] = []
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        scores: list[tuple[str, str, Any]] = []
-        for name, task in content["tasks"].items():
+        for name, task in read_json(path)["tasks"].items():
             if "metrics" in task:
                 metric, values = next(iter(task["metrics"].items()))
-                scores.append((name, metric, values["value"]))
-            else:
-                scores.append((f"{name} ({task['variant']})", "spearman", task["spearman"]))
-        average = content.get("average")
-        if isinstance(average, dict):
-            scores.append((f"average of {len(average['tasks'])}", "spearman", average["spearman"]))
-        return [(name, metric, float(score)) for name, metric, score in scores if score is not None]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+                scores.append((name, metric, float(values["value"])))
+            elif task["spearman"] is not None:
+                scores.append((f"{name} ({task['variant']})", "spearman", float(task["spearman"])))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"--results: expected a file of `angle-llm eval sts --json` or `eval retrieval --json`, got {path} ({error})."
         ) from error
+    return scores
 
 
 def _is_encoder_file(name: str) -> bool:

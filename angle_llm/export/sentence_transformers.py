@@ -44,9 +44,6 @@ from angle_llm.model.source.weights import open_base
 from angle_llm.prompts import Side, load_prompt, load_prompts
 from angle_llm.settings.parsing import need_library
 
-_REBUILT = {"qwen2"}
-"""Model types whose tokenizer transformers 5.6 and later rebuild from the vocabulary, without the stored normalizer."""
-
 
 def export_sentence_transformers(
     run: str | Path,
@@ -123,7 +120,8 @@ def export_sentence_transformers(
         write_json(folder / "tokenizer.json", exported.spec)
         write_json(folder / "tokenizer_config.json", exported.config)
         write_earlier_names(folder)  # a whole model may be saved by an earlier version
-        as_llama = exported.changes_text and read_json(folder / "config.json").get("model_type") in _REBUILT
+        # transformers 5.6 and later rebuild the tokenizer of Qwen2 from the vocabulary, without the stored normalizer.
+        as_llama = exported.changes_text and read_json(folder / "config.json").get("model_type") == "qwen2"
         if as_llama:
             _write_as_llama(folder)
         _check_tokenizers(folder, tokenizers, prompts, exported)
@@ -132,8 +130,7 @@ def export_sentence_transformers(
         write_library_files(folder, backbone, card, prompts=prompts, default=default)
         facts = ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize)
         replace(facts, head=prompts.get(default or ""), as_llama=as_llama, dense=card.dense).write(folder)
-        options = VerifyOptions(side=side, device=device, names=(str(run), str(out)))
-        return finish_folder(folder, source, str(out), options if check else None)
+        return finish_folder(folder, source, str(out), VerifyOptions(side=side, device=device) if check else None)
 
     return write_directory(target, fill)
 

@@ -138,6 +138,7 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
                 form_problems += [f"likely mistake: {mistake}"] if mistake else []
         comparisons.append(replace(comparison, weights=weights, problems=tuple(form_problems)))
         problems += [f"{name}: {problem}" for problem in form_problems]
+        del form
     return Verification(
         texts=len(texts),
         first=first.facts,
@@ -212,11 +213,10 @@ def finish_folder(folder: Path, source: Path, name: str, options: VerifyOptions 
     """
     report = None
     if options is not None:
-        report = verify([source, folder], options)
+        report = verify([source, folder], replace(options, names=(str(source), name)))
         if not report.holds:
-            original = report.first.name
             raise VerificationError(
-                f"{name} was not written: it differs from the encoder in {original}:\n{report.text()}"
+                f"{name} was not written: it differs from the encoder in {source}:\n{report.text()}"
             )
     write_report(folder, report, name)
     return report

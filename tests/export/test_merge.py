@@ -132,14 +132,15 @@ def test_a_base_stored_quantised_is_merged_to_a_plain_model(tmp_path: Path) -> N
     assert SentenceEncoder.from_pretrained(tmp_path / "out", device="cpu").bits is None
 
 
-def test_a_sharded_base_is_merged_to_shards(tmp_path: Path) -> None:
+def test_a_sharded_base_is_merged_to_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = tiny_encoder("qwen2")
     encoder.model.backbone.save_pretrained(tmp_path / "base", max_shard_size="20KB")
     encoder.tokenizer.save_pretrained(tmp_path / "base")
     assert len(list((tmp_path / "base").glob("model-*.safetensors"))) > 2
     run = save_tiny_adapter(tmp_path / "base", tmp_path / "adapter")
     merged(run, tmp_path / "one")
-    merged(run, tmp_path / "many", shard_bytes=20_000)
+    monkeypatch.setattr(sys.modules["angle_llm.export.merge"], "SHARD_BYTES", 20_000)
+    merged(run, tmp_path / "many")
     shards = {path.name: load_file(path) for path in (tmp_path / "many").glob("model-*.safetensors")}
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
     assert len(shards) > 2

@@ -105,7 +105,7 @@ def test_padding_may_be_on_the_left(run: Path, encoder: SentenceEncoder, tmp_pat
 
 @pytest.mark.slow
 def test_int8_weights_change_the_vectors_a_little(run: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    export_onnx(run / "adapter", tmp_path / "int8", int8=True)
+    export_onnx(run / "adapter", tmp_path / "int8", dtype="int8")
     model = OnnxModel(tmp_path / "int8")
     assert model.bits == 8
     assert (tmp_path / "int8" / GRAPH_NAME).stat().st_size < (run / "onnx" / GRAPH_NAME).stat().st_size
@@ -303,7 +303,7 @@ def test_weights_of_a_large_model_are_in_a_second_file(
     int8: bool, encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_graph, "_LARGEST_FILE", 1000)
-    export_onnx(encoders / "last", tmp_path / "large", int8=int8)
+    export_onnx(encoders / "last", tmp_path / "large", dtype="int8" if int8 else None)
     files = {path.name: path.stat().st_size for path in (tmp_path / "large" / GRAPH_NAME).parent.iterdir()}
     assert set(files) == {"model.onnx", "model.onnx.data"}
     assert files["model.onnx.data"] > 10_000
@@ -317,7 +317,7 @@ def test_verify_finds_wrong_scales_of_int8_weights(encoders: Path, tmp_path: Pat
     """Scales of the blocks in reversed order."""
     import onnx
 
-    export_onnx(encoders / "last", tmp_path / "int8", int8=True)
+    export_onnx(encoders / "last", tmp_path / "int8", dtype="int8")
     assert not any("exceeds" in problem for problem in compare(encoders / "last", tmp_path / "int8").problems)
     graph = onnx.load(tmp_path / "int8" / GRAPH_NAME)
     scales = [value for value in graph.graph.initializer if "scale" in value.name]

@@ -41,7 +41,6 @@ from angle_llm.settings.parsing import need_library
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 """Architecture in llama.cpp by model type of transformers."""
-_POOLINGS = ("last", "mean", "cls")
 _LLAMA_3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -65,7 +64,7 @@ def export_gguf(
     run: str | Path,
     out: str | Path,
     *,
-    dtype: Literal["float32", "float16", "q8_0"] = "float32",
+    dtype: Literal["float32", "float16", "q8_0"] | None = None,
     side: Side | None = None,
     check: bool = True,
 ) -> Verification | None:
@@ -76,7 +75,7 @@ def export_gguf(
     Args:
         run: folder of the encoder: an adapter, which is merged in float32 first, or a whole model.
         out: folder to write.
-        dtype: type of the weight matrices; vectors stay in float32.
+        dtype: type of the weight matrices; vectors stay in float32. None: float32.
         side: use only the prompt of queries, or only the prompt of documents, for all texts.
         check: False skips the verification, which needs xllamacpp; the result is then None.
 
@@ -92,7 +91,7 @@ def export_gguf(
         need_library("xllamacpp", "the comparison (--no-verify skips it)", "gguf")
     source, target, card = check_paths(run, out)
     unsupported = {
-        f"pooling {card.pooling!r}": card.pooling not in _POOLINGS,
+        f"pooling {card.pooling!r}": card.pooling not in ("last", "mean", "cls"),
         f"the first {card.dimensions} dimensions (`dimensions` in {CARD_NAME})": card.dimensions is not None,
         "Dense modules": card.dense > 0,
     }
@@ -118,10 +117,9 @@ def export_gguf(
             if card.base is not None:
                 merge(source, merged, dtype="float32", check=False)
             weights = open_base(BackboneLocation(str(merged)), dtype="float32")
-            write_gguf(folder / GGUF_NAME, weights, vocabulary, card.pooling, card.max_length, dtype)
+            write_gguf(folder / GGUF_NAME, weights, vocabulary, card.pooling, card.max_length, dtype or "float32")
         usage.write(folder)
-        options = VerifyOptions(side=side, names=(str(run), str(out)))
-        return finish_folder(folder, source, str(out), options if check else None)
+        return finish_folder(folder, source, str(out), VerifyOptions(side=side) if check else None)
 
     return write_directory(target, fill)
 
@@ -217,14 +215,10 @@ def _converted(source: str, values: Tensor, config: Any, architecture: str) -> T
 
 def _check_config(config: Any, architecture: str) -> None:
     """Raise `ArtifactError` for a model with an attention that llama.cpp does not compute for its architecture."""
-    gemma = architecture == "gemma3"
-    if not gemma and "sliding_attention" in (getattr(config, "layer_types", None) or []):
+    if architecture != "gemma3" and "sliding_attention" in (getattr(config, "layer_types", None) or []):
         raise ArtifactError(f"llama.cpp computes {architecture} without sliding windows, but this model has them.")
     if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
         raise ArtifactError(f"llama.cpp computes {architecture} with causal attention; this model is bidirectional.")
-    rope = getattr(config, "rope_parameters", None) or {}
-    if gemma and rope.get("sliding_attention", {}).get("rope_type", "default") != "default":
-        raise ArtifactError("llama.cpp computes sliding windows without rope scaling, but this model scales them.")
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size: int) -> None:
@@ -306,8 +300,6 @@ class Vocabulary:
         for token in self.spec["added_tokens"]:
             names[token["id"]] = token["content"]
             types[token["id"]] = kinds.UNUSED if token["special"] else kinds.USER_DEFINED
-        if max(names) >= size:
-            raise ArtifactError(f"The tokenizer has {max(names) + 1} tokens, but the model has {size} embeddings.")
         tokens = [names.get(number, f"[PAD{number}]") for number in range(size)]
         # Vocabulary.
         writer.add_tokenizer_model("llama" if self.sentencepiece else "gpt2")

@@ -8,7 +8,7 @@ Inputs of the graph are `input_ids` and `attention_mask`, (B, T) int64, of any b
 length. Outputs are `sentence_embedding` (B, D) float32, and `last_hidden_state` (B, T, D), which the ONNX backend of
 sentence-transformers pools itself. Positions and pooling follow the mask, so padding may be on the left or on the right.
 
-Weights are float32: a model in half precision is converted, which changes no value. With `int8`, onnxruntime then
+Weights are float32: a model in half precision is converted, which changes no value. With dtype `int8`, onnxruntime then
 quantizes the weights of linear layers.
 
 Legend: B texts of a batch, T tokens, D dimensions.
@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -54,7 +54,7 @@ def export_onnx(
     run: str | Path,
     out: str | Path,
     *,
-    int8: bool = False,
+    dtype: Literal["float32", "int8"] | None = None,
     side: Side | None = None,
     check: bool = True,
 ) -> Verification | None:
@@ -65,7 +65,7 @@ def export_onnx(
     Args:
         run: folder of the encoder: an adapter, which is merged first, or a whole model.
         out: folder to write.
-        int8: quantize the weights of linear layers to 8 bits.
+        dtype: "int8" quantizes the weights of linear layers to 8 bits. None: float32.
         side: use only the prompt of queries, or only the prompt of documents, for all texts.
         check: False skips the verification; the result is then None.
 
@@ -85,11 +85,10 @@ def export_onnx(
         _write_graph(folder)
         for path in folder.glob("model*.safetensors*"):  # the weights and their index
             path.unlink()
-        if int8:
+        if dtype == "int8":
             _quantize_graph(folder / GRAPH_NAME)
-        _adapt_files(folder, bits=8 if int8 else None)
-        options = VerifyOptions(side=side, names=(str(run), str(out)))
-        return finish_folder(folder, source, str(out), options if check else None)
+        _adapt_files(folder, bits=8 if dtype == "int8" else None)
+        return finish_folder(folder, source, str(out), VerifyOptions(side=side) if check else None)
 
     return write_directory(target, fill)
 

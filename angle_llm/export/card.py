@@ -107,17 +107,10 @@ def model_card(
 
     # Metadata for the hub.
     name = repo.rpartition("/")[2]
-    results = [
-        EvalResult(
-            "sentence-similarity" if metric in ("spearman", "pearson") else "text-retrieval",
-            task,
-            task,
-            metric,
-            score,
-            metric_name=f"{metric} x 100",
-        )
-        for task, metric, score in scores
-    ]
+    results = []
+    for task, metric, score in scores:
+        task_type = "sentence-similarity" if metric in ("spearman", "pearson") else "text-retrieval"
+        results.append(EvalResult(task_type, task, task, metric, score, metric_name=f"{metric} x 100"))
     data = ModelCardData(
         library_name=LIBRARY if facts.form == LIBRARY else "angle_llm",
         pipeline_tag="sentence-similarity",

@@ -76,12 +76,11 @@ class FormFacts:
         return TOLERANCE_HALF if self.is_rounded or first.is_rounded else TOLERANCE
 
     def __str__(self) -> str:
+        normalised = ", normalised" if self.normalize else ""
         if self.kind == "server":  # the other facts are expected, not known
-            return f"{self.name}: server, {self.dimensions} dimensions" + (", normalised" if self.normalize else "")
-        return (
-            f"{self.name}: {self.kind}, {self.dtype}, prompt {self.prompt}, {self.pooling}, {self.max_length} tokens"
-            + (", normalised" if self.normalize else "")
-        )
+            return f"{self.name}: server, {self.dimensions} dimensions{normalised}"
+        usage = f"prompt {self.prompt}, {self.pooling}, {self.max_length} tokens{normalised}"
+        return f"{self.name}: {self.kind}, {self.dtype}, {usage}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -39,8 +39,10 @@ from angle_llm.prompts import SIDES, Side, load_prompts
 from angle_llm.serve.client import ServerModel, is_server
 from angle_llm.serve.mistakes import likely_mistake
 
-Score = Callable[[Any], float]
+Score: TypeAlias = Callable[[Any], float]
 """A function from an encoder to its Spearman × 100 on a file of scored pairs."""
+Sides: TypeAlias = Sequence[Side | None]
+"""Sides for which every text is encoded: as query, as document; [None]: with the only prompt."""
 
 
 class VerificationError(ValueError):
@@ -95,7 +97,7 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
     encoder = open_form(paths[0], {}, **opening)
     assert isinstance(encoder, SentenceEncoder)
     prompts = encoder.prompts if options.side is None else load_prompts(encoder.prompts.of(options.side))
-    sides: Sequence[Side | None] = SIDES if prompts.differ else [options.side]
+    sides: Sides = SIDES if prompts.differ else [options.side]
     texts, notes = options.texts, list[str]()
     if texts is None:
         texts, notes = _built_in_texts(encoder, paths)
@@ -228,41 +230,33 @@ def write_report(folder: Path, result: Verification | None, name: str) -> None:
     (folder / "README.md").write_text(model_card(CardFacts.read(folder), Path(name).name), encoding="utf-8")
 
 
-def _encode(
-    encoder: Form,
-    form_kind: str,
-    name: str,
-    texts: Sequence[str],
-    score: Score | None,
-    sides: Sequence[Side | None],
-) -> Encoded:
-    """Encode texts with an opened encoder; return its facts with the token ids and embeddings of all texts.
+def _encode(form: Form, kind: str, name: str, texts: Sequence[str], score: Score | None, sides: Sides) -> Encoded:
+    """Encode texts with an opened form; return its facts with the token ids and embeddings of all texts.
 
-    The texts are encoded for each of `sides`: as queries, as documents, or with the only prompt (None). `form_kind` and
-    `name` describe the encoder in the report.
+    `kind` and `name` describe the form in the report.
     """
-    dtype = str(encoder.dtype).removeprefix("torch.") + (f" in {encoder.bits} bits" if encoder.bits else "")
-    if isinstance(encoder, SentenceEncoder):
-        convert_to_float32(encoder)
-    by_side = _by_side(encoder, sides)
+    dtype = str(form.dtype).removeprefix("torch.") + (f" in {form.bits} bits" if form.bits else "")
+    if isinstance(form, SentenceEncoder):
+        convert_to_float32(form)
+    by_side = _by_side(form, sides)
     rows_ND = _rows(by_side, texts)
-    prompts = [encoder.prompts.of(side) for side in (SIDES if sides[0] is None else sides) if side]
+    prompts = [form.prompts.of(side) for side in (SIDES if sides[0] is None else sides) if side]
     facts = FormFacts(
         name=name,
-        kind=form_kind,
+        kind=kind,
         dtype=dtype,
         prompt=", ".join(dict.fromkeys(repr(prompt.template) for prompt in prompts)),
-        pooling=encoder.pooling,
-        max_length=encoder.max_length,
+        pooling=form.pooling,
+        max_length=form.max_length,
         dimensions=rows_ND.shape[1],
-        normalize=encoder.normalize,
+        normalize=form.normalize,
         # A score calls only `encode`, which all forms have.
-        spearman=None if score is None else score(encoder if len(sides) > 1 else by_side[0]),
+        spearman=None if score is None else score(form if len(sides) > 1 else by_side[0]),
     )
-    return Encoded(facts, [ids for form in by_side for ids in form.tokenize(texts)], rows_ND)
+    return Encoded(facts, [ids for sided in by_side for ids in sided.tokenize(texts)], rows_ND)
 
 
-def _by_side(encoder: Form, sides: Sequence[Side | None]) -> Sequence[Form]:
+def _by_side(encoder: Form, sides: Sides) -> Sequence[Form]:
     """Return one encoder per side (query, document); for side None, the encoder itself.
 
     If the side is None and `encoder` has two prompts, the result uses the prompt of queries.
@@ -278,18 +272,13 @@ def _rows(by_side: Sequence[Form], texts: Sequence[str]) -> Rows:
 
 
 def _base_rows(
-    encoder: SentenceEncoder,
-    path: FormPath,
-    texts: Sequence[str],
-    device: str | None,
-    sides: Sequence[Side | None],
-    named: str | None,
+    encoder: SentenceEncoder, path: FormPath, texts: Sequence[str], device: str | None, sides: Sides, named: str | None
 ) -> tuple[Rows | None, str]:
     """Return the embeddings of texts by the untrained base model of an encoder, or None and the reason.
 
     The base gets the prompt and pooling of the encoder. The reason is that the base is unknown or cannot be opened; it
-    is "" if there are embeddings. `encoder` is the opened encoder, and `path` its folder. Texts are encoded for each of
-    `sides`: as queries, as documents, or with the only prompt (None). `named` is the base if it is not stored.
+    is "" if there are embeddings. `encoder` is the opened encoder, and `path` its folder. `named` is the base if it is
+    not stored.
     """
     # Adapter: the same model, with the adapter disabled.
     if kind_of(path) == "adapter":

@@ -146,11 +146,11 @@ def test_the_base_of_a_quantised_training_is_dequantised(base: Path, tmp_path: P
 def test_whole_models_an_adapter_and_a_merged_model(
     dtype: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merge_module, "SHARD_BYTES", 20_000)
     wholes = [save_whole("llama", tmp_path / str(seed), seed) for seed in range(2)]
     run = save_adapter(base, tmp_path / "a", 2)
     merge(run, tmp_path / "merged", dtype="bfloat16", check=False)
     models = [wholes[0], wholes[1], run, tmp_path / "merged", base]
+    monkeypatch.setattr(merge_module, "SHARD_BYTES", 20_000)
     combined(models, tmp_path / "out", weights=[0.1, 0.2, 0.3, 0.3, 0.1], dtype=dtype)
     parts = [weights_of(model, base) for model in models]
     for file in (tmp_path / "out").glob("model-*.safetensors"):

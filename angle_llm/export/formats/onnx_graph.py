@@ -176,12 +176,8 @@ def _quantize_graph(path: Path) -> None:
     onnx: Any = importlib.import_module("onnx")
     quantization: Any = importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")
     has_data_file = len(list(path.parent.iterdir())) > 1
-    config = quantization.DefaultWeightOnlyQuantConfig(
-        bits=8,
-        block_size=32,
-        is_symmetric=True,
-        accuracy_level=4,  # activations in int8
-    )
+    # accuracy_level 4: activations in int8
+    config = quantization.DefaultWeightOnlyQuantConfig(bits=8, block_size=32, is_symmetric=True, accuracy_level=4)
     with _quiet():
         quantizer = quantization.MatMulNBitsQuantizer(onnx.load(path), algo_config=config)
         quantizer.process()

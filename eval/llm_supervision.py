@@ -131,7 +131,7 @@ def generate(arguments: Sequence[str] | None = None) -> None:
     write_pairs(pairs, settings)
 
     # 5. Report.
-    counts = answers.report((pair.request, pair.dropped) for pair in pairs)
+    counts = answers.report((pair.request.kind, pair.request.llm, pair.dropped) for pair in pairs)
     write_report({"rows": rows, **counts, "pairs": len(kept(pairs)), "prompts": prompts}, settings)
     sys.exit(any(request.key not in answers.by_key for request in requests))
 

@@ -534,9 +534,8 @@ class QuestionSettings(LanguageModelSettings, QuestionFiles):
         written = self.out.expanduser().resolve()
         if Path(self.documents).expanduser().resolve() in (written, *written.parents):
             raise SettingsError(f"--out: expected a file outside of {self.documents}, got {self.out}.")
-        for flag, values in (("--llm: expected local:MODEL or URL#MODEL", self.llm), ("--styles", self.styles)):
-            if not values or len(set(values)) < len(values):
-                raise SettingsError(f"{flag}: expected one or more names, each once; got {' '.join(values) or 'none'}.")
+        if not self.llm:
+            raise SettingsError("--llm: expected local:MODEL or URL#MODEL.")
         if self.max_cost is not None and not any(asdict(self.prices).values()):
             raise SettingsError("--max-cost: expected also --prices.read or --prices.new.")
 

@@ -1,8 +1,8 @@
 """Choose the hard negatives of each query among its nearest candidates. `mine` writes the result to a file.
 
-    examples, corpus ──► MiningData ──► nearest candidates of each query ──► guards ──► groups (query, positives, negatives)
+    examples, corpus ──► MiningData ──► nearest candidates of each query ──► rules ──► groups (query, positives, negatives)
 
-A guard is a rule that refuses candidates. A group is a query with its positives and negatives.
+A group is a query with its positives and negatives.
 
 Dimensions: T distinct texts, C candidates, W candidates of one query within the ranks, Q queries, R ranks, O pairs of a
 query and its positive or its negative in the input.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -72,7 +72,7 @@ def check_candidates(rules: NegativeRules, count: int) -> str | None:
     )
 
 
-# --- guards -----------------------------------------------------------------------------------------------------------
+# --- candidates -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,6 @@ class Window:
         return replace(self, text_W=self.text_W[kept_W], cosine_W=self.cosine_W[kept_W], rank_W=self.rank_W[kept_W])
 
 
-Judge = Callable[[int, Array], Array]
-"""`judge(query, text_W)` returns the cosines (W,) of a query with texts by a second encoder. Query and texts are
-indices into `MiningData.texts`."""
-Guard = Callable[[Window], Array]
-"""`guard(window)` returns a mask (W,) of the candidates in a `Window` that must not become negatives of the query."""
-
 REASONS = (
     "the query itself", "a positive of the query", "known from another row", "of the query's cluster", "above --max-score",
     "within --margin", "within --relative-margin", "the judge disagrees",
@@ -109,38 +103,36 @@ REASONS = (
 that applies."""
 
 
-def make_guards(material: MiningData, rules: NegativeRules, judge: Judge | None = None) -> dict[str, Guard]:
-    """Return reason → guard (a function that refuses candidate negatives) for some rules, in the order of `REASONS`.
+def refused_candidates(
+    material: MiningData, rules: NegativeRules, window: Window, judge_vectors: TextVectors | None = None
+) -> dict[str, Array]:
+    """Return reason → mask (W,) of the candidates that must not become negatives of the query, in the order of `REASONS`.
 
-    Texts that differ only in case, spacing and punctuation count as equal.
+    Texts that differ only in case, spacing and punctuation count as equal. `judge_vectors` are the vectors of all texts by a
+    second encoder, for the reason `the judge disagrees`.
     """
+    # Texts that the data show to belong to the query.
     key_T, cluster_T = material.key_T, material.cluster_T
-
-    def is_among(texts_of: dict[int, set[int]], window: Window) -> Array:
-        return np.isin(key_T[window.text_W], list(texts_of.get(int(key_T[window.query]), ())))
-
-    def is_refused_by_judge(window: Window) -> Array:
-        assert judge is not None
-        count = len(window.text_W)
-        cosines_of_all = judge(window.query, np.append(window.text_W, window.positives))
-        refused_W: Array = cosines_of_all[:count] >= cosines_of_all[count:].min()
-        return refused_W
-
-    def is_near_positive(window: Window, margin: float) -> Array:
-        return window.cosine_W >= window.positive_cosine - margin
-
-    highest, margin, share = rules.max_score, rules.margin, rules.relative_margin
-    guards: list[tuple[object, Guard]] = [
-        (True, lambda window: key_T[window.text_W] == key_T[window.query]),
-        (True, lambda window: is_among(material.positives, window)),
-        (True, lambda window: is_among(material.known, window)),
-        (True, lambda window: cluster_T[window.text_W] == cluster_T[window.query]),
-        (highest, lambda window: window.cosine_W > highest),
-        (margin, lambda window: is_near_positive(window, margin or 0)),
-        (share, lambda window: is_near_positive(window, (share or 0) * abs(window.positive_cosine))),
-        (judge, is_refused_by_judge),
-    ]
-    return {reason: guard for reason, (setting, guard) in zip(REASONS, guards, strict=True) if setting is not None}
+    key_W, query_key = key_T[window.text_W], int(key_T[window.query])
+    refused = {
+        "the query itself": key_W == query_key,
+        "a positive of the query": np.isin(key_W, list(material.positives.get(query_key, ()))),
+        "known from another row": np.isin(key_W, list(material.known.get(query_key, ()))),
+        "of the query's cluster": cluster_T[window.text_W] == cluster_T[window.query],
+    }
+    # Limits of the cosine.
+    if rules.max_score is not None:
+        refused["above --max-score"] = window.cosine_W > rules.max_score
+    if rules.margin is not None:
+        refused["within --margin"] = window.cosine_W >= window.positive_cosine - rules.margin
+    if rules.relative_margin is not None:
+        margin = rules.relative_margin * abs(window.positive_cosine)
+        refused["within --relative-margin"] = window.cosine_W >= window.positive_cosine - margin
+    if judge_vectors is not None:
+        texts = np.append(window.text_W, window.positives)
+        judged = cosines(on_grid(judge_vectors.queries([window.query])), on_grid(judge_vectors.documents(texts)))
+        refused["the judge disagrees"] = judged[: len(key_W)] >= judged[len(key_W) :].min()
+    return refused
 
 
 # --- selection --------------------------------------------------------------------------------------------------------
@@ -183,8 +175,7 @@ class Miner:
         blocks = grid_blocks(self.vectors.vectors_KD, self.vectors.document_row_T[candidates_C])
         queries_QD = on_grid(self.vectors.queries([query.text for query in queries]))
         position_QR, cosine_QR = nearest(queries_QD, blocks, last)
-        # Negatives among them that no guard refuses.
-        guards = make_guards(material, rules, None if self.judge_vectors is None else self._judge)
+        # Negatives among them that are not refused.
         part = MinedPart([], dict.fromkeys(("mined", "short", "without", *REASONS), 0))
         for row, (query, cosines_O) in enumerate(zip(queries, own_cosines(queries, self.vectors), strict=True)):
             window = Window(
@@ -195,21 +186,17 @@ class Miner:
                 cosine_W=cosine_QR[row, first - 1 :],
                 rank_W=np.arange(first, last + 1),
             )
-            for reason, guard in guards.items():
-                refused_W = guard(window)
-                part.counts[reason] += int(refused_W.sum())
-                window = window.where(~refused_W)
-            taken = window.where(_sampled(len(window.text_W), rules, query.examples[0]))
+            left_W = np.ones(len(window.text_W), dtype=bool)
+            for reason, refused_W in refused_candidates(material, rules, window, self.judge_vectors).items():
+                part.counts[reason] += int((left_W & refused_W).sum())
+                left_W &= ~refused_W
+            left = np.flatnonzero(left_W)
+            taken = window.where(left[_sampled(len(left), rules, query.examples[0])])
             count = len(taken.text_W)
             part.counts["mined" if count == rules.negatives else "short" if count else "without"] += 1
             if count == rules.negatives or rules.short == "keep":
                 part.rows.append(group_row(material, query, cosines_O, taken))
         return part
-
-    def _judge(self, query: int, text_W: Array) -> Array:
-        """Return the cosines (W,) of a query with texts by the second encoder, given as indices of texts."""
-        assert self.judge_vectors is not None
-        return cosines(on_grid(self.judge_vectors.queries([query])), on_grid(self.judge_vectors.documents(text_W)))
 
 
 def own_cosines(queries: Sequence[Query], vectors: TextVectors) -> list[list[float]]:

@@ -140,15 +140,15 @@ class Answers:
         """Return the answers to the requests that have an answer."""
         return [self.by_key[request.key] for request in self._requests if request.key in self.by_key]
 
-    def report(self, lines: Iterable[tuple[LlmRequest, str | None]]) -> dict[str, Any]:
+    def report(self, lines: Iterable[tuple[str, str, str | None]]) -> dict[str, Any]:
         """Return the numbers of requests, failures, tokens and lines of answers, and the cost, for a report file.
 
-        `lines` are the lines of the answers: the request, and the reason why the line is dropped, None for a kept line.
-        They are counted by kind of the request, language model and reason.
+        `lines` are the lines of the answers: kind of the request, language model, and the reason why the line is dropped,
+        None for a kept line.
         """
         counts: dict[str, Counter[str]] = {f"{request.kind} by {request.llm}": Counter() for request in self._requests}
-        for request, dropped in lines:
-            counts[f"{request.kind} by {request.llm}"][dropped or "kept"] += 1
+        for kind, llm, dropped in lines:
+            counts[f"{kind} by {llm}"][dropped or "kept"] += 1
         answered = self._answered()
         sent = {"answered": len(answered), "failed": len(self.failures)}
         return {
@@ -169,21 +169,12 @@ class LocalModel:
 
     def answer(self, requests: Iterable[LlmRequest]) -> Iterator[Answered]:
         """Generate the answers to requests, in batches of similar length, and yield the answers of each batch."""
-        from angle_llm.model.source.tokenizer import count_positions
-
-        requests = list(requests)
-        if not requests:
+        ordered = sorted(requests, key=lambda request: len(request.message))
+        if not ordered:
             return
         model, tokenizer = self._load()
-        rows = [(request, message_ids(tokenizer, request.message)) for request in requests]
-        rows.sort(key=lambda row: len(row[1]))
-        # Messages that fit into the positions of the model.
-        positions = count_positions(model) or math.inf
-        fitting = [row for row in rows if len(row[1]) + self._settings.max_new_tokens <= positions]
-        failure = f"message and answer need more than {positions} positions, the most of the model"
-        yield [(request, Answer(failure=failure)) for request, _ in rows[len(fitting) :]]
-        for start in range(0, len(fitting), self._settings.batch_size):
-            yield _generate(model, tokenizer, dict(fitting[start : start + self._settings.batch_size]))
+        for start in range(0, len(ordered), self._settings.batch_size):
+            yield _generate(model, tokenizer, ordered[start : start + self._settings.batch_size])
 
     def _load(self) -> tuple[Any, Any]:
         """Return the model, on its device, and its tokenizer."""
@@ -196,11 +187,12 @@ class LocalModel:
         settings = self._settings
         location = locate(self.name.removeprefix(LOCAL))
         tokenizer = load_tokenizer(location)
+        tokenizer.padding_side = "left"
         model = open_pretrained("AutoModelForCausalLM", location, dtype=settings.dtype).eval()
-        ends = model.generation_config.eos_token_id
-        ends = tokenizer.eos_token_id if ends is None else ends
-        ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        how: dict[str, Any] = {"pad_token_id": (ends or [0])[0], "eos_token_id": ends or None}
+        ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.convert_ids_to_tokens(ends[0])
+        how: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": ends}
         if settings.temperature:
             how |= {"do_sample": True, "temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
         # Replaces the generation config of the model, which can contain penalties and beams.
@@ -208,44 +200,35 @@ class LocalModel:
         return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer
 
 
-def _generate(model: Any, tokenizer: Any, rows: dict[LlmRequest, list[int]]) -> Answered:
-    """Return the answers of a local model to a batch of requests with their token ids."""
+def _generate(model: Any, tokenizer: Any, requests: Sequence[LlmRequest]) -> Answered:
+    """Return the answers of a local model to a batch of requests."""
     import torch
 
-    # Messages, padded on the left.
-    longest = max(map(len, rows.values()))
-    pad = model.generation_config.pad_token_id
-    ids_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in rows.values()], device=model.device)
-    lengths_B1 = torch.tensor([[len(ids)] for ids in rows.values()], device=model.device)
-    mask_BT = (torch.arange(longest, device=model.device) >= longest - lengths_B1).long()
+    # Messages, in the chat template if the tokenizer has a template.
+    messages = [request.message for request in requests]
+    if tokenizer.chat_template:
+        turns = [[{"role": "user", "content": message}] for message in messages]
+        messages = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    inputs = tokenizer(
+        messages,
+        add_special_tokens=not tokenizer.chat_template,
+        padding=True,
+        return_token_type_ids=False,
+        return_tensors="pt",
+    )
     # Answers, up to the first token that ends an answer.
-    torch.manual_seed(int.from_bytes(_digest([request.key for request in rows])[:4], "big"))
+    torch.manual_seed(int.from_bytes(_digest([request.key for request in requests])[:4], "big"))
     with torch.inference_mode():
-        out_BT = model.generate(input_ids=ids_BT, attention_mask=mask_BT)[:, longest:].tolist()
-    ends = model.generation_config.eos_token_id or []
+        ids_BT = model.generate(**inputs.to(model.device))[:, inputs["input_ids"].shape[1] :]
+    read_tokens = inputs["attention_mask"].sum(dim=1).tolist()
     answered = []
-    for (request, ids), out in zip(rows.items(), out_BT, strict=True):
-        end = next((position for position, token in enumerate(out) if token in ends), None)
-        text = tokenizer.decode(out[:end], skip_special_tokens=True)
-        new_tokens = len(out) if end is None else end + 1
-        answer = Answer(text=text, finished=end is not None, read_tokens=len(ids), new_tokens=new_tokens)
+    for request, count, ids in zip(requests, read_tokens, ids_BT.tolist(), strict=True):
+        end = next((n for n, token in enumerate(ids) if token in model.generation_config.eos_token_id), None)
+        text = tokenizer.decode(ids[:end], skip_special_tokens=True)
+        new_tokens = len(ids) if end is None else end + 1
+        answer = Answer(text=text, finished=end is not None, read_tokens=count, new_tokens=new_tokens)
         answered.append((request, answer))
     return answered
-
-
-def message_ids(tokenizer: Any, message: str) -> list[int]:
-    """Return the token ids of a message in the chat template, if the tokenizer has a template.
-
-    Names of special tokens in the message are tokenized as plain text.
-    """
-    from angle_llm.model.source.tokenizer import plain_ids
-
-    if not tokenizer.chat_template:
-        return list(tokenizer(message, split_special_tokens=True)["input_ids"])
-    turn = [{"role": "user", "content": "TEXT"}]
-    head, _, tail = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False).rpartition("TEXT")
-    before, after = tokenizer([head, tail], add_special_tokens=False)["input_ids"]
-    return [*before, *plain_ids(tokenizer, [message])[0], *after]
 
 
 class ChatServer:

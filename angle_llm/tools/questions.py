@@ -20,7 +20,6 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
@@ -40,6 +39,7 @@ from angle_llm.settings.commands import QuestionFiles, QuestionSettings
 from angle_llm.settings.parsing import SettingsError, need_library, unknown_name
 from angle_llm.tools.journal import Journal
 from angle_llm.tools.language_models import (
+    Answer,
     Answers,
     LlmRequest,
     make_request,
@@ -82,11 +82,19 @@ class Passage(NamedTuple):
 
 @dataclass
 class Question:
-    """A line of a reply. `dropped`: reason why it is not used; None for a question."""
+    """A line of a reply, with the passage that it was written for."""
 
-    request: LlmRequest
-    text: str
-    dropped: str | None
+    query: str
+    positive: str
+    """The passage."""
+    document: str
+    """Id of the document of the passage."""
+    start: int
+    """Number of characters of the document before the passage."""
+    style: str
+    llm: str
+    reason: str | None = None
+    """Reason why the line is not used; None for a question."""
 
 
 def questions_main(settings: QuestionSettings) -> None:
@@ -114,10 +122,10 @@ def questions_main(settings: QuestionSettings) -> None:
             answers.collect(llms, bar.update)
     # Questions in the answers.
     questions = [
-        Question(request, text, dropped)
+        Question(text, *passages[request.row], style=request.kind, llm=request.llm, reason=reason)
         for request in requests
         if (answer := answers.by_key.get(request.key)) is not None
-        for text, dropped in read_answer(answer.text, finished=answer.finished)
+        for text, reason in _lines(answer, settings.count)
     ]
     drop_questions(questions, passages, settings)
     # Output.
@@ -213,141 +221,118 @@ def _estimate(
     )
 
 
+def _lines(answer: Answer, most: int) -> Iterator[tuple[str, str | None]]:
+    """Yield the lines of an answer with the reason why a line is not a question, or more than the `most` requested ones."""
+    asked = 0
+    for text, reason in read_answer(answer.text, finished=answer.finished):
+        if reason is None:
+            words = len(_WORD.findall(text))
+            if not _LEAST_WORDS <= words <= _MOST_WORDS:
+                reason = "too short" if words < _LEAST_WORDS else "too long"
+            else:
+                asked += 1
+                reason = "more than requested" if asked > most else None
+        yield text, reason
+
+
 # --- filters ----------------------------------------------------------------------------------------------------------
 
 
 def kept(questions: Iterable[Question]) -> list[Question]:
     """Return the questions that are not dropped."""
-    return [question for question in questions if question.dropped is None]
+    return [question for question in questions if question.reason is None]
 
 
 def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], settings: QuestionSettings) -> None:
-    """Mark lines as dropped: too short or too long, more than requested, or by one of the filters of the settings."""
+    """Mark questions as dropped that one of the filters of the settings applies to."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     from angle_llm.model.encoder import SentenceEncoder
-
-    # Length, and number of questions of a request
-    asked: Counter[str] = Counter()
-    for question in kept(questions):
-        words = len(_WORD.findall(question.text))
-        if not _LEAST_WORDS <= words <= _MOST_WORDS:
-            question.dropped = "too short" if words < _LEAST_WORDS else "too long"
-            continue
-        asked[question.request.key] += 1
-        question.dropped = "more than requested" if asked[question.request.key] > settings.count else None
 
     # Filters that compare a question with its passage
     identifier: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     for question in kept(questions):
         if "copied" in settings.filters and _copied_words(question) >= settings.copied_words:
-            question.dropped = "copied"
+            question.reason = "copied"
         elif "language" in settings.filters and _has_other_language(question, identifier):
-            question.dropped = "language"
+            question.reason = "language"
 
-    # Filters by an encoder
-    if {"repeated", "many documents", "not found"}.isdisjoint(settings.filters) or not kept(questions):
+    # Filters by an encoder.
+    left = kept(questions)
+    if {"repeated", "many documents", "not found"}.isdisjoint(settings.filters) or not left:
         return
     encoder = SentenceEncoder.from_pretrained(settings.model, device=settings.device)
-    left = kept(questions)
-    rows_QD = encoder.encode_query([question.text for question in left])
-    if not {"repeated", "many documents"}.isdisjoint(settings.filters):
-        _drop_similar(left, rows_QD, passages, settings)
+    rows_QD = encoder.encode_query([question.query for question in left])
+    _drop_similar(left, rows_QD, settings)
     if "not found" in settings.filters:
         passages_PD = encoder.encode_document([passage.text for passage in passages])
-        _drop_not_found(left, rows_QD, passages, passages_PD, settings)
+        blocks = grid_blocks(passages_PD, np.arange(len(passages)))
+        passage_QR, _ = nearest(on_grid(rows_QD), blocks, settings.first)
+        for question, passage_R in zip(left, passage_QR, strict=True):
+            documents = {passages[number].document for number in passage_R}
+            if question.reason is None and question.document not in documents:
+                question.reason = "not found"
 
 
 def _copied_words(question: Question) -> int:
     """Return the number of words in the longest sequence of words that a question and its passage share."""
-    words, of_passage = (_WORD.findall(normalized(text)) for text in (question.text, question.request.text))
+    words, of_passage = (_WORD.findall(normalized(text)) for text in (question.query, question.positive))
     return SequenceMatcher(None, words, of_passage, autojunk=False).find_longest_match().size
 
 
 def _has_other_language(question: Question, identifier: Any) -> bool:
     """Return whether a question has another language than its passage, if both languages are certain."""
-    language, probability = identifier.classify(question.text)
-    passage_language, passage_probability = identifier.classify(question.request.text)
+    language, probability = identifier.classify(question.query)
+    passage_language, passage_probability = identifier.classify(question.positive)
     return bool(language != passage_language and min(probability, passage_probability) >= _SURE)
 
 
-def _drop_similar(
-    questions: Sequence[Question], rows_QD: Array, passages: Sequence[Passage], settings: QuestionSettings
-) -> None:
+def _drop_similar(questions: Sequence[Question], rows_QD: Array, settings: QuestionSettings) -> None:
     """Mark questions that repeat an earlier question to their document, or are similar to a question to another document.
 
     A question is a repetition only if the earlier question is kept. `rows_QD` are the vectors of the questions (Q, D).
     """
-    documents = [passages[question.request.row].document for question in questions]
-    document_Q = np.unique(documents, return_inverse=True)[1]
+    document_Q = np.unique([question.document for question in questions], return_inverse=True)[1]
     unit_QD = unit_rows(rows_QD)
-    is_kept_Q = np.array([question.dropped is None for question in questions])
+    is_kept_Q = np.array([question.reason is None for question in questions])
     for start in range(0, len(questions), _BLOCK):
         similar = unit_QD[start : start + _BLOCK] @ unit_QD.T >= settings.similar
         for number, similar_Q in enumerate(similar, start):
             same_Q = document_Q == document_Q[number]
             if "many documents" in settings.filters and (similar_Q & ~same_Q).any():
-                questions[number].dropped = "many documents"
+                questions[number].reason = "many documents"
             elif "repeated" in settings.filters and (similar_Q & same_Q & is_kept_Q)[:number].any():
-                questions[number].dropped = "repeated"
-            is_kept_Q[number] = questions[number].dropped is None
-
-
-def _drop_not_found(
-    questions: Sequence[Question],
-    rows_QD: Array,
-    passages: Sequence[Passage],
-    passages_PD: Array,
-    settings: QuestionSettings,
-) -> None:
-    """Mark questions whose document is not among the first results of a search with their vectors (Q, D)."""
-    blocks = grid_blocks(passages_PD, np.arange(len(passages)))
-    passage_QR, _ = nearest(on_grid(rows_QD), blocks, settings.first)
-    for question, passage_R in zip(questions, passage_QR, strict=True):
-        documents = {passages[number].document for number in passage_R}
-        if question.dropped is None and passages[question.request.row].document not in documents:
-            question.dropped = "not found"
+                questions[number].reason = "repeated"
+            is_kept_Q[number] = questions[number].reason is None
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
 def _write(
-    settings: QuestionSettings,
-    passages: Sequence[Passage],
-    answers: Answers,
-    questions: Sequence[Question],
+    settings: QuestionSettings, passages: Sequence[Passage], answers: Answers, questions: Sequence[Question]
 ) -> dict[str, Any]:
     """Write all output files, and return the report."""
-
-    def row(question: Question) -> dict[str, Any]:
-        passage = passages[question.request.row]
-        where = {"document": passage.document, "start": passage.start}
-        return {"query": question.text, "positive": passage.text, **where, "style": question.request.kind,
-                "llm": question.request.llm}  # fmt: skip
-
     # Passages and questions.
-    dropped = [question for question in questions if question.dropped is not None]
+    used = [asdict(question) for question in kept(questions)]
+    for row in used:
+        del row["reason"]
+    dropped = (asdict(question) for question in questions if question.reason is not None)
     write_json_lines(settings.beside("passages.jsonl"), (passage._asdict() for passage in passages), writer="")
-    write_json_lines(
-        settings.beside("dropped.jsonl"),
-        (row(question) | {"reason": question.dropped} for question in dropped),
-        writer="",
-    )
-    write_json_lines(settings.out.expanduser(), map(row, kept(questions)), writer="")
+    write_json_lines(settings.beside("dropped.jsonl"), dropped, writer="")
+    write_json_lines(settings.out.expanduser(), used, writer="")
     # Report.
-    report = {
+    report: dict[str, Any] = plain({
         "note": EASIER,
         "documents": len({passage.document for passage in passages}),
         "passages": len(passages),
-        "documents with questions": len({passages[question.request.row].document for question in kept(questions)}),
-        **answers.report((question.request, question.dropped) for question in questions),
-        "questions": len(kept(questions)),
-        "settings": asdict(settings),
-    }
-    written: dict[str, Any] = plain(report)
-    write_json(settings.beside("report.json"), written, writer="")
-    return written
+        "documents with questions": len({row["document"] for row in used}),
+        **answers.report((question.style, question.llm, question.reason) for question in questions),
+        "questions": len(used),
+        "settings": settings,
+    })  # fmt: skip
+    write_json(settings.beside("report.json"), report, writer="")
+    return report
 
 
 def format_report(report: dict[str, Any]) -> str:
@@ -356,9 +341,8 @@ def format_report(report: dict[str, Any]) -> str:
     for name in ("documents", "passages", "documents with questions", "requests", "failures", "questions"):
         value = report[name]
         lines.append(f"{name:26}{(_counted(value) if isinstance(value, dict) else value) or 'none'}")
-    return "\n".join(
-        lines + [f"  {name}: {_counted(counts) or 'no lines'}" for name, counts in report["lines"].items()]
-    )
+    lines += [f"  {name}: {_counted(counts) or 'no lines'}" for name, counts in report["lines"].items()]
+    return "\n".join(lines)
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Hard negatives: guards, selection, counts of every pair; and the command with a tiny encoder."""
+"""Hard negatives: rules, selection, counts of every pair; and the command with a tiny encoder."""
 
 import json
 import random
@@ -28,13 +28,12 @@ from angle_llm.settings.train import DataSource
 from angle_llm.tools import hard_negatives
 from angle_llm.tools.hard_negatives import (
     REASONS,
-    Judge,
     MinedPart,
     Miner,
     Window,
     check_candidates,
-    make_guards,
     ranks_of,
+    refused_candidates,
 )
 from angle_llm.tools.mine import mine_main
 
@@ -81,7 +80,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-# --- guards -----------------------------------------------------------------------------------------------------------------
+# --- rules -----------------------------------------------------------------------------------------------------------------
 
 
 def refusals(
@@ -91,19 +90,26 @@ def refusals(
     *,
     cosine: float = 0.1,
     positive: float = 0.8,
-    judge: Judge | None = None,
+    judge_vectors: TextVectors | None = None,
     **changed: Any,
 ) -> list[str]:
     """Return all reasons to refuse a candidate as negative of a query, whose positives have a cosine at least."""
     query = next(query for query in found.queries if found.texts[query.text] == anchor)
     text_W = np.array([found.texts.index(negative)])
     window = Window(query.text, query.positives, positive, text_W, np.array([cosine]), np.array([1]))
-    return [reason for reason, guard in make_guards(found, settings(**changed), judge).items() if guard(window).all()]
+    refused = refused_candidates(found, settings(**changed), window, judge_vectors)
+    return [reason for reason, refused_W in refused.items() if refused_W.all()]
 
 
-def judging(negative: float) -> Judge:
-    """A judge that gives the positives cosines from 0.5."""
-    return lambda anchor, texts: np.array([negative] + [0.5 + 0.1 * place for place in range(len(texts) - 1)])
+def judging(negative: float) -> TextVectors:
+    """Vectors of a judge by which "A dog runs." has this cosine with the query, and every positive 0.5."""
+    cosines = {"A man eats.": 1.0, "A dog runs.": negative}
+    cosine_T = np.array([cosines.get(text, 0.5) for text in material().texts])
+    return text_vectors(np.stack([cosine_T, np.sqrt(1 - cosine_T**2)], axis=1))
+
+
+def text_vectors(vectors: np.ndarray) -> TextVectors:
+    return TextVectors(vectors, np.arange(len(vectors)), np.arange(len(vectors)))
 
 
 EATS: Any = (material(), "A man eats.")
@@ -133,10 +139,10 @@ SCORED = collect_pairs(
         (*EATS, "A dog runs.", {"cosine": 0.77, "relative_margin": 0.05}, "within --relative-margin"),
         # 5 % of -0.4 below it is -0.42
         (*EATS, "A dog runs.", {"positive": -0.4, "cosine": -0.41, "relative_margin": 0.05}, "within --relative-margin"),
-        (*EATS, "A dog runs.", {"judge": judging(0.5)}, "the judge disagrees"),
+        (*EATS, "A dog runs.", {"judge_vectors": judging(0.51)}, "the judge disagrees"),
     ],
 )  # fmt: skip
-def test_each_guard_refuses_its_case(
+def test_each_rule_refuses_its_case(
     found: MiningData, anchor: str, negative: str, options: dict[str, Any], reason: str
 ) -> None:
     assert refusals(found, anchor, negative, **options)[0] == reason
@@ -151,7 +157,7 @@ def test_each_guard_refuses_its_case(
           for name, cosine, bound in [
               ("max_score", 0.6, 0.6), ("margin", 0.69, 0.1), ("relative_margin", 0.75, 0.05)]),
         (*EATS, "A dog runs.", {"positive": -0.4, "cosine": -0.43, "relative_margin": 0.05}),
-        (*EATS, "A dog runs.", {"judge": judging(0.49)}),
+        (*EATS, "A dog runs.", {"judge_vectors": judging(0.49)}),
     ],
 )  # fmt: skip
 def test_other_candidates_are_not_refused(
@@ -184,10 +190,6 @@ def test_pairs_and_candidates_are_numbered_once() -> None:
     assert found.texts == ["one", "two", "four", "five"], "other texts need no vector"
     with pytest.raises(DataError, match=r"--positive-above 0\.8"):
         collect_pairs([ScoredPair("one", "two", 0.5)], None, 0.8)
-
-
-def text_vectors(vectors: np.ndarray) -> TextVectors:
-    return TextVectors(vectors, np.arange(len(vectors)), np.arange(len(vectors)))
 
 
 def random_miner(count: int = 60, **changed: Any) -> Miner:

@@ -16,9 +16,8 @@ from tiny import save_tiny_base
 
 from angle_llm import cli
 from angle_llm.data import DataError
-from angle_llm.settings.commands import LanguageModelSettings, Prices, QuestionSettings
+from angle_llm.settings.commands import Prices, QuestionSettings
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.tools.language_models import make_request
 from angle_llm.tools.questions import Question, _drop_similar, drop_questions, questions_main, read_passages
 
 for library in ("openai", "semantic_text_splitter", "py3langid"):
@@ -200,13 +199,9 @@ def dropped(settings: QuestionSettings, asked: list[tuple[str, str]]) -> list[st
     """Reasons for questions, each given with the name of its document."""
     passages = read_passages(settings)
     place = {passage.document: number for number, passage in enumerate(passages)}
-    model = LanguageModelSettings(llm=("local:x",))
-    questions = [
-        Question(make_request(model, "x", place[name], passages[place[name]].text, "s", f"{number}"), text, None)
-        for number, (text, name) in enumerate(asked)
-    ]
+    questions = [Question(text, *passages[place[name]], style="s", llm="x") for text, name in asked]
     drop_questions(questions, passages, settings)
-    return [question.dropped for question in questions]
+    return [question.reason for question in questions]
 
 
 def test_copied_questions_and_other_languages_are_dropped(settings: QuestionSettings) -> None:
@@ -217,11 +212,9 @@ def test_copied_questions_and_other_languages_are_dropped(settings: QuestionSett
         ("Warum bricht der Export nach dem letzten Update immer wieder ab?", "doc-export"),
         ("Pourquoi l'imprimante ne fonctionne-t-elle plus depuis hier ?", "doc-printer"),
         ("what can I do when printing no longer works", "doc-printer"),
-        ("NPE", "doc-printer"),
         ("The following error appears when printing", "doc-printer"),
-        ("word " * 41, "doc-printer"),
     ]
-    assert dropped(local, asked) == ["copied", None, "language", "language", None, "too short", None, "too long"]
+    assert dropped(local, asked) == ["copied", None, "language", "language", None, None]
     assert dropped(changed(settings, filters=()), asked)[:5] == [None] * 5
 
 
@@ -242,11 +235,10 @@ def test_a_question_is_compared_with_kept_earlier_questions_only(settings: Quest
     """The second question repeats the first; the third is similar to the second alone, so it is no repetition."""
     settings = changed(settings, filters=("repeated",), similar=0.9)
     passages = read_passages(settings)
-    request = make_request(LanguageModelSettings(llm=("local:x",)), "x", 0, passages[0].text, "s", "0")
-    questions = [Question(request, text, None) for text in ("one", "two", "three")]
+    questions = [Question(text, *passages[0], style="s", llm="x") for text in ("one", "two", "three")]
     angles = np.radians([0, 20, 40])  # cos 20° = 0.94, cos 40° = 0.77
-    _drop_similar(questions, np.stack([np.cos(angles), np.sin(angles)], axis=1), passages, settings)
-    assert [question.dropped for question in questions] == [None, "repeated", None]
+    _drop_similar(questions, np.stack([np.cos(angles), np.sin(angles)], axis=1), settings)
+    assert [question.reason for question in questions] == [None, "repeated", None]
 
 
 def test_questions_that_do_not_find_their_document_are_dropped(settings: QuestionSettings) -> None:
@@ -254,6 +246,13 @@ def test_questions_that_do_not_find_their_document_are_dropped(settings: Questio
     asked = [(DOCUMENTS["doc-export"], "doc-export"), (DOCUMENTS["doc-export"], "doc-import")]
     assert dropped(changed(settings, filters=("not found",), first=1), asked) == [None, "not found"]
     assert dropped(changed(settings, filters=("not found",), first=6), asked) == [None, None]
+
+
+def test_lines_of_other_lengths_are_dropped(server: Writer, settings: QuestionSettings) -> None:
+    server.rule = lambda message: f"NPE\n{'word ' * 41}\nwhat is it\nwhere is it\nwhen is it"
+    questions_main(changed(settings, limit=1, styles=("question",), filters=()))
+    reasons = [row["reason"] for row in rows_of(settings.beside("dropped.jsonl"))]
+    assert reasons == ["too short", "too long", "more than requested"]
 
 
 def test_failed_requests_end_with_exit_code_1(server: Writer, settings: QuestionSettings) -> None:
@@ -298,7 +297,6 @@ def test_scripts_without_spaces(server: Writer, settings: QuestionSettings, tmp_
         (["--out", "q.csv", "--llm", "local:x"], "--out"),
         (["--out", "q.jsonl"], "--llm"),
         (["--out", "docs.jsonl", "--llm", "local:x"], "--out: expected a file outside of docs.jsonl"),
-        (["--out", "q.jsonl", "--llm", "local:x", "--styles", "keyword", "keyword"], "--styles"),
         (["--out", "q.jsonl", "--llm", "local:x", "--max-cost", "1"], "--max-cost"),
     ],
 )

@@ -26,7 +26,7 @@ from angle_llm.evaluate.task_files import (
     senteval_folder,
 )
 from angle_llm.settings.parsing import unknown_name
-from angle_llm.tools.public_data.senteval import SENTEVAL_TASKS, LabelledText, Split, read_senteval, read_table
+from angle_llm.tools.public_data.senteval import SENTEVAL_FILES, LabelledText, Split, read_senteval, read_table
 
 Protocol = Literal["cross_validation", "train_test", "train_dev_test"]
 
@@ -129,7 +129,7 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
     """
     if name not in _TASKS:
         raise ValueError(unknown_name("transfer task", name, TRANSFER_TASKS))
-    task, names = _TASKS[name], list(SENTEVAL_TASKS[name].files)
+    task, names = _TASKS[name], list(SENTEVAL_FILES[name])
     tables, archive = _layouts(data_dir, name)
     paths = first_complete(name, (tables, archive), available_transfer_tasks(data_dir))
     if paths is tables:
@@ -149,7 +149,7 @@ def _layouts(data_dir: str | Path, name: str) -> tuple[Layout, Layout]:
     root = data_folder(data_dir, "transfer/, or SentEval's MR/, CR/ …")
     archive = senteval_folder(root)
     tables = [data_file(root / file) for file in _TASKS[name].files]
-    return tables, [archive / file for files in SENTEVAL_TASKS[name].files.values() for file in files]
+    return tables, [archive / file for files in SENTEVAL_FILES[name].values() for file in files]
 
 
 def prepare_task(task: TransferTask, limit: int | None, drop_repeated: bool, seed: int) -> TransferTask:

@@ -134,8 +134,6 @@ class SearchSettings:
     def __post_init__(self) -> None:
         if not (self.queries or self.file) or not all(query.strip() for query in self.queries):
             raise SettingsError("search needs a text to search for, in quotes if it contains spaces, or --file.")
-        if self.column is not None and self.file is None:
-            raise SettingsError("--column names a column of --file, which is not set. Set --file, or unset --column.")
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------
@@ -425,8 +423,6 @@ class MineSettings(NegativeRules, RowFilter, RowSettings, EncoderOptions, MineFi
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.column and not self.corpus:
-            raise SettingsError("--column names a column of --corpus, which is not set. For PAIRS use --columns.")
         _check_json_lines(self.out)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,7 +24,6 @@ from angle_llm.model.vectors import (
     FORMAT_VERSION,
     INDEX,
     SKIPPED,
-    Array,
     ShardOptions,
     VectorForm,
     encoder_identity,
@@ -150,10 +148,6 @@ class EmbedJob:
         """Names of all shards, those of other processes included."""
         return [f"shard-{block:06d}" for block in range(-(-self.survey.rows // self.shards.rows))]
 
-    def rows_of(self, blocks: Iterable[int]) -> int:
-        """Return the number of input rows in blocks, of which the last can be shorter."""
-        return sum(min(self.shards.rows, self.survey.rows - self.shards.rows * block) for block in blocks)
-
 
 def embed_corpus(job: EmbedJob) -> int:
     """Write the vectors of a corpus, or resume; return the number of vectors of the whole corpus.
@@ -172,7 +166,11 @@ def embed_corpus(job: EmbedJob) -> int:
         job.corpus.check_unchanged(job.survey)
         if job.rank != 0:
             return 0
-        _wait_for(parts, [name for block, name in enumerate(names) if block % job.world_size != 0])
+        # Shards of other processes.
+        missing = [name for block, name in enumerate(names) if block % job.world_size != 0]
+        while missing := parts.unwritten(missing):
+            time.sleep(_POLL_SECONDS)
+        # The index or the target.
         manifests = [parts.manifest(name) for name in names]
         rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
         if job.target is None:
@@ -205,25 +203,47 @@ def _identity(job: EmbedJob) -> dict[str, Any]:
 
 def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
     """Write the shards of this process that are missing or damaged, with a progress bar on rank 0."""
-    names = job.names
-    assigned = range(job.rank, len(names), job.world_size)
-    written = {block for block in assigned if parts.is_whole(names[block])}
-    total, done = job.rows_of(assigned), job.rows_of(written)
-    with progress_bar("embed", total, "row", done=done, enabled=job.rank == 0) as progress:
-        for block in job.corpus.blocks(job.shards.rows, lambda number: number in assigned and number not in written):
+    assigned = range(job.rank, len(job.names), job.world_size)
+    missing = {block for block in assigned if not parts.is_whole(job.names[block])}
+    done = len(assigned) - len(missing)
+    with progress_bar("embed", len(assigned), "shard", done=done, enabled=job.rank == 0) as progress:
+        for block in job.corpus.blocks(job.shards.rows, missing.__contains__):
             _write_block(job, parts, block)
-            progress.update(len(block.rows))
+            progress.update()
 
 
 def _write_block(job: EmbedJob, parts: ResumableFolder, block: TextBlock) -> None:
-    """Encode a block of texts, and write its shard."""
-    shards = job.shards
-    texts, vectors, skipped = _encode_block(block, job.encoder, shards.skip_bad, job.rank == 0 and has_terminal())
+    """Encode a block of texts, and write its shard, with a list of skipped rows: index in the corpus, place, and reason.
+
+    Raises:
+        DataError: if a row is bad and bad rows are not skipped, or a vector is not finite.
+    """
+    # Texts, their vectors, and bad rows.
+    encoder, shards = job.encoder, job.shards
+    encode = partial(encoder.encode, show_progress=job.rank == 0 and has_terminal())
+    rows = dict(enumerate(block.rows, block.first))
+    texts = {number: row for number, row in rows.items() if isinstance(row, CorpusText)}
+    bad = {number: (row.place, row.reason) for number, row in rows.items() if isinstance(row, BadRow)}
+    try:
+        vectors = encode([row.text for row in texts.values()])
+    except ValueError:  # a text without tokens is rare, so the texts are checked one by one only after an error
+        reasons = {number: reason for number, row in texts.items() if (reason := untokenizable(encoder, row.text))}
+        if not reasons:
+            raise
+        bad |= {number: (texts.pop(number).place, reason) for number, reason in reasons.items()}
+        vectors = encode([row.text for row in texts.values()])
+    if bad and not shards.skip_bad:
+        raise bad_row(*bad[min(bad)], SKIP)
+    for row, vector in zip(texts.values(), vectors, strict=True):
+        if not np.isfinite(vector).all():
+            raise DataError(f"{row.place}: the vector is not finite. Load the model in bfloat16, or check its weights")
+    # The shard.
     text_columns: dict[str, Any] = {"row": np.array(list(texts), dtype=np.int64)}
     if job.corpus.id_column is not None:
         text_columns["id"] = [row.id for row in texts.values()]
     if shards.store_text:
         text_columns["text"] = [row.text for row in texts.values()]
+    skipped = [{"row": number, "place": place, "reason": reason} for number, (place, reason) in sorted(bad.items())]
     name, columns = job.names[block.number], job.form.stored(vectors)
     fill = partial(write_shard, name=name, options=shards, columns=columns, text_columns=text_columns, skipped=skipped)
     parts.write(name, fill, {"first": block.first, "rows": len(texts), "skipped": len(skipped)})
@@ -266,44 +286,3 @@ def _finish_file(paths: list[Path], target: Path) -> None:
     else:
         beside.unlink(missing_ok=True)
     write_file(target, lambda file: join_arrays(arrays, file), writer="")
-
-
-def _wait_for(parts: ResumableFolder, names: Sequence[str]) -> None:
-    """Wait until all other processes have written their shards, which have these names."""
-    if names := parts.unwritten(names):
-        print(f"waiting for {len(names)} shards of other processes", file=sys.stderr)
-    while names := parts.unwritten(names):
-        time.sleep(_POLL_SECONDS)
-
-
-def _encode_block(
-    block: TextBlock, encoder: SentenceEncoder, skip_bad: bool, show_progress: bool
-) -> tuple[dict[int, CorpusText], Array, list[dict[str, Any]]]:
-    """Encode a block of texts; return encoded rows by index in the corpus, their vectors (N, D), and skipped rows.
-
-    A skipped row is a dictionary of the index in the corpus, the place in the file, and the reason.
-
-    Raises:
-        DataError: if a row is bad and `skip_bad` is False, or a vector is not finite.
-    """
-    encode = partial(encoder.encode, show_progress=show_progress)
-    rows = dict(enumerate(block.rows, block.first))
-    texts = {number: row for number, row in rows.items() if isinstance(row, CorpusText)}
-    bad = {number: (row.place, row.reason) for number, row in rows.items() if isinstance(row, BadRow)}
-    try:
-        vectors = encode([row.text for row in texts.values()])
-    except ValueError:  # a text without tokens is rare, so the texts are checked one by one only after an error
-        reasons = {number: reason for number, row in texts.items() if (reason := untokenizable(encoder, row.text))}
-        if not reasons:
-            raise
-        bad |= {number: (texts.pop(number).place, reason) for number, reason in reasons.items()}
-        vectors = encode([row.text for row in texts.values()])
-    if bad and not skip_bad:
-        raise bad_row(*bad[min(bad)], SKIP)
-    for row, vector in zip(texts.values(), vectors, strict=True):
-        if not np.isfinite(vector).all():
-            raise DataError(f"{row.place}: the vector is not finite. Load the model in bfloat16, or check its weights")
-    skipped = [
-        {"row": number, "place": location, "reason": reason} for number, (location, reason) in sorted(bad.items())
-    ]
-    return texts, vectors, skipped

@@ -129,14 +129,13 @@ class VectorSearch:
         folder: Path | str,
         *,
         model: str | None = None,
-        prompt: str | dict[str, str] | None = None,
         side: Side | None = None,
         in_memory: bool = True,
     ) -> None:
         """Load the encoder and the vectors.
 
-        `model` is the path of the encoder, if it was moved. `prompt` replaces the prompt of the queries stored in the
-        folder. `side` is query (the default) or document: the prompt for the texts to search for.
+        `model` is the path of the encoder, if it was moved. `side` is query (the default) or document: the prompt for the
+        texts to search for.
 
         Raises:
             FolderError: if the folder is unfinished or damaged, or was made by another encoder.
@@ -155,7 +154,7 @@ class VectorSearch:
             )
         self.encoder = SentenceEncoder.from_pretrained(
             model or made_by.name,
-            prompt=prompt or made_by.side_prompts,
+            prompt=made_by.side_prompts,
             pooling=made_by.pooling,
             max_length=made_by.max_length,
             dtype=made_by.dtype,

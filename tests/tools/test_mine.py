@@ -482,7 +482,6 @@ def test_settings_and_candidates_are_checked_before_a_model_is_loaded(tmp_path: 
         ({"negatives": 0}, "negatives: .*got 0"),
         ({"ranks": (1, 3), "negatives": 4}, "--negatives 4 .* 3 ranks"),
         ({"margin": float("nan")}, "margin: .*nan"),
-        ({"column": "text"}, "--column .*--corpus"),
     ],
 )
 def test_impossible_settings_are_refused(changed: dict[str, Any], expected: str) -> None:

@@ -19,7 +19,6 @@ from angle_llm.data import DataError
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
-from angle_llm.settings.commands import SearchSettings
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.tools.search import (
     VectorSearch,
@@ -258,7 +257,5 @@ def test_queries_come_from_a_file_and_hits_go_out_as_json(
                 search(["A dog."])
         for shard in tmp_path.glob("shard-*"):
             shard.rename(tmp_path / "out" / shard.name)
-    with pytest.raises(SettingsError, match="--file, which is not set"):
-        SearchSettings(tmp_path / "out", (TEXTS[0],), column="question")
     with pytest.raises(DataError, match="id, question"):
         cli.run(["search", str(tmp_path / "out"), "--file", str(tmp_path / "queries.csv")])

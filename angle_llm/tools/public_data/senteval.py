@@ -30,41 +30,25 @@ class LabelledText(NamedTuple):
     second: str = ""
 
 
-class SentEvalTask(NamedTuple):
-    """Files of a transfer task in SentEval's archive, by split; the only split of a cross-validation is "all".
-
-    `line` is the pattern of a line, except for MRPC, whose files are tables. `encoding` is the character encoding.
-    """
-
-    files: dict[Split, tuple[str, ...]]
-    line: str = r"(?P<text>.+)"
-    encoding: str = "latin-1"
-
-
 _MRPC_COLUMNS = ("#1 String", "Quality", "#2 String")
-SENTEVAL_TASKS = {
-    "mr": SentEvalTask({"all": ("MR/rt-polarity.pos", "MR/rt-polarity.neg")}),
-    "cr": SentEvalTask({"all": ("CR/custrev.pos", "CR/custrev.neg")}),
-    "subj": SentEvalTask({"all": ("SUBJ/subj.objective", "SUBJ/subj.subjective")}),
-    "mpqa": SentEvalTask({"all": ("MPQA/mpqa.pos", "MPQA/mpqa.neg")}),
-    "sst2": SentEvalTask(
-        {
-            "train": ("SST/binary/sentiment-train",),
-            "dev": ("SST/binary/sentiment-dev",),
-            "test": ("SST/binary/sentiment-test",),
-        },
-        line=r"(?P<text>.*\S.*)\t(?P<label>[01])",
-        encoding="utf-8",
-    ),
-    "trec": SentEvalTask(
-        {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)},
-        line=r"(?P<label>[^:]*):[^ ]* (?P<text>.*\S.*)",
-    ),
-    "mrpc": SentEvalTask(
-        {"train": ("MRPC/msr_paraphrase_train.txt",), "test": ("MRPC/msr_paraphrase_test.txt",)},
-    ),
+SENTEVAL_FILES: dict[str, dict[Split, tuple[str, ...]]] = {
+    "mr": {"all": ("MR/rt-polarity.pos", "MR/rt-polarity.neg")},
+    "cr": {"all": ("CR/custrev.pos", "CR/custrev.neg")},
+    "subj": {"all": ("SUBJ/subj.objective", "SUBJ/subj.subjective")},
+    "mpqa": {"all": ("MPQA/mpqa.pos", "MPQA/mpqa.neg")},
+    "sst2": {
+        "train": ("SST/binary/sentiment-train",),
+        "dev": ("SST/binary/sentiment-dev",),
+        "test": ("SST/binary/sentiment-test",),
+    },
+    "trec": {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)},
+    "mrpc": {"train": ("MRPC/msr_paraphrase_train.txt",), "test": ("MRPC/msr_paraphrase_test.txt",)},
 }
-"""Task name → files, in the order of the columns of published tables."""
+"""Task name → split → files in SentEval's archive, in the order of the columns of published tables.
+
+The only split of a cross-validation is "all"."""
+_LINES = {"sst2": r"(?P<text>.*\S.*)\t(?P<label>[01])", "trec": r"(?P<label>[^:]*):[^ ]* (?P<text>.*\S.*)"}
+"""Task name → pattern of a line with a class. Lines of other tasks are texts; the files of MRPC are tables."""
 
 
 def read_senteval(folder: Path, name: str, split: Split) -> Iterator[LabelledText]:
@@ -73,7 +57,7 @@ def read_senteval(folder: Path, name: str, split: Split) -> Iterator[LabelledTex
     Raises:
         DataError: for a line in another format, with file and line.
     """
-    for file in SENTEVAL_TASKS[name].files[split]:
+    for file in SENTEVAL_FILES[name][split]:
         yield from read_table(folder / file, _MRPC_COLUMNS) if name == "mrpc" else _read_lines(folder / file, name)
 
 
@@ -95,13 +79,12 @@ def _read_lines(path: Path, name: str) -> Iterator[LabelledText]:
 
     If the lines have no class, the class is 1 for file names that end in `.pos` or `.objective`, else 0.
     """
-    task = SENTEVAL_TASKS[name]
     label_of_file = "1" if path.suffix in (".pos", ".objective") else "0"
-    for row in resolve_source(path, encoding=task.encoding).good_rows():
+    for row in resolve_source(path, encoding="utf-8" if name == "sst2" else "latin-1").good_rows():
         line = row.values["text"].strip()
         if not line:
             continue
-        parts = re.fullmatch(task.line, line)
+        parts = re.fullmatch(_LINES.get(name, r"(?P<text>.+)"), line)
         if parts is None:
             raise DataError(
                 f"{row.place}: expected a line of SentEval's {name.upper()}, a text and a class, got {line!r}."

@@ -88,15 +88,14 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
 
     def __post_init__(self) -> None:
         whole = self.precision in ("float32", "float16")
-        half_npy = self.precision == "float16" and (self.one_file or self.format == "npy")
-        one_file = "needs more than one .npy file. Give a folder as --output."
+        in_shards = self.id_column or self.store_text or self.precision == "int8"
         for wrong, message in (
             (self.complex and self.dim, "--dim cuts a vector whose halves --complex stores as pairs. Use one of them."),
             (self.complex and not whole, f"--complex needs --precision float32 or float16, got {self.precision}."),
-            (self.complex and half_npy, "--complex: .npy has no complex float16. Use float32, or --format parquet."),
-            (self.one_file and self.id_column, f"--id-column {one_file}"),
-            (self.one_file and self.store_text, f"--store-text {one_file}"),
-            (self.one_file and self.precision == "int8", f"--precision int8 {one_file}"),
+            (
+                self.one_file and in_shards,
+                "--id-column, --store-text and --precision int8 need more than one .npy file. Give a folder as --output.",
+            ),
         ):
             if wrong:
                 raise SettingsError(message)

@@ -243,7 +243,6 @@ def test_the_fingerprint_covers_tokenizer_and_adapter_scale(encoder: SentenceEnc
         ({"output": Path("x.npy"), "precision": "int8"}, "--precision int8"),
         ({"complex": True, "dim": 4}, "--dim .*--complex"),
         ({"complex": True, "precision": "int8"}, "--complex .*int8"),
-        ({"complex": True, "precision": "float16", "format": "npy"}, "complex float16"),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(named: dict[str, Any], expected: str) -> None:

@@ -11,8 +11,7 @@ import hashlib
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -90,9 +89,11 @@ def select_sets(names: Sequence[str]) -> dict[str, PublicSet]:
 
 def get_main(settings: GetSettings) -> None:
     """List the public data sets; or download the named sets, and print what was written."""
-    sets = select_sets(settings.names)
+    sets = select_sets(settings.names) if settings.names else read_table()
     if settings.to is None:
-        _print_sets()
+        for name, entry in sets.items():
+            print(f"{name:13} {entry.size:11} {entry.content}. License: {entry.license}")
+        print("Groups: sts, transfer. Download: angle-llm data get NAME … --to DATA")
         return
     root = settings.to.expanduser()
     # `sets` has the STS sets first, as data_sets.yaml, so their files exist when training data call `evaluated`.
@@ -106,19 +107,11 @@ def get_main(settings: GetSettings) -> None:
         for entry, file in missing:
             source = _download(file)
             new = Path(temporary, Path(file.path).name)
-            with _named(f"{file.repo}/{file.source}, read as {file.path}", f"Remove {source.resolve()}"):
-                _convert(source, new, file, entry, evaluated)
-                check_file(new, file, entry.gold)
+            _convert(source, new, file, entry, evaluated)
+            check_file(new, file, entry.gold, f"{source.resolve()}, read as {file.path}")
             with new.open("rb") as stream:
                 write_file(root / file.path, partial(shutil.copyfileobj, stream))
             log(f"{root / file.path}: {file.rows:,} rows")
-
-
-def _print_sets() -> None:
-    """Print the table of all public data sets."""
-    for name, entry in read_table().items():
-        print(f"{name:13} {entry.size:11} {entry.content}. License: {entry.license}")
-    print("Groups: sts, transfer. Download: angle-llm data get NAME … --to DATA")
 
 
 def _missing_files(sets: dict[str, PublicSet], root: Path) -> list[tuple[PublicSet, PublicFile]]:
@@ -129,8 +122,7 @@ def _missing_files(sets: dict[str, PublicSet], root: Path) -> list[tuple[PublicS
         for file in entry.files:
             path = data_file(root / file.path)
             if path.is_file():
-                with _named(path, "Move this file away"):
-                    check_file(path, file, entry.gold)
+                check_file(path, file, entry.gold, str(path))
             else:
                 missing.append((entry, file))
     return missing
@@ -172,24 +164,17 @@ def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, eva
     write_json_lines(target, (dict(zip(entry.columns, row, strict=False)) for row in rows))
 
 
-@contextmanager
-def _named(name: str | Path, action: str) -> Iterator[None]:
-    """Add the name of a file, and what to do, to an error about its content."""
-    try:
-        yield
-    except (tarfile.TarError, DataError) as error:
-        message = f"{name}: {error}. It is another version or damaged. {action}, and run the command again"
-        raise DataError(message) from error
-
-
-def check_file(path: Path, file: PublicFile, gold: str) -> None:
-    """Raise `DataError` if the rows or the column `gold` of a file differ from what is expected."""
+def check_file(path: Path, file: PublicFile, gold: str, name: str) -> None:
+    """Raise `DataError` if the rows or the column `gold` of a file differ from what is expected; `name` is for messages."""
     rows = resolve_source(path).good_rows([gold] if gold else ())
     values = [f"{score_of(row, gold):.6f}" if gold == "score" else str(row.values.get(gold)) for row in rows]
     digest = file.gold and hashlib.sha256("\n".join(values).encode()).hexdigest()[:16]
     if (len(values), digest) != (file.rows, file.gold):
         expected, got = (f" with the fingerprint {value} of {gold}" if value else "" for value in (file.gold, digest))
-        raise DataError(f"expected {file.rows:,} rows{expected}, got {len(values):,} rows{got}")
+        raise DataError(
+            f"{name}: expected {file.rows:,} rows{expected}, got {len(values):,} rows{got}. It is another version or "
+            "damaged. Remove it, and run the command again"
+        )
 
 
 def evaluation_texts(paths: Iterable[Path]) -> set[str]:

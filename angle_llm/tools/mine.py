@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.positives import collect_pairs
@@ -109,8 +110,7 @@ def mine_main(settings: MineSettings) -> None:
         dropped = counts["short"] + counts["without"] if settings.short == "drop" else 0
         refused = {reason: counts[reason] for reason in REASONS}
         lines = ((work.path / name / _GROUPS_NAME).read_bytes() for name in names)
-        report = finish(settings, lines, identity, {"queries": {**queries, "dropped": dropped}, "refused": refused})
-    print(format_report(report))
+        finish(settings, lines, identity, {"queries": {**queries, "dropped": dropped}, "refused": refused})
 
 
 def _write_groups(folder: Path, content: bytes) -> None:
@@ -152,8 +152,8 @@ def is_finished(out: Path, identity: dict[str, Any]) -> bool:
 
 def finish(
     settings: MineSettings | ScoreSettings, lines: Iterable[bytes], identity: dict[str, Any], counts: dict[str, Any]
-) -> dict[str, Any]:
-    """Write the file of groups, then its report, and remove the working folder; return the report.
+) -> None:
+    """Write the file of groups, then its report, and remove the working folder; print the report.
 
     `identity` are the settings and hashes that determine the groups. Numbers of groups and texts, and the median cosines of
     the queries with their texts, are added to `counts`.
@@ -172,35 +172,12 @@ def finish(
             for cosine, rank in zip(row["scores"][count:], ranks, strict=True):
                 cosines["own_negatives" if rank is None else "mined_negatives"].append(cosine)
     # Report.
-    report: dict[str, Any] = plain({
-        "identity": identity,
-        "settings": {name: value for name, value in asdict(settings).items() if name != "out"},
+    shown = {
         **counts,
         "groups": {"rows": rows, **{name: len(values) for name, values in cosines.items()}},
         "median_cosine": {name: round(float(np.median(values)), 6) for name, values in cosines.items() if values},
-    })  # fmt: skip
-    write_json(report_path(out), report, writer="")
+    }
+    used = {name: value for name, value in asdict(settings).items() if name != "out"}
+    write_json(report_path(out), plain({"identity": identity, "settings": used, **shown}), writer="")
     remove_folder(parts_folder(out))
-    return report
-
-
-def format_report(report: dict[str, Any]) -> str:
-    """Return the report of mining as text: counts of queries, refused candidates, and median cosines."""
-    queries, rules = report["queries"], report["settings"]
-    negatives = "1 negative" if rules["negatives"] == 1 else f"{rules['negatives']} negatives"
-    fewer = f" + {queries['short']:,} with fewer" if rules["negatives"] > 1 else ""
-    kept = "kept" if rules["short"] == "keep" else "dropped"
-    lines = [
-        f"{queries['in']:,} queries = {queries['mined']:,} with {negatives}{fewer} + {queries['without']:,} without any "
-        f"({kept}); {report['groups']['rows']:,} groups",
-        "",
-        "candidates that cannot be negatives, by the first reason",
-    ]
-    lines += [f"  {reason:28}{count:12,}" for reason, count in report["refused"].items() if count]
-    return "\n".join([*lines, "", format_medians(report)])
-
-
-def format_medians(report: dict[str, Any]) -> str:
-    """Return the median cosines of the queries with their positives and negatives as text."""
-    medians = [f"{name.replace('_', ' ')} {cosine:.3f}" for name, cosine in report["median_cosine"].items()]
-    return f"median cosine with the query: {', '.join(medians) or 'no texts'}"
+    print(f"{yaml.safe_dump(shown, sort_keys=False)}\nwritten to {out}")

@@ -36,7 +36,7 @@ from angle_llm.data.sources import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.model.vectors import Array, unit_rows
 from angle_llm.settings.commands import QuestionFiles, QuestionSettings
-from angle_llm.settings.parsing import SettingsError, need_library, unknown_name
+from angle_llm.settings.parsing import SettingsError, need_library
 from angle_llm.tools.journal import Journal
 from angle_llm.tools.language_models import (
     Answer,
@@ -130,8 +130,8 @@ def questions_main(settings: QuestionSettings) -> None:
     drop_questions(questions, passages, settings)
     # Output.
     report = _write(settings, passages, answers, questions)
-    print(format_report(report))
-    print(f"\nwritten to {settings.out}")
+    shown = {name: value for name, value in report.items() if name != "settings"}
+    print(f"{yaml.safe_dump(shown, sort_keys=False, width=200)}\nwritten to {settings.out}")
     if report["requests"]["failed"] or report["requests"]["not sent"]:
         print("Run the same command again to repeat failed requests. Requests that were not sent need a larger budget.")
         sys.exit(1)
@@ -174,10 +174,7 @@ def _read_prompts(settings: QuestionFiles) -> dict[str, str]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"--prompts: {path} is not valid YAML: {error}") from None
     prompts = {name: str(prompt) for name, prompt in values.items()} if isinstance(values, dict) else {}
-    # The styles, and the text before the examples.
-    styles = [name for name in prompts if name != _EXAMPLES]
-    if unknown := [style for style in settings.styles if style not in styles]:
-        raise SettingsError(f"--styles: {unknown_name('style', unknown[0], styles)}")
+    # Blanks of the styles, and of the text before the examples.
     blanks = {style: ["{count}", "{passage}"] for style in settings.styles}
     if settings.examples is not None:
         blanks[_EXAMPLES] = ["{examples}"]
@@ -333,18 +330,3 @@ def _write(
     })  # fmt: skip
     write_json(settings.beside("report.json"), report, writer="")
     return report
-
-
-def format_report(report: dict[str, Any]) -> str:
-    """Return the report as text: counts of documents, requests and questions, and of lines by style and reason."""
-    lines = [report["note"], ""]
-    for name in ("documents", "passages", "documents with questions", "requests", "failures", "questions"):
-        value = report[name]
-        lines.append(f"{name:26}{(_counted(value) if isinstance(value, dict) else value) or 'none'}")
-    lines += [f"  {name}: {_counted(counts) or 'no lines'}" for name, counts in report["lines"].items()]
-    return "\n".join(lines)
-
-
-def _counted(counts: dict[str, int]) -> str:
-    """Return counts as text, such as `12 kept, 6 remark`."""
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

@@ -18,7 +18,7 @@ from angle_llm.model.text_vectors import TextVectors, vectors_of
 from angle_llm.model.vectors import encoder_identity
 from angle_llm.settings.commands import ScoreSettings
 from angle_llm.tools.hard_negatives import group_lines, group_row, own_cosines
-from angle_llm.tools.mine import finish, format_medians, is_finished, parts_folder
+from angle_llm.tools.mine import finish, is_finished, parts_folder
 
 FORMAT_VERSION = 1
 _BLOCK_QUERIES = 1024
@@ -26,7 +26,7 @@ _BLOCK_QUERIES = 1024
 
 
 def score_main(settings: ScoreSettings) -> None:
-    """Write each query with its positives, negatives and cosines, or resume; then print the median cosines.
+    """Write each query with its positives, negatives and cosines, or resume; then print the report.
 
     Raises:
         DataError: if the examples cannot be used, or contain no positive pair.
@@ -57,11 +57,7 @@ def score_main(settings: ScoreSettings) -> None:
         return
     with ResumableFolder(parts_folder(out), identity, option="--out") as work:
         lines = group_lines(_groups(material, vectors_of(material, encoder, work.path)), settings.split_positives)
-        report = finish(settings, lines, identity, {})
-    groups = report["groups"]
-    positives, negatives = groups["positives"], groups["own_negatives"]
-    print(f"{groups['rows']:,} groups with {positives:,} positives and {negatives:,} negatives, scored")
-    print(f"{format_medians(report)}\n\n{settings.out}")
+        finish(settings, lines, identity, {})
 
 
 def _groups(material: MiningData, vectors: TextVectors) -> Iterator[dict[str, Any]]:

@@ -98,7 +98,7 @@ def test_each_document_gets_questions_and_every_line_is_counted(
     assert report["questions"] == len(rows) == 36
     shown = capsys.readouterr().out
     assert shown.startswith("6 documents, 6 passages, 18 requests, 18 to send: about ")
-    assert shown.index("easier than questions of people") < shown.index("12 kept")
+    assert shown.index("easier than questions of people") < shown.index("kept: 12")
     assert len(rows_of(settings.beside("dropped.jsonl"))) == 18
     questions_main(changed(settings, filters=()))
     assert len(server.requests) == 18, "other filters need no new requests"
@@ -186,7 +186,7 @@ def test_own_prompts_styles_examples_and_limits(server: Writer, settings: Questi
     assert len(rows_of(own.beside("passages.jsonl"))) == 6, "all documents are searched"
     for content, problem in (
         ("mine: '{passage}'", "mine: expected a text with {count} and {passage}"),
-        ("other: '{passage} {count}'", "--styles: .*mine"),
+        ("other: '{passage} {count}'", "--prompts: .*mine"),
         ("mine: '{passage} {count}'", "examples: expected a text with {examples}"),
         ("{", "not valid YAML"),
     ):

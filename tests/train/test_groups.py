@@ -26,7 +26,7 @@ from angle_llm.losses import (
     SumOfTerms,
 )
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.heads import depths_head
+from angle_llm.model.heads import DepthsHead, Head
 from angle_llm.settings.train import DataSource
 from angle_llm.train.batches import BatchPlanner, PlannedBatch, PlannedGroup
 from angle_llm.train.step import DivergedError, StepResult, boundary_step, group_step
@@ -90,7 +90,7 @@ def test_batches_together_have_the_gradient_of_the_batches_one_by_one(
     kind, layout, nested = model
     encoder = trainable_encoder(kind, torch.float64)
     force(layout, encoder)
-    encoder.model = encoder.model.changed(depths_head(encoder.model, [1] if nested else []))
+    encoder.model = encoder.model.changed(DepthsHead(encoder.model, [1]) if nested else Head())
     encoder.model.training = True  # but no dropout: its parts stay in evaluation mode
     loss = NestedObjective(OBJECTIVE, dimensions=[8], layers=[1]) if nested else OBJECTIVE
     batches = batches_of(BATCHES, loss)

@@ -19,7 +19,7 @@ from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, ObjectiveValue, Part, Relation
 from angle_llm.losses.cosines import mean_cosines
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.heads import depths_head
+from angle_llm.model.heads import DepthsHead, Head
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.settings.train import LoraSettings
@@ -241,7 +241,7 @@ def test_a_nested_step_equals_the_sum_over_truncated_encoders(
             expected += step(short, 64, graph_tokens, weight=1 / 6).loss / 6
     separately = take_gradients(encoder.model)
 
-    encoder.model = encoder.model.changed(depths_head(encoder.model, nested.layers))
+    encoder.model = encoder.model.changed(DepthsHead(encoder.model, nested.layers))
     encoder.model.training = True  # but no dropout: its parts stay in evaluation mode
     result = step(encoder, 64, graph_tokens, objective=nested)
     assert (result.plan.layout, result.cached) == (layout, graph_tokens == CACHE)
@@ -288,7 +288,7 @@ def test_layers_computed_again_give_the_same_gradient_with_dropout(
     kind, pooling, layout = model
     encoder = force(layout, trainable_encoder(kind, torch.float64, dropout=0.3, pooling=pooling))
     objective = NestedObjective(OBJECTIVE, dimensions=[8], layers=[1]) if nested else OBJECTIVE
-    encoder.model = encoder.model.changed(depths_head(encoder.model, [1] if nested else []))
+    encoder.model = encoder.model.changed(DepthsHead(encoder.model, [1]) if nested else Head())
     encoder.model.training = True  # but no dropout: its parts stay in evaluation mode
     encoder.model.train()
     calls: list[object] = []

@@ -1,6 +1,7 @@
 """Settings, test order, seeds and fixtures of all tests."""
 
 import gc
+import hashlib
 import os
 import random
 import socket
@@ -8,6 +9,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 from unittest.mock import Mock
 
 import jinja2
@@ -86,6 +88,31 @@ def pytest_runtest_setup() -> None:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+_LAYOUT_PROBLEMS: dict[tuple[Any, ...], str | None] = {}
+
+
+@pytest.fixture(autouse=True)
+def _probe_each_model_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probe the layouts of a model once per session, by its config and weights; in `tests/model`, every time."""
+    support = sys.modules.get("angle_llm.model.layout.support")
+    if support is None or request.path.parent.name == "model":
+        return
+    probe = support._probe
+
+    def remembered(backbone: Any, **options: Any) -> str | None:
+        digest = hashlib.sha256(str(backbone).encode())
+        for tensor in backbone.state_dict().values():
+            if tensor.device.type != "cpu" or type(tensor).__name__ not in ("Tensor", "Parameter"):
+                return cast("str | None", probe(backbone, **options))
+            digest.update(tensor.contiguous().flatten().view(sys.modules["torch"].uint8).numpy())
+        key = (digest.digest(), backbone.config.to_json_string(), *options.items())
+        if key not in _LAYOUT_PROBLEMS:
+            _LAYOUT_PROBLEMS[key] = probe(backbone, **options)
+        return _LAYOUT_PROBLEMS[key]
+
+    monkeypatch.setattr(support, "_probe", remembered)
 
 
 @pytest.fixture

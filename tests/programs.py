@@ -33,11 +33,16 @@ _forks.set_forkserver_preload([*HEAVY, *OWN])
 class Program:
     """A started program: its process id, `wait` for its end, `process` to signal it."""
 
-    def __init__(self, words: list[str], cwd: Path, environment: Mapping[str, str], stdin: bytes) -> None:
+    def __init__(
+        self, words: list[str], cwd: Path, environment: Mapping[str, str], stdin: bytes, pipe: Path | None
+    ) -> None:
         self.words = words
         self._folder = tempfile.TemporaryDirectory()
         self._place = Path(self._folder.name)
         (self._place / "stdin").write_bytes(stdin)
+        if pipe is not None:
+            for stream in ("stdout", "stderr"):
+                (self._place / stream).symlink_to(pipe)
         self.process = _forks.Process(target=_work, args=(words, str(cwd), dict(environment), self._place))
         self.process.start()
 
@@ -50,7 +55,8 @@ class Program:
             self._folder.cleanup()
             raise subprocess.TimeoutExpired(self.words, seconds or 0)
         shown, errors = (
-            (self._place / stream).read_text(encoding="utf-8", errors="replace") for stream in ("stdout", "stderr")
+            "" if path.is_symlink() else path.read_text(encoding="utf-8", errors="replace")
+            for path in (self._place / "stdout", self._place / "stderr")
         )
         self._folder.cleanup()
         return subprocess.CompletedProcess(self.words, self.process.exitcode, shown, errors)
@@ -61,10 +67,11 @@ def start(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
     stdin: str | bytes = b"",
+    pipe: Path | None = None,
 ) -> Program:
-    """Starts a console script, or `python FILE`."""
+    """Starts a console script, or `python FILE`; all output goes to the named pipe `pipe`, if there is one."""
     given = stdin.encode() if isinstance(stdin, str) else stdin
-    return Program([str(word) for word in arguments], cwd or Path.cwd(), environment or os.environ, given)
+    return Program([str(word) for word in arguments], cwd or Path.cwd(), environment or os.environ, given, pipe)
 
 
 def run(

@@ -119,7 +119,8 @@ def test_texts_around_and_far_beyond_the_limit_are_cut_as_the_encoder_cuts(
     ours, exported = both(kind, tokenization, "tail", 64)
     uncut, _ = both(kind, tokenization, "tail", 1000)
     endless = unit * (100_000 // len(unit) + 1)
-    fits = max(n for n in range(1, 400) if len(uncut([endless[:n]])[0]) <= 64)
+    first = next(n for n in range(1, 400) if endless[:n].strip())
+    fits = max(n for n, ids in enumerate(uncut([endless[:n] for n in range(first, 400)]), first) if len(ids) <= 64)
     texts = [endless[:n].strip() for n in range(max(1, fits - 8), fits + 25)]
     lengths = [len(ids) for ids in uncut(texts)]
     assert min(lengths) <= 64 < max(lengths)

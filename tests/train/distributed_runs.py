@@ -398,7 +398,7 @@ def shortage(folder: Path, processes: str, megabytes: str) -> None:
     save_tiny_base("llama", folder / "base")
     examples, world = ragged(300), int(processes)
     large = {"batch_size": 100, "accumulation": 2, "micro_batch_tokens": 10**6, "graph_tokens": 10**6}
-    free = settings(folder, "free", **large, max_steps=3, epochs=2)
+    free = settings(folder, "free", **large, max_steps=2, epochs=2)
     short = replace(free, run_dir=str(folder / "short"))
     forked.run(world, lambda _: train(free, world, examples), folder / "free.log")
 

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import run
+from programs import run, start
 from runs import checkpoint_names, outcome, read_metrics, run_settings
 from tiny import save_tiny_base
 
@@ -257,20 +255,21 @@ def test_ctrl_c_writes_a_checkpoint_even_if_the_reader_of_the_output_ends(
     save_settings(
         replace(settings, run_dir=str(run_dir), epochs=500, evaluation=EvaluationSettings()), tmp_path / "run.yaml"
     )
-    program = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    program += "from angle_llm.cli import main; sys.argv[0] = 'angle-llm'; main()"
-    command = [sys.executable, "-c", program, "train", "--config", str(tmp_path / "run.yaml")]
-    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=buffered)
-    assert process.stdout is not None
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    output = os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # opens before the program writes
+    train = start("angle-llm", "train", "--config", tmp_path / "run.yaml", pipe=pipe)
     metrics = run_dir / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+    while train.process.is_alive() and not (metrics.exists() and metrics.stat().st_size):
         threading.Event().wait(0.05)
     if reader == "ends":
-        process.stdout.close()
-    process.send_signal(signal.SIGINT)
-    shown = process.communicate(timeout=60)[0] if reader == "stays" else ""
-    assert process.wait(timeout=60) == 130, shown
+        output.close()
+    assert train.process.pid is not None
+    os.kill(train.process.pid, signal.SIGINT)
+    code = train.wait(60).returncode
+    shown = output.read() if reader == "stays" else ""
+    output.close()
+    assert code == 130, shown
     (name,) = checkpoint_names(run_dir)
     if reader == "stays":
         assert all(word in shown for word in ("SIGINT", f"checkpoints/{name}", "--resume auto"))

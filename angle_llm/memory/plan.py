@@ -31,9 +31,6 @@ from angle_llm.train.loading import check_zero_3
 from angle_llm.train.objectives import make_losses, task_of
 from angle_llm.train.token_budget import TokenBudget, budget_of, check_checkpointing, default_budget
 
-PLANNED_EXAMPLES = 2048
-"""Number of examples that are tokenised and planned; the work of the run is extrapolated from them."""
-
 
 @dataclass(frozen=True)
 class Work:
@@ -156,7 +153,7 @@ def _work(settings: PlanSettings, planner: BatchPlanner, budget: TokenBudget, fl
     # The first steps, and their share of the examples that the run draws.
     data: Mixture = planner.data
     steps = StepSchedule(data.draws, settings).steps
-    sampled = list(first_steps(planner, settings, budget, PLANNED_EXAMPLES))
+    sampled = list(first_steps(planner, settings, budget))
     in_steps = steps * settings.accumulation * settings.batch_size
     drawn = min(in_steps, sum(data.draws.counts) * settings.epochs)
     share = sum(len(indices) for batches, _ in sampled for indices in batches) / drawn

@@ -30,16 +30,16 @@ from angle_llm.train.token_budget import TokenBudget
 
 COUNTED_TOKENS = 8192
 """Maximum number of tokens of the micro-batch that is counted."""
-SAMPLED_EXAMPLES = 512
+SAMPLED_EXAMPLES = 2048
 """Number of examples whose first steps are sampled."""
-MAX_BATCHES = 64
+SAMPLED_BATCHES = 64
 """Maximum number of batches in a sample."""
 
 
 def first_steps(
-    planner: BatchPlanner, settings: TrainSettings, budget: TokenBudget, examples: int
+    planner: BatchPlanner, settings: TrainSettings, budget: TokenBudget
 ) -> Iterator[tuple[list[list[int]], list[PlannedGroup]]]:
-    """Yield the first optimizer steps of a run, until they contain `examples` examples or `MAX_BATCHES` batches.
+    """Yield the first optimizer steps of a run, until they contain `SAMPLED_EXAMPLES` examples or `SAMPLED_BATCHES` batches.
 
     A step is given by the example indices of its batches, and by its groups of batches that are encoded together.
     """
@@ -49,7 +49,7 @@ def first_steps(
             yield step[1], groups
         batches += len(step[1])
         drawn += sum(map(len, step[1]))
-        if batches >= MAX_BATCHES or drawn >= examples:
+        if batches >= SAMPLED_BATCHES or drawn >= SAMPLED_EXAMPLES:
             break
 
 
@@ -113,7 +113,7 @@ class StepForecast:
         # The largest of the first steps. With unlimited graph tokens, all batches of a step are encoded together.
         planner = BatchPlanner(encoder, data, losses, sharding.processes)
         unlimited = TokenBudget(COUNTED_TOKENS, 10**12)
-        steps = [group for _, (group,) in first_steps(planner, settings, unlimited, SAMPLED_EXAMPLES)]
+        steps = [group for _, (group,) in first_steps(planner, settings, unlimited)]
         largest = max(steps, key=lambda step: step.plan.largest_share)
         step_texts = max(sum(len(planned.batch) for planned in step.batches) for step in steps)
         # Sizes of weights and embeddings.

@@ -105,53 +105,35 @@ def _attention(
 ) -> Tensor:
     """Return attention with the memory of a fused kernel; arguments as for `scaled_dot_product_attention`.
 
-    A GPU uses flash attention for half precision without a mask, and memory-efficient attention otherwise.
+    A GPU uses flash attention for half precision without a mask. All other kernels need a key for every head.
     """
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    kernel = "cpu" if not on_gpu else "flash" if half and attn_mask is None else "efficient"
+    flash = on_gpu and attn_mask is None and query.dtype in (torch.float16, torch.bfloat16)
     repeats = query.shape[-3] // key.shape[-3]
-    if repeats > 1 and kernel != "flash":  # these kernels need a key for every head
+    if repeats > 1 and not flash:
         key, value = (states.repeat_interleave(repeats, dim=-3) for states in (key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
-    output: Tensor = _FusedAttention.apply(query, key, value, attn_mask, kernel)  # type: ignore[no-untyped-call]
+    output: Tensor = _FusedAttention.apply(query, key, value, attn_mask)  # type: ignore[no-untyped-call]
     return output
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Attention that allocates and saves the tensors of a fused kernel: `cpu`, `flash` or `efficient`.
+    """Attention that allocates and saves the tensors of a fused kernel, without the workspace of its backward pass.
 
     Query (…, H, Q, S); key and value (…, K, L, S).
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kernel: str) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         output = torch.empty_like(query)
         per_query = query.new_empty(query.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, mask, output, per_query)
-        ctx.kernel = kernel
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, _, _, per_query = ctx.saved_tensors
-        made = tuple(torch.empty_like(states) for states in (query, key, value))
-        workspace = [torch.empty_like(per_query)]
-        (*heads, queries, width) = query.shape
-        if ctx.kernel == "flash":
-            # Query gradients are summed in float32, in tiles. Gradients of shared keys are first computed for each head.
-            workspace.append(
-                query.new_empty(*heads, _round_up(queries, 128), _round_up(width, 32), dtype=torch.float32)
-            )
-            if query.shape[-3] != key.shape[-3]:
-                workspace += [key.new_empty(*heads, key.shape[-2], width) for _ in range(2)]
-        elif ctx.kernel == "efficient" and query.dtype != torch.float32:
-            tile = 64 if width <= 64 else 128
-            workspace.append(
-                query.new_empty(*heads, _round_up(queries, tile), _round_up(width, tile), dtype=torch.float32)
-            )
-        del workspace
-        return (*made, None, None)
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *_ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
 def _backward(scalar: Tensor) -> None:

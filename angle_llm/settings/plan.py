@@ -34,10 +34,6 @@ class PlanSettings(TrainSettings):
             raise SettingsError(f"--offload {self.offload} needs ZeRO. Set --zero 1, 2 or 3, or --offload none.")
         if self.offload == "parameters" and self.zero != 3:
             raise SettingsError(f"--offload parameters needs --zero 3, got {self.zero}. Or set --offload optimizer.")
-        if self.zero == 3 and self.model.bits is not None:
-            raise SettingsError(
-                f"--zero 3 cannot partition a base quantised to {self.model.bits} bits. Set --zero 2, or omit model.bits."
-            )
 
     @property
     def device_kind(self) -> str:

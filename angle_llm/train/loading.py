@@ -6,8 +6,6 @@ machine with 8 GPUs would hold the base model 8 times in its memory.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from angle_llm.model import meta_model
@@ -66,15 +64,10 @@ def check_zero_3(source: ModelSource, settings: TrainSettings, zero_stage: int) 
         raise SettingsError(f"ZeRO-3 cannot {problem}.")
 
 
-class LoadedEncoder(NamedTuple):
-    """An encoder that is ready to be trained, and what was done to it, as lines for the log."""
-
-    encoder: SentenceEncoder
-    report: list[str]
-
-
-def load_encoder(source: ModelSource, settings: TrainSettings, processes: Processes) -> LoadedEncoder:
-    """Load the encoder of a training run, with its adapter, the layouts of texts and its head.
+def load_encoder(
+    source: ModelSource, settings: TrainSettings, processes: Processes
+) -> tuple[SentenceEncoder, list[str]]:
+    """Load the encoder of a training run, with its adapter, layouts and head; return it and lines for the log.
 
     All ranks get the same layouts. With ZeRO-3, the weights are on the CPU of rank 0, and on the meta device of all other
     ranks; `ZeroStrategy` fills them.
@@ -122,7 +115,7 @@ def load_encoder(source: ModelSource, settings: TrainSettings, processes: Proces
     report.append(f"texts: {layouts.layout}{reason}; {kernel}; replaced layers: {replaced_layers(encoder.model)}")
     trainable, total = count_parameters(encoder.model)
     report.append(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
-    return LoadedEncoder(encoder, report)
+    return encoder, report
 
 
 def _with_weights(source: ModelSource, settings: TrainSettings, processes: Processes) -> SentenceEncoder:

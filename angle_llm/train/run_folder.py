@@ -112,7 +112,8 @@ class Run:
                 the checkpoint that `resume` names does not exist.
         """
         settings = self.settings
-        before = self._identity_before()
+        path = self.folder / "settings.yaml"
+        before = (load_settings(TrainSettings, path) if path.exists() else settings).identity
         if before != settings.identity:
             changed = changed_settings(settings_to_dict(before), settings_to_dict(settings.identity))
             raise SettingsError(
@@ -134,17 +135,6 @@ class Run:
                 "continue it, or --resume never to remove its checkpoints and start again."
             )
         return starts_over
-
-    def _identity_before(self) -> TrainSettings:
-        """Return the settings saved in the run directory, or the settings of this run if the directory is new.
-
-        Only settings that a resumed run must not change are kept (`TrainSettings.identity`).
-
-        Raises:
-            SettingsError: if the settings in the directory cannot be read.
-        """
-        path = self.folder / "settings.yaml"
-        return (load_settings(TrainSettings, path) if path.exists() else self.settings).identity
 
     def prepare(self) -> None:
         """Create the run directory and write settings.yaml, on the main process."""

@@ -18,12 +18,11 @@ import torch
 
 from angle_llm.data.formats import SINGLE_TEXTS, Example
 from angle_llm.data.mixture import Mixture
-from angle_llm.device import is_out_of_memory
 from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.text_vectors import PrecomputedVectors
-from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule, prefetch
 from angle_llm.train.best_model import BestModel, Evaluate
@@ -36,7 +35,6 @@ from angle_llm.train.strategies import make_strategy
 from angle_llm.train.token_budget import (
     RankMemoryError,
     TokenBudget,
-    check_checkpointing,
     default_budget,
     is_kernel_error,
 )
@@ -178,8 +176,8 @@ class Trainer:
 
         Raises:
             TrainingError: for a loss or gradient that is not finite, or zero embeddings, before the optimizer step.
-                Also for a gradient of 0 in all first steps, too little memory for a single text or for the optimizer, or an
-                error of a compiled kernel.
+                Also for a gradient of 0 in all first steps, too little memory for a single text, or an error of a compiled
+                kernel.
             RankMemoryError: if an evaluation does not have enough memory for a single text.
             CheckpointError: if a checkpoint cannot be written, or no checkpoint can be read.
             FolderError: if the checkpoints belong to another run.
@@ -271,7 +269,7 @@ class Trainer:
         # Gradient and update.
         rate = self._schedule.learning_rate(self._step + 1)
         results = self._accumulate(groups)
-        norm = self._update(rate)
+        norm = self._strategy.update(rate)
         if not math.isfinite(norm):
             raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
         self._step += 1
@@ -331,7 +329,10 @@ class Trainer:
         Raises:
             TrainingError: if neither is possible.
         """
-        budget = self._budget.halved([group.plan for group in groups]) or self._checkpointing_budget()
+        budget = self._budget.halved([group.plan for group in groups])
+        can_checkpoint = self._settings.activation_checkpointing == "auto" and not self._budget.activation_checkpointing
+        if budget is None and can_checkpoint and checkpointing_problem(self._encoder.model.backbone) is None:
+            budget = replace(self._budget, activation_checkpointing=True)
         if budget is None:
             raise TrainingError(
                 f"out of memory ({reason}) with a single text per micro-batch. Lower --model.max-length, or use a smaller "
@@ -340,39 +341,11 @@ class Trainer:
         self._run.log(f"out of memory: repeating the step with {budget} (the same update, except for dropout masks)")
         self._use(budget)
 
-    def _checkpointing_budget(self) -> TokenBudget | None:
-        """Return the token budget with activation checkpointing; None if already on, not allowed or not possible."""
-        budget = self._budget
-        if budget.activation_checkpointing or self._settings.activation_checkpointing != "auto":
-            return None
-        try:
-            check_checkpointing(self._encoder)
-        except SettingsError:
-            return None
-        return replace(budget, activation_checkpointing=True)
-
     def _use(self, budget: TokenBudget) -> None:
         """Set the token budget of the next steps, with activation checkpointing if the budget has it."""
         self._budget = budget
         if budget.activation_checkpointing:
             self._encoder.model.checkpoint_activations(True)
-
-    def _update(self, learning_rate: float) -> float:
-        """Take an optimizer step; return the gradient norm before clipping.
-
-        Raises:
-            TrainingError: if memory runs out. A retry would not help, because no activations are left to free.
-        """
-        try:
-            return self._strategy.update(learning_rate)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise TrainingError(
-                f"step {self._step + 1}: out of memory in the optimizer, which keeps two numbers per trainable weight ({error}). "
-                "Lower --lora.rank, partition the optimizer state (deepspeed_configs/zero2.yaml), or use more memory; "
-                "--resume auto continues from the last checkpoint."
-            ) from error
 
     def _evaluate_and_save(self) -> None:
         """Evaluate the encoder and write a checkpoint if the schedule has them after the current step.

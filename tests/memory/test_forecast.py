@@ -312,7 +312,7 @@ def test_work_is_counted_by_the_real_planner_without_weights(folder: Path, monke
     assert (found.work.layout, found.work.cached_groups) == ("trie", 0)
     assert found.architecture == "llama"
     assert found.trainable < found.parameters
-    monkeypatch.setattr("angle_llm.memory.plan.PLANNED_EXAMPLES", 16)
+    monkeypatch.setattr("angle_llm.memory.step_forecast.SAMPLED_EXAMPLES", 16)
     one_batch = forecast(settings(folder)).work
     assert one_batch.sampled_groups == 1
     assert one_batch.computed_tokens == pytest.approx(found.work.computed_tokens, rel=0.15)
@@ -381,12 +381,9 @@ def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:
         zero_stage=3, is_main=True, world_size=1, device=torch.device("cuda"), load_device=torch.device("cpu"), max=int,
         gather=lambda layouts: [layouts],
     )  # fmt: skip
-    assert (
-        load_encoder(
-            resolve_model(str(bert)), TrainSettings(model=ModelSettings(path=str(bert))), zero_3
-        ).encoder.layouts.layout
-        == "padded"
-    )  # type: ignore[arg-type]
+    train = TrainSettings(model=ModelSettings(path=str(bert)))
+    encoder, _ = load_encoder(resolve_model(str(bert)), train, zero_3)  # type: ignore[arg-type]
+    assert encoder.layouts.layout == "padded"
 
 
 @pytest.mark.parametrize("is_main", [True, False])
@@ -399,7 +396,7 @@ def test_all_ranks_of_zero_3_compute_products_in_bfloat16(is_main: bool, tmp_pat
     )  # fmt: skip
     train = TrainSettings(model=ModelSettings(path=str(folder)), lora=LoraSettings(rank=0))
     assert train.autocasts
-    assert load_encoder(resolve_model(str(folder)), train, zero_3).encoder.model.options.autocasts
+    assert load_encoder(resolve_model(str(folder)), train, zero_3)[0].model.options.autocasts
 
 
 def test_the_largest_budgets_that_fit_are_chosen(folder: Path) -> None:

@@ -163,7 +163,7 @@ def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
         if not run.processes.is_main:
             artifact.load_backbone = refuse
         source = resolve_model(mine.model.path, attention=mine.model.attention)
-        encoder = load_encoder(source, mine, run.processes).encoder
+        encoder, _ = load_encoder(source, mine, run.processes)
         assert encoder.model.options.causal == (mine.model.attention is None)
         assert {parameter.is_meta for parameter in encoder.model.parameters()} == {not run.processes.is_main}
         trainer.Trainer(run, encoder, examples, [LOSS], None, mine, default_budget(mine)).fit()

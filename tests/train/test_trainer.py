@@ -254,22 +254,6 @@ def test_a_run_stops_before_the_optimizer_takes_a_bad_step(
     assert not (settings.run_path / "model").exists()
 
 
-@pytest.mark.parametrize("place", ["torch.optim.AdamW._init_group", "torch.nn.utils.clip_grad_norm_"])
-def test_out_of_memory_in_the_optimizer_names_the_flags(
-    place: str, settings: TrainSettings, encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where AdamW allocates its state in the first step, and in the norm of the gradients."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    monkeypatch.setattr(place, fail)
-    before = {name: parameter.clone() for name, parameter in encoder.model.named_parameters()}
-    with pytest.raises(TrainingError, match=r"--lora\.rank.*zero2\.yaml"):
-        fit(encoder, TRIPLES, AngleObjective(), settings)
-    assert all(torch.equal(parameter, before[name]) for name, parameter in encoder.model.named_parameters())
-
-
 def test_memory_that_runs_out_in_an_evaluation_and_in_a_step_is_used_in_smaller_parts(
     settings: TrainSettings,
     encoder: SentenceEncoder,

@@ -66,17 +66,6 @@ def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu")
     check_bits(bits)
     if held := bits_of(backbone):
         raise QuantizationError(f"this backbone is already quantized to {held} bits. Load the original one.")
-    replace_linear(backbone, bits, lambda layer: _quantized(layer, bits, torch.device(device)))
-
-
-def replace_linear(backbone: nn.Module, bits: int, quantized: Any) -> None:
-    """Replace every linear layer of a backbone by `quantized(layer)`, in place, and set the mark that peft needs.
-
-    `bits` is the number of bits of the new layers. The mark is the attribute `is_loaded_in_4bit` or `is_loaded_in_8bit`.
-
-    Raises:
-        QuantizationError: if the backbone has no `torch.nn.Linear` layer.
-    """
     names = [name for name, layer in backbone.named_modules() if type(layer) is nn.Linear]
     if not names:
         raise QuantizationError(
@@ -85,29 +74,23 @@ def replace_linear(backbone: nn.Module, bits: int, quantized: Any) -> None:
         )
     for name in names:  # by name: a list of layers would keep all full weights until the end
         layer: Any = backbone.get_submodule(name)
-        held = quantized(layer)
+        held = _quantized(layer, bits, torch.device(device))
         held.bias = None if layer.bias is None else layer.bias.requires_grad_(False)
         patch_bitsandbytes(held)
         backbone.set_submodule(name, held.train(layer.training))
-    setattr(backbone, f"is_loaded_in_{bits}bit", True)
-
-
-def empty_layer(layer: nn.Linear, bits: int) -> Any:
-    """Return a bitsandbytes layer with the shape of a linear layer, on the meta device, so without weight values."""
-    bnb = _bitsandbytes()
-    sizes = (layer.in_features, layer.out_features, layer.bias is not None)
-    if bits == 4:
-        return bnb.nn.Linear4bit(*sizes, layer.weight.dtype, device="meta")
-    return bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=OUTLIER, device="meta")
+    setattr(backbone, f"is_loaded_in_{bits}bit", True)  # peft needs this mark
 
 
 def _quantized(layer: nn.Linear, bits: int, device: torch.device) -> Any:
     """Return a bitsandbytes layer on `device` with the weight of a linear layer, quantized, and without its bias."""
     bnb = _bitsandbytes()
-    held = empty_layer(layer, bits)
+    sizes = (layer.in_features, layer.out_features, layer.bias is not None)
+    held: Any
     if bits == 4:
+        held = bnb.nn.Linear4bit(*sizes, layer.weight.dtype, device="meta")
         weight = bnb.nn.Params4bit(layer.weight.data, compress_statistics=True, quant_type="nf4", module=held)
     else:  # only weights from the CPU are quantized on the way to a device
+        held = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=OUTLIER, device="meta")
         weight = bnb.nn.Int8Params(layer.weight.data.cpu(), requires_grad=False, has_fp16_weights=False)
     held.weight = weight.to(device)
     return held

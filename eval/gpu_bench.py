@@ -24,7 +24,7 @@ from angle_llm.data.examples import load_examples  # noqa: E402
 from angle_llm.data.formats import Example  # noqa: E402
 from angle_llm.device import is_out_of_memory  # noqa: E402
 from angle_llm.model.layers import quantization  # noqa: E402
-from angle_llm.model.layers.compiled_rotary import use_compiled_rotary, use_plain_rotary  # noqa: E402
+from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary  # noqa: E402
 from angle_llm.model.layers.lora import is_adapted  # noqa: E402
 from angle_llm.model.source.backbone import load_tokenizer  # noqa: E402
 from angle_llm.model.source.resolve import locate  # noqa: E402
@@ -258,7 +258,12 @@ def random_backbone(
 def match_layout(encoder: SentenceEncoder) -> None:
     """Use the rotary position embeddings of a training run: compiled if an adapter is trained on texts without padding."""
     padded = encoder.layouts.layout == "padded" or not is_adapted(encoder.model.backbone)
-    (use_plain_rotary if padded else use_compiled_rotary)(encoder.model)
+    if not padded:
+        use_compiled_rotary(encoder.model)
+        return
+    for layer in encoder.model.modules():
+        if isinstance(layer, CompiledRotary):
+            layer.__class__ = type(layer).__bases__[1]
 
 
 @torch.no_grad()

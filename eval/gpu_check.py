@@ -232,7 +232,7 @@ def encode_part(settings: GpuSettings, rows: Rows) -> None:
             "texts_per_second": middle.texts / middle.seconds,
             "computed_share": middle.computed_tokens / middle.logical_tokens,
             "utilisation": middle.computed_tokens / middle.seconds / per_second,
-            "layout": middle.layout,
+            "layout": with_this.plan(texts, settings.micro_batch_tokens).layout,
             "first_seconds": runs[0].seconds,
         }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -41,7 +41,7 @@ from angle_llm.model.source.backbone import (
     use_capped_attention,
 )
 from angle_llm.model.source.bidirectional import check_and_simplify_bidirectional
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError, check_states
+from angle_llm.model.source.checks import check_states
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, resolve_model
 from angle_llm.model.source.saved_adapter import apply_lora
@@ -188,10 +188,7 @@ class SentenceEncoder:
         warn_of_other_tokens(encoder.tokenizers, tokenizer_config_of(*source.tokenizer))
         # Dimensions and layers in the card, then the adapter, then the arguments.
         if card and (card.dimensions or card.layers):
-            try:
-                encoder = encoder.truncated(dimensions=card.dimensions, layers=card.layers)
-            except ValueError as error:
-                raise ArtifactError(f"{source.path}: {CARD_NAME} does not fit the weights: {error}") from error
+            encoder = encoder.truncated(dimensions=card.dimensions, layers=card.layers)
         if parts.adapter is not None:
             encoder.model.backbone = apply_lora(encoder.model.backbone, parts.adapter)
             check_states(encoder.model.backbone)

@@ -165,14 +165,14 @@ def test_options_of_loading_truncate(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"dimensions": True}, "dimensions"),
-        ({"layers": 9}, f"{CARD_NAME}.*layers"),
+        ({"layers": 9}, "layers: expected 1"),
         ({"layers": 1}, r"layers\.[12]\."),  # layers of the adapter that the base does not have
     ],
 )
 def test_a_card_that_does_not_match_the_model_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     adapter = save_adapter("llama", tmp_path)
     (adapter / CARD_NAME).write_text(json.dumps(card(adapter) | change))
-    with pytest.raises(ArtifactError, match=message):
+    with pytest.raises(ValueError, match=message):
         load(adapter)
 
 

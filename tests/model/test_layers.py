@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNor
 
 from angle_llm import SentenceEncoder
 from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers, replacements
-from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary, use_plain_rotary
+from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
 from angle_llm.model.layers.fused_lora import lora_linear, swiglu
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.token_sequence import gather_rows
@@ -280,8 +280,6 @@ def test_compiled_rotary_embeddings_equal_the_original_ones(kind: str, monkeypat
     use_compiled_rotary(encoder.model, "aot_eager")
     assert (compiled_layers(encoder.model), compiled_layers(other.model)) == (3, 0)
     assert max(errors(rows_and_gradients(encoder), rows_and_gradients(other))) == 0
-    use_plain_rotary(encoder.model)
-    assert compiled_layers(encoder.model) == 0
 
 
 def test_rotary_embeddings_of_a_llama_are_compiled_for_all_lengths_before_the_first_step() -> None:

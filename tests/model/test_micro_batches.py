@@ -112,7 +112,7 @@ DISTINCT = [[number, 2, 3, 4, 5, 6, 7] for number in range(10, 20)]
         (SHARED, SHARING, "trie", 16, "16 tokens as a trie, 70 padded"),
         (DISTINCT, SHARING, "padded", 70, "70 tokens as a trie, 70 padded"),
         (SHARED, LayoutSupport("padded", "bidirectional"), "padded", 70, "bidirectional"),
-        (SHARED, LayoutSupport("trie", "", 6), "padded", 70, "every text is longer than 6 tokens"),
+        (SHARED, LayoutSupport("trie", "", 6), "padded", 70, "texts longer than 6 tokens are padded"),
         (SHARED, LayoutSupport("trie", "", 7), "trie", 16, "16 tokens as a trie"),
         ([[*SHARED[0], 99, 99], *SHARED], LayoutSupport("trie", "", 7), "trie", 16 + 9, "1 texts longer than 7 tokens"),
     ],

@@ -347,7 +347,7 @@ def test_without_bitsandbytes_everything_else_works(base: Path) -> None:
         "encoder = SentenceEncoder.from_pretrained(sys.argv[1], device='cpu')\n"
         "encoder.add_lora(LoraSettings(rank=2)); print(encoder.encode(['A man.']).shape)\n"
         "try: SentenceEncoder.from_pretrained(sys.argv[1], device='cpu', bits=4)\n"
-        "except ValueError as error: print(error)"
+        "except RuntimeError as error: print(error)"
     )
     output = run(code, base)
     assert "(1, 128)" in output

@@ -18,7 +18,6 @@ from angle_llm.model.meta_model import tiny_encoder_copy
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import resolve_model
-from angle_llm.model.source.sentence_transformers_folder import SentenceTransformersFolder
 from angle_llm.settings.train import ModelSettings
 
 TEXTS = ["A man is eating.", "Where?", "Two dogs run through the snow, and nobody sees them.", "They went on. " * 40]
@@ -262,12 +261,3 @@ def test_refused_by_name(named: str, damage: Callable[[Path], object], folder: P
     damage(folder)
     with pytest.raises(ArtifactError, match=named):
         load(folder)
-
-
-def test_another_similarity_is_a_warning(folder: Path) -> None:
-    change(folder, "config_sentence_transformers.json", similarity_fn_name="dot")
-    assert SentenceTransformersFolder.read(folder).normalize, "the dot product of unit vectors is their cosine"
-    module(folder, 2, type="sentence_transformers.models.Normalize")
-    write(folder, "modules.json", json.loads((folder / "modules.json").read_text())[:2])
-    with pytest.warns(UserWarning, match="similarity_fn_name is 'dot'"):
-        assert not SentenceTransformersFolder.read(folder).normalize

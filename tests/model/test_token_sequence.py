@@ -103,7 +103,8 @@ def test_rows_equal_those_of_single_texts(kind: str, micro_batch_tokens: int) ->
     encoder = wide(kind)
     rows, stats = encoder.encode(TEXTS, micro_batch_tokens=micro_batch_tokens, return_stats=True)
     alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
-    assert stats.layout == ("trie" if micro_batch_tokens > 1 else "padded")
+    plan = encoder.plan(TEXTS, micro_batch_tokens)
+    assert plan.layout == ("trie" if micro_batch_tokens > 1 else "padded")
     assert stats.computed_tokens < stats.logical_tokens
     # Float32 rounding of some dozen terms, relative to the length of a row.
     assert (np.linalg.norm(rows - alone, axis=1) / np.linalg.norm(alone, axis=1)).max() < 1e-6
@@ -112,11 +113,11 @@ def test_rows_equal_those_of_single_texts(kind: str, micro_batch_tokens: int) ->
 @pytest.mark.parametrize("kind", WINDOWED)
 def test_texts_longer_than_the_sliding_window_are_padded_and_the_others_in_a_trie(kind: str) -> None:
     assert probe_layouts(tiny_backbone(kind), "last", causal=True).max_tokens == WINDOW
-    assert "longer than 6 tokens" in tiny_encoder(kind).encode(TEXTS, return_stats=True)[1].reason
+    assert "longer than 6 tokens" in tiny_encoder(kind).plan(TEXTS, 2048).reason
     encoder = SentenceEncoder(tiny_backbone(kind, window=20), tiny_encoder(kind).tokenizer)
-    rows, stats = encoder.encode(TEXTS, return_stats=True)
-    assert stats.layout == "trie"
-    assert stats.reason.endswith("1 texts longer than 20 tokens are padded")
+    rows, plan = encoder.encode(TEXTS), encoder.plan(TEXTS, 2048)
+    assert plan.layout == "trie"
+    assert plan.reason.endswith("1 texts longer than 20 tokens are padded")
     alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
     assert np.abs(rows - alone).max() < 1e-5
 

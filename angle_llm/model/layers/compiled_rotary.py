@@ -45,13 +45,6 @@ def use_compiled_rotary(adapted: nn.Module, backend: str = "inductor") -> None:
             layer.__class__ = _compiled_class(layer_class, backend)
 
 
-def use_plain_rotary(adapted: nn.Module) -> None:
-    """Restore the original class of the layers that `use_compiled_rotary` changed."""
-    for layer in adapted.modules():
-        if isinstance(layer, CompiledRotary):
-            layer.__class__ = type(layer).__bases__[1]
-
-
 def _rotation(layer_class: Any) -> Callable[..., Any] | None:
     """Return the function of (q, k, cos, sin) that the forward method of a layer class calls; None if it calls none."""
     forward = inspect.unwrap(layer_class.forward)  # transformers 5.24 decorates it, to rename an argument

@@ -23,6 +23,7 @@ from angle_llm.model.layers.fingerprint import ORIGINAL
 from angle_llm.model.layers.fused_lora import use_fused_lora
 from angle_llm.model.layers.lora import is_adapted, without_adapter
 from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight, patch_bitsandbytes
+from angle_llm.settings.parsing import need_library
 
 BITS = (4, 8)
 OUTLIER = 6.0
@@ -184,14 +185,9 @@ def _dequantized(layer: Any, name: str, dtype_of_8_bit: torch.dtype) -> torch.Te
 
 
 def _bitsandbytes() -> Any:
-    """Import and return the module bitsandbytes; raise `QuantizationError` if it cannot be imported."""
-    try:
-        return importlib.import_module("bitsandbytes")
-    except ImportError as error:
-        raise QuantizationError(
-            f"bits: a base in 4 or 8 bits needs bitsandbytes, which cannot be imported ({error}). Install it: "
-            "pip install 'angle_llm[quantization]'. Or unset bits."
-        ) from error
+    """Import and return the module bitsandbytes; raise `MissingLibraryError` if it is not installed."""
+    need_library("bitsandbytes", "bits: a base in 4 or 8 bits", "quantization")
+    return importlib.import_module("bitsandbytes")
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:

@@ -167,7 +167,7 @@ _DUMMY = TextGroup([], 0, 0, lambda: MicroBatch([], _ONE, _ONE))
 
 @dataclass(frozen=True)
 class EncodeStats:
-    """Numbers of texts and tokens, layout, and duration of a call of `SentenceEncoder.encode`."""
+    """Numbers of texts and tokens, and duration of a call of `SentenceEncoder.encode`."""
 
     texts: int
     """Number of texts, repeated texts included."""
@@ -177,10 +177,6 @@ class EncodeStats:
     """Number of tokens of each text, prompt and special tokens included, without padding."""
     computed_tokens: int
     """Number of tokens that the model computed, padding included; shared prefixes and repeated texts count once."""
-    layout: str
-    """Layout of the first batch of texts: `trie`, `packed` or `padded`."""
-    reason: str
-    """Reason for the layout of the first batch of texts."""
     seconds: float
     """Duration of the call in seconds, tokenization and planning included."""
 
@@ -192,8 +188,6 @@ class EncodeStats:
             sum(plan.unique for plan in plans),
             [length for plan in plans for length in plan.lengths],
             sum(plan.computed_tokens for plan in plans),
-            plans[0].layout if plans else "",
-            plans[0].reason if plans else "",
             seconds,
         )
 
@@ -230,24 +224,20 @@ def plan_micro_batches(
     layout, reason = "padded", layouts.reason
     grouped: Callable[[int], list[TextGroup]] = partial(padded, range(len(texts)))
     if layouts.layout != "padded":
-        name = "as a trie" if layouts.layout == "trie" else "packed"
+        is_trie = layouts.layout == "trie"
+        sequences = cache(_Tries(texts, fitting) if is_trie else _Packed(texts, fitting, layouts.causal))
+        rest = [row for row, text in enumerate(texts) if len(text) > longest]
+        nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
         reason += "; " if reason else ""
-        if not fitting and texts:
-            reason += f"every text is longer than {longest} tokens, the longest that can be {name}"
-        else:
-            is_trie = layouts.layout == "trie"
-            sequences = cache(_Tries(texts, fitting) if is_trie else _Packed(texts, fitting, layouts.causal))
-            rest = [row for row, text in enumerate(texts) if len(text) > longest]
-            nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
-            reason += f"{nodes} tokens {name}, {tokens} padded"
-            reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
-            if nodes * TOKEN_COST[layouts.layout] < tokens:
-                layout = layouts.layout
+        reason += f"{nodes} tokens {'as a trie' if is_trie else 'packed'}, {tokens} padded"
+        reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
+        if nodes * TOKEN_COST[layouts.layout] < tokens:
+            layout = layouts.layout
 
-                def with_rest(budget: int) -> list[TextGroup]:
-                    return [*sequences(budget), *padded(rest, budget)]
+            def with_rest(budget: int) -> list[TextGroup]:
+                return [*sequences(budget), *padded(rest, budget)]
 
-                grouped = with_rest
+            grouped = with_rest
     # Balanced micro-batches, and the rank of each.
     groups = _balanced(grouped, token_budget, processes)
     # Longest first, so that a lack of memory shows at once.

@@ -97,28 +97,10 @@ def _fetch(repo: str, name: str, revision: str | None) -> Path | None:
     except EntryNotFoundError:
         return None
     except HfHubHTTPError as error:
-        raise refused(repo, revision, error) from error
-
-
-def is_refusal(error: Exception) -> bool:
-    """Return whether an error is a refusal of the hub, and not a missing connection or a busy hub."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    code = getattr(error.response, "status_code", 400) if isinstance(error, HfHubHTTPError) else 503
-    return isinstance(error, HFValidationError) or (code < 500 and code != 429)
-
-
-def reason(error: Exception) -> str:
-    """Return the message of an error on one line, or its class name if the message is empty."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def refused(repo: str, revision: str | None, error: Exception) -> OSError:
-    """Return the error for a repository that the hub refuses, because of a wrong name or missing access rights."""
-    return OSError(
-        f"the hub refuses {_name(repo, revision)}: {reason(error)} Check the name; log in for a private or gated "
-        "repository (`hf auth login`)."
-    )
+        raise OSError(
+            f"the hub refuses {_name(repo, revision)}: {' '.join(str(error).split())} Check the name; log in for a private or "
+            "gated repository (`hf auth login`)."
+        ) from error
 
 
 def _name(repo: str, revision: str | None) -> str:

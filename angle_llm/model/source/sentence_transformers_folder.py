@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,14 +119,6 @@ class SentenceTransformersFolder:
             prompt = prompt or _read_prompts(config, config_path)
             pooling = _read_pooling(folder, pooling_path, prompt)
             length = options.get("max_seq_length")
-        similarity = config.get("similarity_fn_name")
-        if similarity not in (None, "cosine") and not (normalize and similarity in ("dot", "euclidean")):
-            warnings.warn(
-                f"{config_path}: similarity_fn_name is {similarity!r:.40}, but this package compares vectors by cosine. The "
-                "vectors are unchanged.",
-                UserWarning,
-                stacklevel=2,
-            )
         return cls(folder, prompt, is_own_prompt, pooling, dense, normalize, length, bool(options.get("do_lower_case")))
 
     def length_for(self, tokenizer: Tokenizer, positions: int | None) -> int:

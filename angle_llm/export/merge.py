@@ -112,11 +112,12 @@ def merge(
     models = [str(run), *map(str, others)]
     shares = _shares(models, weights, method)
     sources = [resolve_model(model) for model in models]
-    if not others and sources[0].adapter is None:
-        raise ArtifactError(f"expected a saved adapter, got {run}. A whole model needs no merge.")
     first = next((number for number, source in enumerate(sources) if source.card is not None), None)
     if first is None:
-        raise ArtifactError(f"merge: expected a saved encoder with {CARD_NAME}, got {' and '.join(models)}.")
+        hint = model_inside(Path(run).expanduser())
+        raise ArtifactError(f"merge: expected a saved encoder with {CARD_NAME}, got {' and '.join(models)}.{hint}")
+    if not others and sources[0].adapter is None:
+        raise ArtifactError(f"merge: expected a saved adapter, got {run}. A whole model needs no merge.")
     original = base == "original"
     parts = _open_parts(sources, sources[first], Path(out).expanduser(), original)
     weights_of_parts = [(part.weights, part.adapter) for part in parts]

@@ -98,7 +98,7 @@ def test_a_foreign_adapter_can_be_saved_loaded_and_merged(tmp_path: Path) -> Non
     again = SentenceEncoder.from_pretrained(tmp_path / "saved", device="cpu")
     assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
     assert (again.prompt, again.max_length, again.base) == (encoder.prompt, 60, str(tmp_path / "base"))
-    with pytest.raises(FileNotFoundError, match=r"adapter is not a saved adapter.*save_pretrained\(FOLDER\)"):
+    with pytest.raises(ArtifactError, match=r"expected a saved encoder.*save_pretrained\(FOLDER\)"):
         merge(tmp_path / "adapter", tmp_path / "merged")
     assert merge(tmp_path / "saved", tmp_path / "merged", device="cpu") is not None
 

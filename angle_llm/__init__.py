@@ -9,13 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from angle_llm.data.batch import TextBatch
-    from angle_llm.losses import AngleObjective, ObjectiveValue
-    from angle_llm.model.encoder import SentenceEncoder
-    from angle_llm.prompts import PromptTemplate, load_prompt
-    from angle_llm.run import fine_tune
-    from angle_llm.settings.train import TrainSettings
-    from angle_llm.tools.search import VectorSearch
+    from angle_llm.data.batch import TextBatch as TextBatch
+    from angle_llm.losses import AngleObjective as AngleObjective
+    from angle_llm.losses import ObjectiveValue as ObjectiveValue
+    from angle_llm.model.encoder import SentenceEncoder as SentenceEncoder
+    from angle_llm.prompts import PromptTemplate as PromptTemplate
+    from angle_llm.prompts import load_prompt as load_prompt
+    from angle_llm.run import fine_tune as fine_tune
+    from angle_llm.settings.train import TrainSettings as TrainSettings
+    from angle_llm.tools.search import VectorSearch as VectorSearch
 
 __version__ = "0.2.0"
 
@@ -31,18 +33,7 @@ _MODULE_OF = {  # public name → module that defines the name
     "load_prompt": "angle_llm.prompts",
 }
 
-__all__ = [
-    "AngleObjective",
-    "ObjectiveValue",
-    "PromptTemplate",
-    "SentenceEncoder",
-    "TextBatch",
-    "TrainSettings",
-    "VectorSearch",
-    "__version__",
-    "fine_tune",
-    "load_prompt",
-]
+__all__ = sorted(["__version__", *_MODULE_OF])
 
 
 def __getattr__(name: str) -> Any:

@@ -8,11 +8,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import reduce
 from importlib import import_module
-from itertools import groupby
-from operator import or_
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from angle_llm import __version__
 from angle_llm.io import discard_closed_pipes
@@ -31,14 +28,7 @@ from angle_llm.settings.commands import (
     StsEvalSettings,
 )
 from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
-from angle_llm.settings.parsing import (
-    SettingsError,
-    config_defaults,
-    describe,
-    parse_flags,
-    parse_settings,
-    unknown_name,
-)
+from angle_llm.settings.parsing import SettingsError, parse_settings, unknown_name
 from angle_llm.settings.plan import PlanSettings
 from angle_llm.settings.serve import ServeSettings
 from angle_llm.settings.train import PretrainSettings, TrainSettings
@@ -75,9 +65,8 @@ The pretrained model is saved in {model}. Its vectors are not trained for simila
     angle-llm train --model.path {quoted} --data.path pairs.jsonl --run-dir NEW_FOLDER
 """
 _NOT_BETTER = (
-    "warning: {name} is {after:.2f} after training and was {before:.2f} before: this model is not better. Usual causes: a "
-    "learning rate that is too high or too low (--optimizer.learning-rate, {rate:g} in this run), too many or too few steps, "
-    "few or wrong data (`angle-llm data check`), evaluation data that the base solves already."
+    "warning: {name} is {after:.2f} after training and was {before:.2f} before: this model is not better. Try another "
+    "--optimizer.learning-rate or number of steps, and check the data with `angle-llm data check`."
 )
 _CODE = 'rows = encoder.encode(["A man is eating.", "Someone eats."])'
 _CODE_OF_SIDES = """queries = encoder.encode_query(["Who eats?"])
@@ -101,8 +90,7 @@ def train(settings: TrainSettings) -> None:
         result = read_object(model.with_name(RESULT))
         if result is not None and result["higher"] is False and not is_mntp:
             name, best = next(iter(result["metrics"]["best"].items()))
-            rate = settings.optimizer.learning_rate
-            print(_NOT_BETTER.format(name=name, after=best, before=result["metrics"]["start"][name], rate=rate))
+            print(_NOT_BETTER.format(name=name, after=best, before=result["metrics"]["start"][name]))
 
 
 def pretrain(settings: PretrainSettings) -> None:
@@ -181,60 +169,43 @@ COMMANDS = {
 }
 
 
-_GROUPS = {"eval": "Evaluate an encoder.", "data": "Get, check and prepare data."}
-
-
-def _tree(chosen: str, defaults: object | None) -> Any:
-    """Return the commands as a nested union of settings classes, which tyro parses as sub-commands.
-
-    Args:
-        chosen: Name of the command that is run, or an empty string.
-        defaults: Settings that replace the defaults of the chosen command. None: not replaced.
-    """
-    from tyro.conf import subcommand
-
-    entries: dict[str, Any] = {}
-    for name, command in COMMANDS.items():
-        word = name.rpartition(" ")[2]
-        if name != chosen:  # the list of commands has the summary only
-            entries[name] = Annotated[command.settings, subcommand(word, description=command.help)]
-            continue
-        options: dict[str, Any] = {} if defaults is None else {"default": defaults}
-        about = describe(command.settings, command.help)
-        entries[name] = Annotated[command.settings, subcommand(word, description=about, **options)]
-    top: list[Any] = []
-    for group, names in groupby(entries, lambda name: name.rpartition(" ")[0]):
-        members = [entries[name] for name in names]
-        if group:
-            members = [Annotated[reduce(or_, members), subcommand(group, description=_GROUPS[group])]]
-        top += members
-    return reduce(or_, top)
-
-
 def run(arguments: Sequence[str]) -> None:
     """Run the command of a command line, such as ["eval", "sts", "--model", …].
 
     `--config FILE` reads settings from a YAML file; flags override these settings.
-    """
-    # The name of the command: one word, or two in a group
-    name = next((known for known in COMMANDS if list(arguments[: len(known.split())]) == known.split()), "")
-    first = " ".join(arguments[:2]) if arguments[:1] and arguments[0] in _GROUPS else "".join(arguments[:1])
-    if not name and first not in _GROUPS and not first.rpartition(" ")[2].startswith("-"):
-        raise SettingsError(unknown_name("command", first, [*COMMANDS, *_GROUPS]))
 
-    # The settings: keys that the file does not set have the defaults of the command, also inside a group
-    settings_class = COMMANDS[name].settings if name else None
-    defaults, rest = None, list(arguments)
-    if settings_class is not None:
-        defaults, rest = config_defaults(settings_class, rest, PretrainSettings() if name == "pretrain" else None)
-    settings = parse_flags(
-        _tree(name, defaults),
-        rest,
-        root=settings_class,
-        prog="angle-llm",
-        description="Turn large language models into text-embedding models.",
+    Raises:
+        SettingsError: for an unknown command.
+    """
+    name = next((known for known in COMMANDS if list(arguments[: len(known.split())]) == known.split()), None)
+    if name is None:
+        list_commands(arguments)
+        return
+    command = COMMANDS[name]
+    settings = parse_settings(
+        PretrainSettings() if name == "pretrain" else command.settings,
+        arguments[len(name.split()) :],
+        description=command.help,
+        prog=f"angle-llm {name}",
     )
-    COMMANDS[name].run(settings)
+    command.run(settings)
+
+
+def list_commands(arguments: Sequence[str]) -> None:
+    """Print the commands, or the commands of the group that `arguments` begins with.
+
+    Raises:
+        SettingsError: for an unknown command.
+    """
+    group = arguments[0] if any(name.startswith(f"{arguments[0]} ") for name in COMMANDS) else ""
+    rest = list(arguments[1:] if group else arguments)
+    if rest not in ([], ["-h"], ["--help"]):
+        raise SettingsError(unknown_name("command", " ".join(arguments[: len(group.split()) + 1]), COMMANDS))
+    print(f"usage: angle-llm {group or 'COMMAND'} …\n\nTurn large language models into text-embedding models.\n")
+    for name, command in COMMANDS.items():
+        if name.startswith(group):
+            print(f"    angle-llm {name:<16} {command.help}")
+    print("\n`angle-llm COMMAND --help` lists the flags of a command.")
 
 
 def main() -> None:
@@ -276,7 +247,8 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     except (ValueError, OSError, TypeError, RuntimeError, ImportError) as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
-        hint = "" if _is_explained(error) else f"\n({DEBUG_VARIABLE}=1 shows the traceback.)"
+        is_ours = type(error).__module__.startswith("angle_llm.")
+        hint = "" if is_ours else f"\n({DEBUG_VARIABLE}=1 shows the traceback.)"
         print(f"error: {error}{hint}", file=sys.stderr)
         sys.exit(2)
     finally:
@@ -290,18 +262,6 @@ def set_allocator() -> None:
     """
     if not any(variable in os.environ for variable in ALLOCATOR):
         os.environ |= dict.fromkeys(ALLOCATOR, "expandable_segments:True")
-
-
-def _is_explained(error: Exception) -> bool:
-    """Return whether code of this package raised the error, so that the message is clear without a traceback."""
-    if type(error).__module__.startswith("angle_llm."):
-        return True
-    if isinstance(error, RuntimeError) or getattr(error, "errno", None) is not None:
-        return False
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback is not None and str(traceback.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ import math
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
@@ -347,12 +346,11 @@ class ResumableFolder:
                 raise FolderError(f"{self.path / str(self._index)} is damaged. Remove the folder.") from None
             written = read_object(self.path / IDENTITY) or index
             changed = differences(written, self.identity)
-            if changed and self.names() and (written or not any(map(self._is_signed, self.names()))):
-                readable = [line for line in changed if ".sha256 " not in line and ".size " not in line] or changed
-                fields = "; ".join(readable[:5]) if written else f"{IDENTITY} is missing"
+            if changed and self.names():
                 raise FolderError(
                     f"{self.path} (up to {self.names()[-1]}) was started with other input, model or settings. Choose another "
-                    f"{self._option}, or remove the folder; to resume, use the original values. Different: {fields}"
+                    f"{self._option}, or remove the folder; to resume, use the original values. Different: "
+                    f"{'; '.join(changed[:5])}"
                 )
             if changed:
                 write_json(self.path / IDENTITY, self.identity, writer=str(self._rank))
@@ -483,15 +481,6 @@ class ResumableFolder:
             for path in self.path.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         _sync_folder(self.path)
-
-    def _is_signed(self, name: str) -> bool:
-        """Return whether a part of the results was written with the same input, model and settings as `identity`.
-
-        Only the SHA-256 in its manifest is checked, not its files.
-        """
-        with suppress(FolderError):
-            return bool(self.manifest(name))
-        return False
 
     def _manifest_path(self, name: str) -> Path:
         """Return the path of the manifest of a part."""
@@ -625,13 +614,3 @@ class _Lines:
 
     def flush(self) -> None:
         pass
-
-
-@contextmanager
-def paused(bar: tqdm[Any]) -> Iterator[None]:
-    """Context manager whose duration does not count for the rate of a progress bar."""
-    started = time.time()
-    yield
-    if not bar.disable:
-        bar.start_t += time.time() - started
-        bar.last_print_t += time.time() - started

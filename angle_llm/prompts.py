@@ -12,20 +12,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import yaml
 
-from angle_llm.settings.parsing import STRICT, SettingsError, bundled_files, settings_from_dict, unknown_name
+from angle_llm.settings.parsing import SettingsError, bundled_files, settings_class, settings_from_dict, unknown_name
 
 PLACEHOLDER = "{text}"
-TOKENIZATIONS = ("joined", "segments")
 Side: TypeAlias = Literal["query", "document"]
 SIDES: tuple[Side, ...] = get_args(Side)
-
-
-class PromptError(SettingsError):
-    """Error for a prompt that cannot be used; the message names what to change."""
 
 
 TEXT_EDITS: dict[str, Callable[[str], str]] = {
@@ -38,17 +33,15 @@ TEXT_EDITS: dict[str, Callable[[str], str]] = {
 A prompt applies its edits in the order of its field `edits`."""
 
 
-@dataclass(frozen=True)
+@settings_class
 class PromptTemplate:
     """A prompt: the template around a text, and how the result is tokenized.
 
     Two prompts give equal token ids for every text exactly if their `fingerprint` is equal.
 
     Raises:
-        PromptError: if the template does not have exactly one `{text}`, or for an unknown edit or tokenization.
+        SettingsError: if the template does not have exactly one `{text}`, or for a value of another type.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     name: str
     """Short name of the prompt; also the name of the YAML file."""
@@ -60,7 +53,7 @@ class PromptTemplate:
     """Origin of the prompt: a paper, a repository, or this project."""
     edits: tuple[str, ...] = ()
     """Names of edits (keys of `TEXT_EDITS`) that are applied in order to a text before the text is inserted."""
-    tokenization: str = "joined"
+    tokenization: Literal["joined", "segments"] = "joined"
     """How a prompt with a text is tokenized: "joined" or "segments".
 
     joined: the formatted prompt is tokenized as one string, as for the published models; the end of the text may merge
@@ -75,20 +68,15 @@ class PromptTemplate:
     """
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "edits", tuple(self.edits))
         count = self.template.count(PLACEHOLDER)
         if count != 1:
-            raise PromptError(
+            raise SettingsError(
                 f"prompt {self.name!r}: expected exactly one {PLACEHOLDER} in the template, got {count}: {self.template!r}. "
                 f"Write {PLACEHOLDER} once, where the text is inserted."
             )
         for edit in self.edits:
             if edit not in TEXT_EDITS:
-                raise PromptError(f"prompt {self.name!r}: {unknown_name('text edit', edit, TEXT_EDITS)}")
-        if self.tokenization not in TOKENIZATIONS:
-            raise PromptError(f"prompt {self.name!r}: {unknown_name('tokenization', self.tokenization, TOKENIZATIONS)}")
-        if self.append not in (None, "eos"):
-            raise PromptError(f"prompt {self.name!r}: append: expected eos or nothing, got {self.append!r}.")
+                raise SettingsError(f"prompt {self.name!r}: {unknown_name('text edit', edit, TEXT_EDITS)}")
 
     @property
     def head(self) -> str:
@@ -129,14 +117,9 @@ class PromptTemplate:
         """Create a prompt from the values of `to_dict`; `where` is the origin of the values, for error messages.
 
         Raises:
-            PromptError: for a value that is missing, unknown, or of another type.
+            SettingsError: for a value that is missing, unknown, or of another type.
         """
-        try:
-            return settings_from_dict(cls, values, where)
-        except PromptError:
-            raise
-        except SettingsError as error:
-            raise PromptError(f"{error} A prompt is a mapping with `name` and `template`; text needs quotes.") from None
+        return settings_from_dict(cls, values, where)
 
 
 @dataclass(frozen=True)
@@ -146,8 +129,6 @@ class SidePrompts:
     The first text of a pair is a query, the second text a document. Prompts with equal fingerprints count as one
     prompt.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     query: PromptTemplate
     document: PromptTemplate
@@ -170,11 +151,6 @@ class SidePrompts:
         names = [self.query.name, self.document.name]
         return f"prompts {names[0]} (queries) and {names[1]} (documents)" if self.differ else f"prompt {names[0]}"
 
-    def described(self) -> str:
-        """Return a text with the names and templates of the prompts, for the report of `angle-llm data check`."""
-        query, document = (f"{prompt.name} ({prompt.template!r})" for prompt in (self.query, self.document))
-        return f"prompt of queries {query}, of documents {document}" if self.differ else f"prompt {query}"
-
     def to_dict(self) -> dict[str, Any]:
         """Return the prompts as plain values, for JSON.
 
@@ -187,7 +163,7 @@ class SidePrompts:
         """Create prompts from the values of `to_dict`; `where` is the origin of the values, for error messages.
 
         Raises:
-            PromptError: for a value that is missing, unknown, or of another type.
+            SettingsError: for a value that is missing, unknown, or of another type.
         """
         by_side = values if isinstance(values, dict) and set(SIDES) & set(values) else dict.fromkeys(SIDES, values)
         check_sides(by_side, where)
@@ -201,9 +177,9 @@ A prompt is a `PromptTemplate`, the name of a bundled prompt, or the path of a Y
 
 
 def check_sides(given: Mapping[Any, object], where: str) -> None:
-    """Raise `PromptError` unless the keys are exactly `query` and `document`; `where` is the start of the message."""
+    """Raise `SettingsError` unless the keys are exactly `query` and `document`; `where` is the start of the message."""
     if set(given) != set(SIDES):
-        raise PromptError(
+        raise SettingsError(
             f"{where}: expected one prompt, or a prompt for query and a prompt for document; got "
             f"{', '.join(map(str, given)) or 'none'}."
         )
@@ -213,7 +189,7 @@ def load_prompts(choice: PromptChoice) -> SidePrompts:
     """Load the prompts of queries and documents; `choice` is described at `PromptChoice`.
 
     Raises:
-        PromptError: as in `load_prompt`, and for a mapping whose keys are not `query` and `document`.
+        SettingsError: as in `load_prompt`, and for a mapping whose keys are not `query` and `document`.
     """
     if isinstance(choice, SidePrompts):
         return choice
@@ -231,7 +207,7 @@ def load_prompt(name_or_path: str | Path) -> PromptTemplate:
     """Load a bundled prompt by name, or a prompt from the path of a YAML file.
 
     Raises:
-        PromptError: for an unknown name, a missing or malformed file, or a template that cannot be used.
+        SettingsError: for an unknown name, a missing or malformed file, or a template that cannot be used.
     """
     name = str(name_or_path)
     bundled = bundled_files("prompts")
@@ -240,10 +216,14 @@ def load_prompt(name_or_path: str | Path) -> PromptTemplate:
         content = path.read_bytes()
     except OSError:
         if path.suffix in {".yaml", ".yml"}:
-            raise PromptError(f"no prompt file at {path}. Give a YAML file, or one of: {', '.join(bundled)}.") from None
-        raise PromptError(f"{unknown_name('prompt', name, bundled)} A path to your own YAML file works too.") from None
+            raise SettingsError(
+                f"no prompt file at {path}. Give a YAML file, or one of: {', '.join(bundled)}."
+            ) from None
+        raise SettingsError(
+            f"{unknown_name('prompt', name, bundled)} A path to your own YAML file works too."
+        ) from None
     try:
         values = yaml.safe_load(content.decode("utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise PromptError(f"{path} is not valid YAML in UTF-8: {error}") from error
+        raise SettingsError(f"{path} is not valid YAML in UTF-8: {error}") from error
     return PromptTemplate.from_dict(values, where=str(path))

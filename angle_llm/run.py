@@ -29,7 +29,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         Interrupted: a `SystemExit`, after SIGINT or SIGTERM; start again with `resume="auto"` to continue the run.
         ValueError: for an unknown pooling or dtype.
         TrainingError: if the training cannot start or has to stop, for example for a loss that is not finite.
-        ArtifactError, DataError, PromptError, FileNotFoundError: if a model, dataset or prompt cannot be read.
+        ArtifactError, DataError, SettingsError, FileNotFoundError: if a model, dataset or prompt cannot be read.
     """
     from accelerate.utils import set_seed
 
@@ -94,7 +94,7 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
 
     Raises:
         SettingsError: if the model to train is the output of this run.
-        ValueError, FileNotFoundError, ArtifactError, PromptError: for a name or path that is not valid.
+        ValueError, FileNotFoundError, ArtifactError: for a name or path that is not valid.
         MissingLibraryError: if the settings quantize the model and bitsandbytes is not installed.
     """
     from angle_llm.data.mixture import sets_of

@@ -24,7 +24,7 @@ from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, select_tasks
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings.commands import StsTaskSettings
-from angle_llm.settings.parsing import Positive, parse_program, settings_class
+from angle_llm.settings.parsing import Positive, parse_settings, settings_class
 
 METRIC = "Spearman × 100 on STS tasks"
 
@@ -131,4 +131,4 @@ def halves(dimensions: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    run_cli(lambda: nested_main(parse_program(NestedEvalSettings, description=__doc__)))
+    run_cli(lambda: nested_main(parse_settings(NestedEvalSettings, description=__doc__ or "")))

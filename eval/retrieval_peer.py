@@ -31,9 +31,9 @@ from speed_peers.job import Clock
 from angle_llm.cli import run_cli
 from angle_llm.data.formats import Example, ScoredPair, pairs_of
 from angle_llm.data.mixture import load_mixture
-from angle_llm.io import write_json
+from angle_llm.io import differences, write_json
 from angle_llm.model.source.resolve import locate
-from angle_llm.settings.parsing import SettingsError, changed_settings, load_settings, settings_to_dict
+from angle_llm.settings.parsing import SettingsError, load_settings, settings_to_dict
 from angle_llm.settings.train import LoraSettings, ObjectiveSettings, TrainSettings
 
 CACHED_ROWS = 64
@@ -76,7 +76,7 @@ def main(settings: PeerSettings) -> None:
         optimizer=run.optimizer,
         **{name: getattr(run, name) for name in ("batch_size", "epochs", "seed")},
     )
-    if other := changed_settings(settings_to_dict(shared.identity), settings_to_dict(run.identity)):
+    if other := differences(settings_to_dict(shared.identity), settings_to_dict(run.identity)):
         raise SettingsError(
             f"{settings.config}: expected the settings {', '.join(other)} of a run that the library can repeat: all weights, "
             "prompt plain, pooling mean, one dataset, the in-batch term alone in the form forward."

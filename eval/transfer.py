@@ -67,7 +67,7 @@ from angle_llm.evaluate.encoding import (
 from angle_llm.evaluate.results import Results, TaskResult, published_table, report, table
 from angle_llm.io import progress_bar
 from angle_llm.settings.commands import EvalSettings
-from angle_llm.settings.parsing import Positive, need_library, parse_program, settings_class
+from angle_llm.settings.parsing import Positive, need_library, parse_settings, settings_class
 from angle_llm.tools.public_data.senteval import LabelledText, Split
 
 if TYPE_CHECKING:
@@ -428,4 +428,4 @@ def _notes(results: TransferResults) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_cli(lambda: transfer_main(parse_program(TransferSettings, description=__doc__)))
+    run_cli(lambda: transfer_main(parse_settings(TransferSettings, description=__doc__ or "")))

@@ -49,7 +49,7 @@ from angle_llm.data.keys import is_distinctive, normalized
 from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.retrieval import query_metrics, read_tasks, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
-from angle_llm.io import read_object, write_folder, write_json, write_json_lines, write_text
+from angle_llm.io import differences, read_object, write_folder, write_json, write_json_lines, write_text
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
 from angle_llm.run import fine_tune
@@ -57,7 +57,6 @@ from angle_llm.settings.commands import EmbedSettings, MineSettings, QuestionSet
 from angle_llm.settings.parsing import (
     NonNegative,
     SettingsError,
-    changed_settings,
     merged_settings,
     need_library,
     parse_settings,
@@ -238,7 +237,7 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
     made_from = {"settings": settings_to_dict(compared), "sha256": digest}
     before = read_object(folder / MADE_FROM)
     if before is not None:
-        if changed := changed_settings(before["settings"], json.loads(json.dumps(made_from["settings"]))):
+        if changed := differences(before["settings"], json.loads(json.dumps(made_from["settings"]))):
             raise SettingsError(f"{folder} was made with other settings ({', '.join(changed)}). Set another --run-dir.")
         if before["sha256"] != digest:
             source = settings.documents or settings.questions or settings.data.path

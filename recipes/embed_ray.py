@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ from angle_llm.settings.parsing import (
     Positive,
     SettingsError,
     need_library,
-    parse_flags,
+    parse_settings,
     settings_class,
 )
 
@@ -274,4 +273,4 @@ def write_index(output: str, values: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run_cli(lambda: main(parse_flags(RaySettings, sys.argv[1:], description=__doc__)))
+    run_cli(lambda: main(parse_settings(RaySettings, description=__doc__ or "")))

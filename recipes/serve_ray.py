@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from types import SimpleNamespace
@@ -31,7 +30,7 @@ from angle_llm.settings.parsing import (
     NonNegativeFloat,
     Positive,
     need_library,
-    parse_flags,
+    parse_settings,
     settings_class,
     settings_from_dict,
 )
@@ -184,4 +183,4 @@ def main(settings: RayServeSettings) -> None:
 
 
 if __name__ == "__main__":
-    run_cli(lambda: main(parse_flags(RayServeSettings, sys.argv[1:], description=__doc__)))
+    run_cli(lambda: main(parse_settings(RayServeSettings, description=__doc__ or "")))

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from angle_llm.prompts import PromptError, PromptTemplate, load_prompt
-from angle_llm.settings.parsing import bundled_files
+from angle_llm.prompts import PromptTemplate, load_prompt
+from angle_llm.settings.parsing import SettingsError, bundled_files
 
 REPOSITORY = Path(__file__).parents[1]
 FILES = sorted((REPOSITORY / "prompts").glob("*.yaml"))
@@ -104,7 +104,7 @@ def test_prompt_is_unchanged_by_json_and_yaml(write: Write) -> None:
 
 @pytest.mark.parametrize("template", ["", "{Text} { text }", "{text}" * 3])
 def test_template_needs_exactly_one_placeholder(template: str) -> None:
-    with pytest.raises(PromptError, match="'mine'"):
+    with pytest.raises(SettingsError, match="'mine'"):
         PromptTemplate(name="mine", template=template)
 
 
@@ -113,8 +113,8 @@ def test_template_needs_exactly_one_placeholder(template: str) -> None:
     [
         ("name: a\ntemplate: '{text}'\nedit: []\n", ["'edit'", "'edits'"]),
         ("template: '{text}'\n", ["name", "required"]),
-        ("name: a\ntemplate: {text}\n", ["template", "quotes"]),
-        ("name: no\ntemplate: '{text}'\n", ["name", "got False", "quotes"]),
+        ("name: a\ntemplate: {text}\n", ["template"]),
+        ("name: no\ntemplate: '{text}'\n", ["name", "got False"]),
         ("name: a\ntemplate: '{text}'\ndescription:\n", ["description", "got None"]),
         ("name: a\ntemplate: '{text}'\nedits: append_full_stop\n", ["edits", "'append_full_stop'"]),
         ("name: a\n---\nname: b\n", []),
@@ -122,7 +122,7 @@ def test_template_needs_exactly_one_placeholder(template: str) -> None:
     ],
 )
 def test_unusable_file_is_refused_with_the_reason(content: str | bytes, named: list[str], write: Write) -> None:
-    with pytest.raises(PromptError) as caught:
+    with pytest.raises(SettingsError) as caught:
         load_prompt(write(content))
     assert [part for part in named if part not in str(caught.value)] == []
 
@@ -130,12 +130,12 @@ def test_unusable_file_is_refused_with_the_reason(content: str | bytes, named: l
 def test_file_runs_no_code(write: Write, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     content = f"name: a\ntemplate: '{{text}}'\ndescription: !!python/object/apply:os.mkdir ['{trace}']"
-    with pytest.raises(PromptError):
+    with pytest.raises(SettingsError):
         load_prompt(write(content))
     assert not trace.exists()
 
 
 @pytest.mark.parametrize("name", ["", "summarise_one_word"])
 def test_unknown_prompt_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(PromptError, match="prompteol"):
+    with pytest.raises(SettingsError, match="prompteol"):
         load_prompt(name)

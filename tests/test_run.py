@@ -15,7 +15,6 @@ from angle_llm.model.heads import DepthsHead, EmbeddingModel
 from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
 from angle_llm.model.layers.lora import is_adapted
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
-from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import (
@@ -60,8 +59,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainSettings:
         ({"path": "package:no_such_package/model"}, {}, FileNotFoundError, "no_such_package"),
         ({"path": "DAMAGED"}, {}, ArtifactError, CARD_NAME),
         ({"path": "MOVED"}, {}, FileNotFoundError, "moved base"),
-        ({"prompt": "none.yaml"}, {}, PromptError, r"none\.yaml"),
-        ({}, {"prompt": "palin"}, PromptError, "'palin'.*'plain'"),
+        ({"prompt": "none.yaml"}, {}, SettingsError, r"none\.yaml"),
+        ({}, {"prompt": "palin"}, SettingsError, "'palin'.*'plain'"),
         ({}, {"objective": {"cosine_wieght": 1}}, ValueError, "cosine_wieght"),
         ({}, {"objective": {"in_batch_weight": 0}}, ValueError, "weight"),
     ],

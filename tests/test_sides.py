@@ -8,8 +8,8 @@ import pytest
 from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
-from angle_llm.prompts import PromptError, SidePrompts, load_prompts
-from angle_llm.settings.parsing import load_settings, parse_settings
+from angle_llm.prompts import SidePrompts, load_prompts
+from angle_llm.settings.parsing import SettingsError, load_settings, parse_settings
 from angle_llm.settings.train import ModelSettings, TrainSettings
 
 QUERY, DOCUMENT = PromptTemplate("ask", "Question: {text}"), PromptTemplate("answer", "Answer: {text}.")
@@ -33,7 +33,9 @@ def test_one_name_means_both_sides_and_equal_templates_are_one_prompt() -> None:
     "given", [{"query": "plain"}, {"query": "plain", "documents": "plain"}, {}, {"plain": "plain"}]
 )
 def test_other_sides_are_refused(given: dict[str, str]) -> None:
-    with pytest.raises(PromptError, match="expected one prompt, or a prompt for query and a prompt for document; got"):
+    with pytest.raises(
+        SettingsError, match="expected one prompt, or a prompt for query and a prompt for document; got"
+    ):
         load_prompts(given)
 
 

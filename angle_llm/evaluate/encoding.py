@@ -68,20 +68,13 @@ class EncodedTexts:
     embeddings_ND: Rows
     seconds: float
 
-    def index(self, texts: Iterable[str], side: Side = "query") -> NDArray[np.intp]:
-        """Return the row numbers (M,) of the embeddings of M texts in the given order; texts can repeat.
-
-        `side` is whether the texts are queries or documents.
-        """
-        row_of = self.row_of if side == "query" else self.document_row_of
-        return np.array([row_of[text] for text in texts], dtype=np.intp)
-
     def rows(self, texts: Iterable[str], side: Side = "query") -> Rows:
         """Return the embeddings (M, D) of M texts in the given order; texts can repeat.
 
         `side` is whether the texts are queries or documents.
         """
-        return self.embeddings_ND[self.index(texts, side)]
+        row_of = self.row_of if side == "query" else self.document_row_of
+        return self.embeddings_ND[[row_of[text] for text in texts]]
 
     def facts(self) -> dict[str, Any]:
         """Return the numbers of texts, dimensions and zero vectors and the encoding time, as arguments of `Results`."""

@@ -125,33 +125,21 @@ class PublishedRow:
         return sum(self.scores[task] for task in tasks) / len(tasks)
 
 
-def published_table(
-    results: Results[Any], model: str, published: Sequence[PublishedRow], text: str | None = None
-) -> str:
+def published_table(results: Results[Any], model: str, published: Sequence[PublishedRow]) -> str:
     """Return a Markdown table with the main scores of the evaluated model (`model`) and published models.
 
-    Averages are over the same tasks. If `text` is given, a column shows the text variant of the test sentences: `text`
-    for the evaluated model, `senteval` (SentEval's preprocessing) for published models.
+    Averages are over the same tasks. Without an average, the table has no published models.
     """
-    header = ["model"]
-    ours: list[object] = [f"**{short_name(model)}**"]
-    if text is not None:
-        header.append("text")
-        ours.append(text)
-    words = len(header)
-    header += [task.label for task in results.tasks.values()]
-    ours += [task.score for task in results.tasks.values()]
-    if results.average is None:  # no published average covers an evaluated task
-        return table(header, [ours], words)
-
-    header.append("average")
-    rows: list[list[object]] = [[*ours, results.average]]
+    header = ["model", *(task.label for task in results.tasks.values())]
+    ours: list[object] = [f"**{short_name(model)}**", *(task.score for task in results.tasks.values())]
+    if results.average is None:
+        return table(header, [ours], words=1)
+    rows = [[*ours, results.average]]
     for row in published:
         average = row.average_over(results.averaged, results.published)
         if average is not None:
-            variant = [] if text is None else ["senteval"]
-            rows.append([row.model, *variant, *map(row.scores.get, results.tasks), average])
-    return table(header, rows, words)
+            rows.append([row.model, *map(row.scores.get, results.tasks), average])
+    return table([*header, "average"], rows, words=1)
 
 
 def short_name(model: str) -> str:

@@ -26,7 +26,6 @@ Only for groups of texts:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
@@ -109,7 +108,6 @@ class RetrievalResult(TaskResult):
     metrics: dict[str, Metric]
     query_ids: tuple[str, ...]
     ranks: tuple[tuple[int, ...], ...]
-    search_seconds: float
 
 
 RetrievalResults: TypeAlias = Results[RetrievalResult]
@@ -272,10 +270,8 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
 
     `resamples` is the number of bootstrap resamples of the queries for the intervals; 0: no intervals.
     """
-    started = time.perf_counter()
     candidates_CD = encoded.rows(task.candidates, "document")
     ranks = answer_ranks(encoded.rows(task.queries), candidates_CD, task.relevant, task.itself)
-    seconds = time.perf_counter() - started
     metrics = {}
     for name, shares in query_metrics(ranks, task.relevant, strict=task.strict).items():
         values = 100 * np.array(shares)
@@ -283,7 +279,7 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
         metrics[name] = Metric(float(values.mean()), interval, tuple(values.tolist()))
     return RetrievalResult(
         name=task.name,
-        label=task.label,
+        label=task.name,
         source=task.source,
         queries=len(task.queries),
         candidates=len(task.candidates),
@@ -293,7 +289,6 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
         metrics=metrics,
         query_ids=task.query_ids,
         ranks=tuple(tuple(rank_of.values()) for rank_of in ranks),
-        search_seconds=seconds,
     )
 
 
@@ -316,8 +311,8 @@ def read_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:
         read_answers(settings.source_of(source.text), settings.corpus, settings.column, source) for source in answers
     ]
     tasks += [read_groups(source, settings.column) for source in groups]
-    renamed = zip(tasks, unique_names([task.name for task in tasks], sources), strict=True)
-    return [task if name == task.name else replace(task, name=name, label=name) for task, name in renamed]
+    names = unique_names([task.name for task in tasks], sources)
+    return [replace(task, name=name) for task, name in zip(tasks, names, strict=True)]
 
 
 def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
@@ -430,7 +425,6 @@ def retrieval_report(
         tables.append(table(header, rows, words=1))
         notes.append(
             f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; "
-            f"{task.skipped:,} queries are not compared with their own text or document; searched in "
-            f"{task.search_seconds:.1f} s."
+            f"{task.skipped:,} queries are not compared with their own text or document."
         )
     return report(ours.name, tables, notes, results)

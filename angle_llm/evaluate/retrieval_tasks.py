@@ -32,13 +32,11 @@ class RetrievalTask:
     """A retrieval task: queries, candidate texts, and the graded answers of each query.
 
     `relevant[q]` maps the index of each candidate that answers query q to its grade, above 0. `itself[q]` is the index
-    of the candidate that is skipped for query q, because it is the query itself; None if there is none. `label` is the
-    name in reports. `strict` is whether the metrics include strict accuracy (1 if the first R candidates are exactly
-    the R answers of the query).
+    of the candidate that is skipped for query q, because it is the query itself; None if there is none. `strict` is
+    whether the metrics include strict accuracy (1 if the first R candidates are exactly the R answers of the query).
     """
 
     name: str
-    label: str
     queries: tuple[str, ...]
     candidates: tuple[str, ...]
     relevant: tuple[Mapping[int, float], ...]
@@ -87,8 +85,7 @@ def read_groups(path: str | Path | Source, column: str | None = None) -> Retriev
         raise ValueError(f"{source.text}: expected a row with at least two texts, got none.")
     name = Path(source.name).name.split(".")[0]
     return RetrievalTask(
-        name,
-        name,
+        name=name,
         queries=tuple(group[0] for group, _ in asked),
         candidates=tuple(text for group in groups for text in group),
         relevant=tuple(dict.fromkeys(range(first + 1, first + len(group)), 1.0) for group, first in asked),
@@ -151,8 +148,7 @@ def read_beir(source: str | Path | Source, *, binary: bool = False) -> Retrieval
     folder = source.path.resolve().name  # resolved, because `.` has no name
     name = folder if judged.split == "test" else f"{folder}@{judged.split}"
     return RetrievalTask(
-        name,
-        name,
+        name=name,
         queries=tuple(queries[query] for query in answers),
         candidates=tuple(corpus.values()),
         relevant=tuple(answers.values()),
@@ -193,8 +189,7 @@ def read_answers(
     name = Path(settings.path).name.split(".")[0]
     itself = ((row_of.get(query), relevant) for query, relevant in answers.items())
     return RetrievalTask(
-        name,
-        name,
+        name=name,
         queries=tuple(answers),
         candidates=tuple(row_of),
         relevant=tuple(answers.values()),

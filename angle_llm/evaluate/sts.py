@@ -310,15 +310,6 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
 
 # ---------------------------------------------------------------------------------------------------------- report
 
-_VARIANT_MEANING = {
-    "raw": "the sentences as released",
-    "senteval": "SentEval's text, Moses-tokenised and lower-cased (SICK: tokenised only)",
-    "file": "the sentences as in the file",
-}
-_EDITS_MEANING = (
-    "with the edits of PromptEOL and AnglE in evaluation with a prompt (a full stop is added if there is no .?\"', double "
-    "quotes become single, a final ? becomes a full stop)"
-)
 _INTERVAL = "95 % interval"
 
 
@@ -336,7 +327,6 @@ def sts_report(
     the second model, if `comparison` is given. `model` and `other` are the names of the two models.
     """
     # Published scores, and all correlations.
-    texts = " + ".join(dict.fromkeys(task.text for task in results.tasks.values()))
     rows: list[list[object]] = [
         [label, task.text, part.pairs, part.spearman, part.interval, part.pearson]
         for task in results.tasks.values()
@@ -345,7 +335,7 @@ def sts_report(
     if results.averaged:
         rows.append(["average", "", "", results.average, results.average_interval, ""])
     tables = [
-        published_table(results, model, PUBLISHED, texts),
+        published_table(results, model, PUBLISHED),
         table(["task", "text", "pairs", "Spearman", _INTERVAL, "Pearson"], rows, words=2),
     ]
     notes = [*remarks, *_notes(results)]
@@ -389,13 +379,10 @@ def _notes(results: StsResults) -> list[str]:
         "bootstrap over pairs; they do not cover another training seed."
     ]
     # Texts of the tasks.
-    for variant, edits in dict.fromkeys((task.variant, task.edits) for task in tasks):
-        also = f", {_EDITS_MEANING}" if edits else ""
-        notes.append(f"Text `{variant}{', edited' if edits else ''}`: {_VARIANT_MEANING[variant]}{also}.")
     if results.averaged:
         notes.append(
-            "Published rows: SentEval's text (`senteval`), with the edits for prompted models. Scores on other texts are "
-            "not directly comparable."
+            "Published rows: SentEval's text (--variant senteval), with --edits published for prompted models. Scores on "
+            "other texts are not directly comparable."
         )
     # Numbers of pairs, and correlations that are undefined.
     for task in tasks:

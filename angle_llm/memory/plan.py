@@ -98,7 +98,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     """Forecast the memory and the work of a run from its configuration, tokenizer and data.
 
     Raises:
-        SettingsError, DataError, ArtifactError, PromptError, ValueError, FileNotFoundError: as the training run.
+        SettingsError, DataError, ArtifactError, ValueError, FileNotFoundError: as the training run.
     """
     # 1. Settings and data, as in `fine_tune`.
     losses = make_losses(settings)

@@ -51,7 +51,7 @@ def tiny_encoder_copy(source: ModelSource, settings: ModelSettings) -> tuple[Sen
     Raises:
         ArtifactError: for a damaged folder.
         ValueError: for an encoder-decoder, or an architecture that cannot be built small.
-        FileNotFoundError, PromptError: as in `SentenceEncoder.from_pretrained`.
+        FileNotFoundError, SettingsError: as in `SentenceEncoder.from_pretrained`.
     """
     prompt = None if settings.prompt is None else load_prompts(settings.prompt)
     config = load_config(source.backbone, source.backbone_revision)

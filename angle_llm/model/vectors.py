@@ -280,7 +280,7 @@ class StoredEncoder:
 
     @property
     def side_prompts(self) -> SidePrompts:
-        """Prompt of queries and prompt of documents. Raises `PromptError` if the stored prompts are damaged."""
+        """Prompt of queries and prompt of documents. Raises `SettingsError` if the stored prompts are damaged."""
         return SidePrompts.from_dict(self.prompts or self.prompt, where=INDEX)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import tyro
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from angle_llm.settings.encoder import EncoderName, EncoderOptions
 from angle_llm.settings.parsing import (
@@ -233,7 +233,7 @@ class RetrievalSettings(RowSettings, EvalSettings):
 class MtebSettings(EvalSettings):
     """Main scores on tasks of MTEB. The package mteb runs the tasks and downloads data from the Hugging Face hub."""
 
-    tasks: tuple[str, ...]
+    tasks: Annotated[tuple[str, ...], MinLen(1)]
     """Names of MTEB's tasks, such as STSBenchmark, Banking77Classification, NFCorpus."""
 
     prompts: dict[str, str] = field(default_factory=dict)
@@ -245,10 +245,6 @@ class MtebSettings(EvalSettings):
 
     output: Path | None = None
     """Also write mteb's result files, in the format of its leaderboard, to this folder."""
-
-    def __post_init__(self) -> None:
-        if not self.tasks:
-            raise ValueError("--tasks: expected at least one task of MTEB, such as STSBenchmark, got none.")
 
 
 # --- data get ---------------------------------------------------------------------------------------------------------
@@ -288,7 +284,7 @@ class GetSettings:
 class CheckSettings(RowFilter, TextEncoding, RowSettings):
     """Check data files: format, bad, repeated and contradictory rows, overlap with evaluation sets, token lengths."""
 
-    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
+    files: Annotated[tuple[str, ...], MinLen(1), tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
     """Data files, as for training. A row that repeats a row of an earlier file is reported for the later file."""
     against: tuple[str, ...] = ()
     """Evaluation sets that must not be trained on: files (also FOLDER@NAME, starter:NAME), BEIR folders (or one split,
@@ -307,10 +303,6 @@ class CheckSettings(RowFilter, TextEncoding, RowSettings):
     that contradict each other, and rows that label equal texts as dissimilar, are all removed too. Case, spacing and
     punctuation are ignored. Removed rows are written to NAME.quarantine.jsonl with the reason."""
 
-    def __post_init__(self) -> None:
-        if not self.files:
-            raise SettingsError("data check: expected at least one FILE.")
-
 
 # --- data split -------------------------------------------------------------------------------------------------------
 
@@ -327,17 +319,15 @@ class SplitSettings(TextEncoding, RowSettings):
     """Rows of any format, as training reads them. `data check --fix` removes bad and repeated rows first."""
     out: Path
     """A new folder for the parts, NAME.jsonl, and for corpus.jsonl: the distinct second texts of all rows."""
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Annotated[float, Gt(0), Lt(1)]] = field(default_factory=dict)
     """Name of each part and its fraction of the rows. Other rows: train.jsonl. Empty: valid 0.15 held_out 0.15."""
 
     def __post_init__(self) -> None:
-        for name, share in self.parts.items():
+        for name in self.parts:
             if not re.fullmatch(r"\w[\w.-]*", name) or name in (REST, CORPUS):
                 raise SettingsError(
                     f"--parts: expected file names other than {REST} and {CORPUS}, such as valid; got {name!r}."
                 )
-            if not 0 < share < 1:
-                raise SettingsError(f"--parts {name}: expected a share between 0 and 1, got {share}.")
         if sum(self.parts.values()) >= 1:
             raise SettingsError(f"--parts: expected shares that add up to less than 1, got {self.parts}.")
         check_new_folder("--out", self.out)
@@ -374,10 +364,6 @@ class NegativeRules:
             if first < 1 or (last is not None and last < first):
                 raise SettingsError(
                     f"--ranks needs a first and a last rank, from 1, such as 10 50; got {first} {last}."
-                )
-            if last is not None and self.negatives > (ranks := last - first + 1):
-                raise SettingsError(
-                    f"--negatives {self.negatives} is more than the {ranks} ranks of --ranks {first} {last}."
                 )
 
 

@@ -1,21 +1,19 @@
 """Declare settings, read them from YAML files and flags, and write them; used by all commands and recipes.
 
-pydantic checks types and ranges; an unknown key or flag raises an error that names the nearest known one.
+pydantic checks types and ranges; an unknown key raises an error that names the nearest known one. tyro reads
+flags.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-import itertools
 import math
-import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from contextvars import ContextVar
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import asdict, field, fields, is_dataclass
+from dataclasses import field, fields, make_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -27,16 +25,12 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
+from angle_llm.io import plain, write_text
+
 Settings = TypeVar("Settings")
 STRICT = ConfigDict(extra="forbid")
 # The keys of these mappings are not settings: they are names that the user chooses, or sides.
 _FREE_KEYS = ("columns", "where", "parts", "prompt")
-_PAIRS = {
-    "columns": "FIELD COLUMN, such as text1 question text2 answer",
-    "where": "COLUMN VALUE, such as language en",
-    "parts": "NAME SHARE, such as valid 0.1 test 0.1",
-}
-"""Last word of a flag that takes pairs of values → form of a pair, for error messages."""
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
 Finite = Annotated[float, Gt(-math.inf), Lt(math.inf)]
@@ -46,77 +40,6 @@ NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
 
 class SettingsError(ValueError):
     """Error for settings that cannot be used; the message names the setting and what to change."""
-
-
-class _FlagError(Exception):
-    """Error for invalid values of flags. Replaces a ValueError, which tyro would print in another format."""
-
-    def __init__(self, kind: Any, problems: Sequence[Any]) -> None:
-        super().__init__()
-        self.kind, self.problems = kind, problems
-
-
-_parses_flags: ContextVar[bool] = ContextVar("parses_flags", default=False)
-
-
-def parse_flags(kind: Any, arguments: Sequence[str], *, root: type | None = None, **options: Any) -> Any:
-    """Parse command line flags with tyro, and return the settings.
-
-    Args:
-        kind: Settings class, or union of the settings classes of all commands.
-        arguments: Words of the command line.
-        root: Settings class of the chosen command, to name flags in error messages; None: `kind`.
-        options: Further arguments of `tyro.cli`.
-
-    Raises:
-        SettingsError: for an invalid value, and for an unknown flag, with the most similar flag.
-    """
-    import tyro
-
-    check_pairs(arguments)
-    token = _parses_flags.set(True)
-    try:
-        settings, unknown = tyro.cli(kind, args=arguments, return_unknown_args=True, **options)
-    except _FlagError as error:
-        prefix = f"--{_flag_prefix(root or kind, error.kind) or ''}"
-        raise SettingsError("\n".join(_explain(error.kind, one, prefix) for one in error.problems)) from None
-    finally:
-        _parses_flags.reset(token)
-    if unknown:
-        raise SettingsError(unknown_flag(unknown[0], settings))
-    return settings
-
-
-def check_pairs(arguments: Sequence[str]) -> None:
-    """Check that every flag that takes pairs of values, such as `--columns`, has an even number of values.
-
-    Raises:
-        SettingsError: for an odd number, which happens if another argument, such as FILE, follows the pairs.
-    """
-    for position, flag in enumerate(arguments):
-        form = _PAIRS.get(flag.rpartition(".")[2].removeprefix("--")) if flag.startswith("--") else None
-        values = list(
-            itertools.takewhile(lambda word: not word.startswith("--") and word != "-h", arguments[position + 1 :])
-        )
-        if form is not None and len(values) % 2:
-            raise SettingsError(
-                f"{flag}: expected pairs of {form}; got {len(values)} values: {shlex.join(values)}. Write other arguments, "
-                "such as FILE, before the flags."
-            )
-
-
-def _flag_prefix(root: Any, kind: Any) -> str | None:
-    """Return the flag prefix of the settings class `kind` nested in the settings class `root`; None if not nested.
-
-    Example: `lora.` for LoraSettings in TrainSettings.
-    """
-    if root is kind:
-        return ""
-    for name, hint in get_type_hints(root).items():
-        inner = _flag_prefix(hint, kind) if is_dataclass(hint) else None
-        if inner is not None:
-            return f"{name}.{inner}"
-    return None
 
 
 class MissingLibraryError(RuntimeError):
@@ -174,25 +97,15 @@ def settings_class(kind: type[Settings]) -> type[Settings]:
 
     @wraps(construct)
     def checked(self: Any, *values: Any, **named: Any) -> None:
-        _construct(made, construct, self, values, named)
+        try:
+            construct(self, *values, **named)
+        except ValidationError as error:
+            raise SettingsError(
+                "\n".join(_explain(made, problem, is_flag=True) for problem in error.errors())
+            ) from None
 
     made.__init__ = checked
     return cast(type[Settings], made)
-
-
-def _construct(kind: Any, construct: Any, made: Any, values: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Call the pydantic constructor `construct` of the settings class `kind` on the new object `made`.
-
-    Raises:
-        SettingsError: for invalid values; inside `parse_flags` a `_FlagError` instead.
-    """
-    # Not inside `checked`: a class of a script is pickled with the functions in it, and a context variable cannot be.
-    try:
-        construct(made, *values, **named)
-    except ValidationError as error:
-        if _parses_flags.get():
-            raise _FlagError(kind, error.errors()) from None
-        raise SettingsError("\n".join(_explain(kind, problem) for problem in error.errors())) from None
 
 
 def settings_from_dict(kind: type[Settings], values: object, where: str) -> Settings:
@@ -209,8 +122,11 @@ def settings_from_dict(kind: type[Settings], values: object, where: str) -> Sett
         raise SettingsError("\n".join(f"{where}: {_explain(kind, problem)}" for problem in error.errors())) from error
 
 
-def _explain(kind: Any, problem: Any, flag_prefix: str = "") -> str:
-    """Return an error message for a validation error of pydantic (`problem`) in the settings class `kind`."""
+def _explain(kind: Any, problem: Any, *, is_flag: bool = False) -> str:
+    """Return an error message for a validation error of pydantic (`problem`) in the settings class `kind`.
+
+    `is_flag` is whether the message names the setting as a flag, such as `--max-length`.
+    """
     path = [str(step) for step in problem["loc"]]
     if problem["type"] == "unexpected_keyword_argument":
         owner = kind
@@ -224,7 +140,7 @@ def _explain(kind: Any, problem: Any, flag_prefix: str = "") -> str:
     if problem["type"] == "value_error":  # raised by __post_init__ above; names the setting and the value
         return str(problem["ctx"]["error"])
     name = ".".join(path) or "settings"
-    name = f"{flag_prefix}{name}".replace("_", "-") if flag_prefix else name
+    name = f"--{name}".replace("_", "-") if is_flag else name
     return f"{name}: {problem['msg']}, got {problem['input']!r}."
 
 
@@ -285,18 +201,6 @@ def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
     return result
 
 
-def changed_settings(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted names, such as `lora.rank`, of the settings in `after` that differ from `before`."""
-    changed = []
-    for key, value in after.items():
-        old = before.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and key not in _FREE_KEYS:
-            changed += changed_settings(old, value, f"{prefix}{key}.")
-        elif old != value:
-            changed.append(f"{prefix}{key}")
-    return changed
-
-
 def flags_of(values: dict[str, Any], prefix: str = "--") -> list[str]:
     """Convert nested settings to command line flags: {"lora": {"rank": 0}} → ["--lora.rank", "0"]; None is omitted."""
     words = []
@@ -322,49 +226,37 @@ def _word(value: object) -> str:
 
 def settings_to_dict(settings: Any) -> dict[str, Any]:
     """Return settings as nested dictionaries and lists of plain values, for YAML and JSON."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-    return {key: plain(value) for key, value in asdict(settings).items()}
+    values: dict[str, Any] = plain(settings)
+    return values
 
 
 def save_settings(settings: Any, path: Path) -> None:
     """Write settings to a YAML file, completely or not at all."""
-    from angle_llm.io import write_text
-
     write_text(path, yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), writer="")
 
 
-def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *, description: str = "") -> Settings:
+def parse_settings(
+    defaults: Any,
+    arguments: Sequence[str] | None = None,
+    *,
+    description: str = "",
+    prog: str | None = None,
+) -> Any:
     """Parse a command line: `--config FILE` (YAML), overridden by flags such as `--lora.rank 16`; return the settings.
 
-    Settings that are in neither get the values of `defaults`. Without `arguments`, the command line of the process is
-    read. `--help` lists every setting with its default.
-
-    Raises:
-        SettingsError: for an invalid value, and for an unknown flag, with the most similar flag.
+    Settings that are in neither get the values of the settings `defaults`. If `defaults` is a settings class, its fields
+    without a default are required flags. Without `arguments`, the command line of the process is read. `--help` lists
+    every setting with its default, below `description`; `prog` is the name of the program. For an invalid value or an
+    unknown flag, tyro prints a message, and the process exits with code 2.
     """
-    settings_type = type(defaults)
-    loaded, rest = config_defaults(settings_type, sys.argv[1:] if arguments is None else arguments, defaults)
-    settings: Settings = parse_flags(
-        settings_type, rest, default=loaded or defaults, description=describe(settings_type, description)
-    )
-    return settings
+    import tyro
 
-
-def parse_program(kind: type[Settings], *, description: str | None) -> Settings:
-    """Parse the command line of a program with required flags: `--config FILE`, overridden by flags.
-
-    Raises:
-        SettingsError: for an invalid value, and for an unknown flag, with the most similar flag.
-    """
-    defaults, rest = config_defaults(kind, sys.argv[1:])
-    options: dict[str, Any] = {} if defaults is None else {"default": defaults}
-    settings: Settings = parse_flags(kind, rest, description=describe(kind, description or ""), **options)
-    return settings
+    kind: Any = defaults if isinstance(defaults, type) else type(defaults)
+    values = None if isinstance(defaults, type) else defaults
+    loaded, rest = config_defaults(kind, sys.argv[1:] if arguments is None else arguments, values)
+    default = loaded or values
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    return tyro.cli(kind, prog=prog, args=rest, description=describe(kind, description), **options)
 
 
 def describe(kind: type, summary: str) -> str:
@@ -408,49 +300,19 @@ def _completed_by_flags(kind: type[Settings], path: str) -> Settings | None:
     from tyro import MISSING
 
     content = _read_yaml(path)
-    known: dict[str, Any] = {item.name: item for item in fields(cast(Any, kind))}
-    required = {name for name, item in known.items() if item.default is item.default_factory is NO_DEFAULT}
+    known = fields(cast(Any, kind))
+    required = {item.name for item in known if item.default is item.default_factory is NO_DEFAULT}
     if not isinstance(content, dict) or not required - content.keys():
         return None
+    # A class with the same fields, but defaults for the required ones and without checks across fields.
     hints = get_type_hints(kind, include_extras=True)
-    made = object.__new__(kind)
-    for name in (*known, *content):
-        if name not in known:
-            raise SettingsError(f"{path}: {unknown_name('setting', str(name), known)}")
-        if name in content:
-            try:
-                value = TypeAdapter(hints[name]).validate_python(content[name])
-            except ValidationError as error:
-                problems = [{**problem, "loc": (name, *problem["loc"])} for problem in error.errors()]
-                raise SettingsError("\n".join(f"{path}: {_explain(kind, one)}" for one in problems)) from None
-        else:
-            item = known[name]
-            value = MISSING if name in required else item.default
-            value = item.default_factory() if value is NO_DEFAULT else value
-        object.__setattr__(made, name, value)
-    return made
-
-
-def unknown_flag(flag: str, settings: Any) -> str:
-    """Return an error message for an unknown flag, with suggestions from the flags of `settings`.
-
-    Suggested are flags with the same last word, with the same initials (`--lr`), or with a similar name.
-    """
-    if not flag.startswith("--"):
-        return f"unexpected argument {flag!r}. Settings are flags, such as --seed 1; --help lists them."
-
-    def flags(values: dict[str, Any], prefix: str) -> Iterable[str]:
-        for key, value in values.items():
-            nested = isinstance(value, dict) and key not in _FREE_KEYS
-            yield from flags(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}".replace("_", "-")]
-
-    known = list(flags(settings_to_dict(settings), ""))
-    unknown = flag[2:].partition("=")[0].replace("_", "-")
-    if unknown in known:  # a mapping with a value: tyro makes a flag for each of its keys
-        return f"--{unknown} is set by --config. Change single values of it with --{unknown}.NAME VALUE."
-    last = {name: name.rpartition(".")[2] for name in known}
-    similar = [name for name in known if last[name] == unknown.rpartition(".")[2]]
-    similar = similar or [name for name in known if "".join(word[:1] for word in last[name].split("-")) == unknown]
-    similar = similar or get_close_matches(unknown, known, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(f'--{name}' for name in similar[:3])}?" if similar else ""
-    return f"unknown flag --{unknown}.{hint} --help lists all flags."
+    lenient = make_dataclass(
+        kind.__name__,
+        [(item.name, hints[item.name], MISSING if item.name in required else item) for item in known],
+        kw_only=True,
+    )
+    values = settings_from_dict(dataclass(config=STRICT)(lenient), content, where=path)
+    settings = object.__new__(kind)
+    for item in known:
+        object.__setattr__(settings, item.name, getattr(values, item.name))
+    return settings

@@ -13,7 +13,7 @@ from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from angle_llm.settings.objective import FalseNegativeSettings as FalseNegativeSettings
 from angle_llm.settings.objective import NestedSettings as NestedSettings
@@ -145,15 +145,11 @@ class LoraSettings:
     """The LoRA update of a weight is scaled by alpha / rank."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Dropout probability of the inputs of the LoRA adapter."""
-    targets: list[str] = field(default_factory=lambda: ["all-linear"])
+    targets: Annotated[list[str], MinLen(1)] = field(default_factory=lambda: ["all-linear"])
     """Names of the linear layers that get an adapter. all-linear: every linear layer."""
     train_dense: bool = False
     """Train the Dense modules of a sentence-transformers model (such as EmbeddingGemma) with the adapter. False: they are
     frozen. With lora.rank 0 they are always trained."""
-
-    def __post_init__(self) -> None:
-        if not self.targets:
-            raise SettingsError("lora.targets is empty. Name layers, or use all-linear.")
 
 
 @settings_class

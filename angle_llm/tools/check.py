@@ -79,7 +79,7 @@ def check_data(settings: CheckSettings) -> CheckResult:
     """Check data files, and write cleaned copies if they are requested.
 
     Raises:
-        DataError, FileNotFoundError, ArtifactError, PromptError, ValueError: if an evaluation set, the model or the
+        DataError, FileNotFoundError, ArtifactError, SettingsError, ValueError: if an evaluation set, the model or the
             `--fix` folder cannot be used. Errors of a data file are in its report instead.
     """
     from angle_llm.data.leakage import read_evaluation_sets
@@ -109,7 +109,7 @@ def check_data(settings: CheckSettings) -> CheckResult:
             report.train = _train_flags(model, tokens, kind, replace(source, path=path), report)
     remark = "no --model: tokens are not counted, and the training command lacks the settings of a model"
     if tokens is not None:
-        prompts = tokens.tokenizers.prompts.described()
+        prompts = tokens.tokenizers.prompts
         remark = f"tokens of {model.path}: {prompts}, pooling {tokens.pooling}, max_length {tokens.max_length}"
     return CheckResult(remark, [tested.name for tested in sets], skipped, fixed, reports)
 

@@ -75,7 +75,7 @@ def load_encoder(
     Raises:
         RemoteRankError: with ZeRO-3, if rank 0 cannot load the weights.
         SettingsError: if the model cannot be trained with the task of the settings.
-        ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see
+        ArtifactError, SettingsError, QuantizationError, ValueError, FileNotFoundError: see
             `SentenceEncoder.from_pretrained`.
     """
     encoder = _with_equal_layouts(_with_weights(source, settings, processes), processes)

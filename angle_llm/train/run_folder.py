@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from angle_llm.io import log, plain, write_json
+from angle_llm.io import differences, log, plain, write_json
 from angle_llm.model.source.checks import is_saved_encoder
-from angle_llm.settings.parsing import SettingsError, changed_settings, load_settings, save_settings, settings_to_dict
+from angle_llm.settings.parsing import SettingsError, load_settings, save_settings, settings_to_dict
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.best_model import RESCUE_FOLDER, deciding_metric
 from angle_llm.train.checkpoint import FOLDER, checkpoint_names, named_checkpoint
@@ -115,7 +115,7 @@ class Run:
         path = self.folder / "settings.yaml"
         before = (load_settings(TrainSettings, path) if path.exists() else settings).identity
         if before != settings.identity:
-            changed = changed_settings(settings_to_dict(before), settings_to_dict(settings.identity))
+            changed = differences(settings_to_dict(before), settings_to_dict(settings.identity))
             raise SettingsError(
                 f"{self.folder} contains a run with other settings ({', '.join(changed)}). Choose another --run-dir, or remove "
                 "that directory."

@@ -18,7 +18,7 @@ import torch
 
 from angle_llm.data.formats import SINGLE_TEXTS, Example
 from angle_llm.data.mixture import Mixture
-from angle_llm.io import paused, progress_bar
+from angle_llm.io import progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
@@ -243,8 +243,7 @@ class Trainer:
 
         Steps are planned ahead for one token budget. If it changes, planning starts again after the current step.
         """
-        with paused(bar):
-            self._evaluate_and_save()
+        self._evaluate_and_save()
         # One thread for the whole run: after an out-of-memory error, memory may not suffice for the stack of another.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
             while self._step < self._schedule.steps:
@@ -253,8 +252,7 @@ class Trainer:
                 for epoch, groups in prefetch(self._planner.steps(self._schedule.after(self._step), budget), worker):
                     # Increments `_step`; lowers `_budget` after an out-of-memory error.
                     self._take_step(epoch, groups, started, bar)
-                    with paused(bar):
-                        self._evaluate_and_save()
+                    self._evaluate_and_save()
                     if self._budget != budget:  # the steps ahead are planned again
                         break
                     started = time.perf_counter()

@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 import yaml
 
+from angle_llm.io import differences
 from angle_llm.settings.parsing import (
     SettingsError,
-    changed_settings,
     merged_settings,
     settings_class,
     settings_from_dict,
@@ -272,4 +272,4 @@ def below(value: Any, data_dir: Path) -> Any:
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the dotted names of the settings that differ between two nested dictionaries."""
-    return sorted({*changed_settings(then, now), *changed_settings(now, then)})
+    return sorted({line.split()[0] for line in (*differences(then, now), *differences(now, then))})

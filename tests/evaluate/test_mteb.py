@@ -129,7 +129,7 @@ def test_mteb_and_our_own_evaluation_give_the_same_scores() -> None:
     places = list(CORPUS)
     relevant = tuple({places.index(key): float(grade) for key, grade in QRELS[query].items()} for query in GROUPS)
     task = RetrievalTask(
-        "g", "g", tuple(GROUPS.values()), tuple(CORPUS.values()), relevant, (None, None), "here", tuple(GROUPS)
+        "g", tuple(GROUPS.values()), tuple(CORPUS.values()), relevant, (None, None), "here", tuple(GROUPS)
     )
     retrieval = evaluate_retrieval(encoder.encode, [task])
     # mteb rounds to five decimals.

@@ -307,7 +307,6 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, monk
     folder = beir_folder(tmp_path / "deep/held", "q\td1\t2")
     tasks = read_tasks(replace(settings, folders=(str(folder),), pairs=(str(held_out), str(other))))
     assert [task.name for task in tasks] == ["deep/held", f"{tmp_path.name}/held", "other/held"]
-    assert all(task.label == task.name for task in tasks)
     with pytest.raises(ValueError, match=r"held\.out\.csv.*columns"):
         read_tasks(RetrievalSettings(model="m", pairs=(str(held_out),)))
 

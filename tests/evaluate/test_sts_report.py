@@ -54,20 +54,20 @@ def test_published_averages_are_the_means_of_their_rows() -> None:
 
 def test_published_rows_are_averaged_over_the_evaluated_tasks() -> None:
     rows = rows_of(sts_report(results("sts12", "stsb", "stsb-dev"), "my model"))
-    assert rows["model"] == ["text", "STS12", "STSB", "STSB-DEV", "average"]
-    assert rows["**my model**"] == ["raw", "100.00", "100.00", "100.00", "100.00"]
-    assert rows["AnglE-LLaMA2-7B v1"] == ["senteval", "78.68", "88.92", "–", "83.80"]
+    assert rows["model"] == ["STS12", "STSB", "STSB-DEV", "average"]
+    assert rows["**my model**"] == ["100.00", "100.00", "100.00", "100.00"]
+    assert rows["AnglE-LLaMA2-7B v1"] == ["78.68", "88.92", "–", "83.80"]
     assert "SimCSE-LLaMA2-7B" not in rows  # only its average over all seven is known
 
     rows = rows_of(sts_report(results(*PUBLISHED_TASKS), "my model"))
     assert {row.model for row in PUBLISHED} <= set(rows)
     assert rows["AnglE-LLaMA2-7B v2"][-1] == "85.96"
-    assert rows["SimCSE-LLaMA2-7B"] == ["senteval", *["–"] * 7, "85.24"]
+    assert rows["SimCSE-LLaMA2-7B"] == [*["–"] * 7, "85.24"]
 
     mine = results("mine", variant="file", official_pairs=None)
     assert (mine.average, mine.averaged) == (None, ())
     report = sts_report(mine, "my model")
-    assert rows_of(report)["**my model**"] == ["file", "100.00"]
+    assert rows_of(report)["**my model**"] == ["100.00"]
     assert "AnglE" not in report
 
 
@@ -78,7 +78,7 @@ def test_notes_on_missing_pairs_undefined_scores_and_zero_vectors() -> None:
 
     zero = evaluate(lambda texts: np.zeros((len(texts), 4)), [StsTask("sts12", "S", "raw", "", MANY)], resamples=10)
     report = sts_report(zero, "m")
-    assert rows_of(report)["**m**"] == ["raw", "nan", "nan"]
+    assert rows_of(report)["**m**"] == ["nan", "nan"]
     content = plain(zero.to_dict())
     assert content["average"]["interval"] == {"low": None, "high": None}
     assert content["tasks"]["sts12"]["subtasks"]["two"]["interval"] == {"low": None, "high": None}

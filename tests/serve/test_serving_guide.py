@@ -12,7 +12,7 @@ from serve_ray import RayServeSettings
 from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm import SentenceEncoder, cli
-from angle_llm.settings.parsing import parse_flags
+from angle_llm.settings.parsing import parse_settings
 from angle_llm.settings.serve import ServeSettings
 
 for name in ("fastapi", "prometheus_client", "uvicorn"):
@@ -42,9 +42,9 @@ def test_the_guide_of_serving_runs(
                 if words[0] == "curl":
                     answers.append(json.loads(subprocess.run(words, capture_output=True, check=True).stdout))
                 elif words[0] == "python":  # run by tests/recipes/test_serve_ray.py
-                    served_with.append(parse_flags(RayServeSettings, words[2:]))
+                    served_with.append(parse_settings(RayServeSettings, words[2:]))
                 elif words[1] == "serve":
-                    served_with.append(parse_flags(ServeSettings, words[2:]))
+                    served_with.append(parse_settings(ServeSettings, words[2:]))
                 else:
                     with pytest.raises(SystemExit) as ended:
                         cli.run(words[1:])

@@ -62,7 +62,7 @@ class EncoderCard:
         Raises:
             FileNotFoundError: if the file is missing.
             ArtifactError: if the file is malformed, or has another format version.
-            PromptError: if a prompt in the file is invalid.
+            SettingsError: if a prompt in the file is invalid.
         """
         path = folder / CARD_NAME
         values = read_json(path)

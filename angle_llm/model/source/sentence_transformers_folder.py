@@ -104,7 +104,7 @@ class SentenceTransformersFolder:
 
         Raises:
             ArtifactError: for a damaged file, or a setting that this package does not support; names file and value.
-            PromptError: for a prompt of the model that contains `{text}`.
+            SettingsError: for a prompt of the model that contains `{text}`.
         """
         with as_artifact_error(folder):
             # Modules and options.

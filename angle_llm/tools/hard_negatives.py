@@ -75,24 +75,16 @@ def check_candidates(rules: NegativeRules, count: int) -> str | None:
 # --- candidates -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Window:
-    """Candidate negatives of a query, nearest first. All texts are given as indices into `MiningData.texts`."""
+class Window(NamedTuple):
+    """Candidate negatives of a query, nearest first."""
 
-    query: int
-    positives: tuple[int, ...]
+    query: Query
     positive_cosine: float
     """Smallest cosine of the query with its positives."""
     text_W: Array
     """(W,) candidates, as indices into `MiningData.texts`."""
     cosine_W: Array
     """(W,) cosines of the candidates with the query."""
-    rank_W: Array
-    """(W,) ranks of the candidates by cosine, starting at 1."""
-
-    def where(self, kept_W: Array) -> Window:
-        """Return a copy of the window with only the candidates selected by a mask or by indices."""
-        return replace(self, text_W=self.text_W[kept_W], cosine_W=self.cosine_W[kept_W], rank_W=self.rank_W[kept_W])
 
 
 REASONS = (
@@ -113,12 +105,12 @@ def refused_candidates(
     """
     # Texts that the data show to belong to the query.
     key_T, cluster_T = material.key_T, material.cluster_T
-    key_W, query_key = key_T[window.text_W], int(key_T[window.query])
+    key_W, query_key = key_T[window.text_W], int(key_T[window.query.text])
     refused = {
         "the query itself": key_W == query_key,
         "a positive of the query": np.isin(key_W, list(material.positives.get(query_key, ()))),
         "known from another row": np.isin(key_W, list(material.known.get(query_key, ()))),
-        "of the query's cluster": cluster_T[window.text_W] == cluster_T[window.query],
+        "of the query's cluster": cluster_T[window.text_W] == cluster_T[window.query.text],
     }
     # Limits of the cosine.
     if rules.max_score is not None:
@@ -129,8 +121,8 @@ def refused_candidates(
         margin = rules.relative_margin * abs(window.positive_cosine)
         refused["within --relative-margin"] = window.cosine_W >= window.positive_cosine - margin
     if judge_vectors is not None:
-        texts = np.append(window.text_W, window.positives)
-        judged = cosines(on_grid(judge_vectors.queries([window.query])), on_grid(judge_vectors.documents(texts)))
+        texts = np.append(window.text_W, window.query.positives)
+        judged = cosines(on_grid(judge_vectors.queries([window.query.text])), on_grid(judge_vectors.documents(texts)))
         refused["the judge disagrees"] = judged[: len(key_W)] >= judged[len(key_W) :].min()
     return refused
 
@@ -178,24 +170,21 @@ class Miner:
         # Negatives among them that are not refused.
         part = MinedPart([], dict.fromkeys(("mined", "short", "without", *REASONS), 0))
         for row, (query, cosines_O) in enumerate(zip(queries, own_cosines(queries, self.vectors), strict=True)):
-            window = Window(
-                query=query.text,
-                positives=query.positives,
-                positive_cosine=min(cosines_O[: len(query.positives)]),
-                text_W=candidates_C[position_QR[row, first - 1 :]],
-                cosine_W=cosine_QR[row, first - 1 :],
-                rank_W=np.arange(first, last + 1),
-            )
+            smallest = min(cosines_O[: len(query.positives)])
+            window = Window(query, smallest, candidates_C[position_QR[row, first - 1 :]], cosine_QR[row, first - 1 :])
             left_W = np.ones(len(window.text_W), dtype=bool)
             for reason, refused_W in refused_candidates(material, rules, window, self.judge_vectors).items():
                 part.counts[reason] += int((left_W & refused_W).sum())
                 left_W &= ~refused_W
             left = np.flatnonzero(left_W)
-            taken = window.where(left[_sampled(len(left), rules, query.examples[0])])
-            count = len(taken.text_W)
-            part.counts["mined" if count == rules.negatives else "short" if count else "without"] += 1
-            if count == rules.negatives or rules.short == "keep":
-                part.rows.append(group_row(material, query, cosines_O, taken))
+            chosen = left[_sampled(len(left), rules, query.examples[0])]
+            part.counts["mined" if len(chosen) == rules.negatives else "short" if len(chosen) else "without"] += 1
+            if len(chosen) == rules.negatives or rules.short == "keep":
+                group = group_row(material, query, cosines_O)
+                group["ranks"] = [*[None] * len(query.negatives), *(first + chosen).tolist()]
+                group["negatives"] += [material.texts[text] for text in window.text_W[chosen].tolist()]
+                group["scores"] += [round(cosine, _DIGITS) for cosine in window.cosine_W[chosen].tolist()]
+                part.rows.append(group)
         return part
 
 
@@ -207,25 +196,15 @@ def own_cosines(queries: Sequence[Query], vectors: TextVectors) -> list[list[flo
     return [list(islice(values, len(query.positives) + len(query.negatives))) for query in queries]
 
 
-def group_row(
-    material: MiningData, query: Query, own_cosines: Sequence[float], mined: Window | None = None
-) -> dict[str, Any]:
-    """Return the output row (format group) of a query: positives, input negatives and mined negatives, with cosines.
-
-    `own_cosines` are the cosines of the query with its positives, followed by its negatives in the input.
-    """
-    row: dict[str, Any] = {
+def group_row(material: MiningData, query: Query, own_cosines: Sequence[float]) -> dict[str, Any]:
+    """Return the output row (format group) of a query, with its positives and negatives of the input, and their cosines."""
+    return {
         "query": material.texts[query.text],
         "positives": [material.texts[text] for text in query.positives],
         "negatives": [material.texts[text] for text in query.negatives],
         "scores": [round(cosine, _DIGITS) for cosine in own_cosines],
         "examples": list(query.examples),
     }
-    if mined is not None:
-        row["ranks"] = [*[None] * len(query.negatives), *mined.rank_W.tolist()]
-        row["negatives"] += [material.texts[text] for text in mined.text_W.tolist()]
-        row["scores"] += [round(cosine, _DIGITS) for cosine in mined.cosine_W.tolist()]
-    return row
 
 
 def group_lines(groups: Iterable[dict[str, Any]], split_positives: bool) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from domain_search import STARTER, DomainSearchSettings, main, read_documents, write_page, write_pairs, write_real
-from fake_server import Writer
+from fake_server import Reply, Writer
 from tiny import save_tiny_base
 
 from angle_llm.data import DataError
@@ -193,8 +193,8 @@ def test_a_language_model_writes_the_questions(
         name = next(word for word in message.split() if word in documents)
         return f"1. What can I do with a {name} that is broken?\n2. return of a defective {name}"
 
-    def write_some(message: str) -> str:
-        return "" if "clock" in message else write(message)
+    def write_some(message: str) -> str | Reply:
+        return Reply(status=400) if "clock" in message else write(message)
 
     with Writer(write_some) as server:
         run = replace(

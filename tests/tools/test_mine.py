@@ -96,7 +96,7 @@ def refusals(
     """Return all reasons to refuse a candidate as negative of a query, whose positives have a cosine at least."""
     query = next(query for query in found.queries if found.texts[query.text] == anchor)
     text_W = np.array([found.texts.index(negative)])
-    window = Window(query.text, query.positives, positive, text_W, np.array([cosine]), np.array([1]))
+    window = Window(query, positive, text_W, np.array([cosine]))
     refused = refused_candidates(found, settings(**changed), window, judge_vectors)
     return [reason for reason, refused_W in refused.items() if refused_W.all()]
 

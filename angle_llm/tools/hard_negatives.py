@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from angle_llm.data.positives import MiningData, Query
+from angle_llm.io import log
 from angle_llm.model.text_vectors import TextVectors
 from angle_llm.model.vectors import Array
 from angle_llm.settings.commands import NegativeRules
@@ -51,8 +52,8 @@ def ranks_of(rules: NegativeRules, count: int) -> tuple[int, int]:
     return first, min(count, first + max(_WINDOW, _WINDOW // 10 * rules.negatives))
 
 
-def check_candidates(rules: NegativeRules, count: int) -> str | None:
-    """Return a warning if `--ranks` omits more than the nearest 1 % of `count` candidates, else None.
+def check_candidates(rules: NegativeRules, count: int) -> None:
+    """Log a warning if `--ranks` omits more than the nearest 1 % of `count` candidates.
 
     Raises:
         SettingsError: if the ranks or the number of negatives need more than `count` candidates.
@@ -63,13 +64,12 @@ def check_candidates(rules: NegativeRules, count: int) -> str | None:
         raise SettingsError(
             f"{named} needs at least {needed:,} candidates, and there are {count:,}. Lower it, or give a larger --corpus."
         )
-    if (first - 1) * 100 <= count:
-        return None
-    low, high = ranks_of(replace(rules, ranks=None), count)
-    return (
-        f"warning: --ranks {first} {last} suits a larger pool: it omits the nearest {first - 1} of {count:,} candidates, so "
-        f"the negatives are easy. Omit --ranks, or set --ranks {low} {high}"
-    )
+    if (first - 1) * 100 > count:
+        low, high = ranks_of(replace(rules, ranks=None), count)
+        log(
+            f"warning: --ranks {first} {last} suits a larger pool: it omits the nearest {first - 1} of {count:,} candidates, "
+            f"so the negatives are easy. Omit --ranks, or set --ranks {low} {high}"
+        )
 
 
 # --- candidates -----------------------------------------------------------------------------------------------------------

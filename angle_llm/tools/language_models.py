@@ -308,8 +308,7 @@ class ChatServer:
             choice = completion.choices[0]
             text = choice.message.content or ""
         except self._errors as error:
-            failure = f"{type(error).__name__}: {error}"
-            return Answer(failure=failure.replace(self._key, "***")[:300] if self._key else failure[:300])
+            return Answer(failure=f"{type(error).__name__}: {error}".replace(self._key or "\0", "***")[:300])
         # If the server does not count tokens, four characters are estimated as a token.
         usage = completion.usage
         return Answer(

@@ -31,7 +31,6 @@ from angle_llm.io import (
     FolderError,
     ResumableFolder,
     differences,
-    log,
     plain,
     progress_bar,
     read_object,
@@ -71,10 +70,8 @@ def mine_main(settings: MineSettings) -> None:
     corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)
     material = collect_pairs(loaded.examples, corpus, settings.positive_above)
     material = replace(material, queries=material.queries[: settings.limit])
-    warning = check_candidates(settings, len(material.candidates_C))
     print(material.summary(), flush=True)
-    if warning is not None:
-        log(warning)
+    check_candidates(settings, len(material.candidates_C))
     # Encoders, and everything that changes the groups.
     encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
     judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge, device=settings.device)

@@ -14,6 +14,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from angle_llm.data.formats import DataError, pairs_of, texts_of
+from angle_llm.data.keys import normalized
+from angle_llm.data.positives import components
+from angle_llm.io import write_folder
 from angle_llm.settings.commands import CORPUS, REST, SplitSettings
 
 SHARES = {"valid": 0.15, "held_out": 0.15}
@@ -28,8 +32,6 @@ def split_main(settings: SplitSettings) -> None:
         DataError: if the file cannot be used, a row is bad, or a part would have no rows.
     """
     from angle_llm.data.examples import open_examples
-    from angle_llm.data.formats import DataError, pairs_of, texts_of
-    from angle_llm.io import write_folder
     from angle_llm.tools.quality import json_row
 
     # Read the rows.
@@ -47,10 +49,9 @@ def split_main(settings: SplitSettings) -> None:
     *parts, rest = split_rows(texts, [round(share * len(texts)) for share in shares.values()])
     rows_of_part = {REST: rest, **dict(zip(shares, parts, strict=True))}
     if empty := [name for name, rows in rows_of_part.items() if not rows]:
-        largest = max(map(len, _linked(texts)), default=0)
         raise DataError(
             f"{settings.file}: no rows are left for {', '.join(empty)}, of {len(texts):,} rows. Rows that share a text stay "
-            f"together, here up to {largest:,}. Remove placeholders such as N/A, set other --parts, or use more data"
+            "together. Remove placeholders such as N/A, set other --parts, or use more data"
         )
 
     def fill(folder: Path) -> None:
@@ -73,8 +74,6 @@ def split_rows(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> list[li
     `texts` are the texts of each row. Rows that share a text, directly or through other rows, form a group. Groups
     are sorted by a hash of their first text; a group goes to the first part with enough space.
     """
-    from angle_llm.data.keys import normalized
-
     parts: list[list[int]] = [[] for _ in [*counts, None]]
     groups = _linked(texts)
     for rows in sorted(groups, key=lambda rows: hashlib.sha256(normalized(texts[rows[0]][0]).encode()).digest()):
@@ -88,9 +87,6 @@ def _linked(texts: Sequence[Sequence[str]]) -> list[list[int]]:
 
     Texts that differ only in case, spacing and punctuation count as equal.
     """
-    from angle_llm.data.keys import normalized
-    from angle_llm.data.positives import components
-
     number_of: dict[str, int] = {}
     links = [
         (row, len(texts) + number_of.setdefault(normalized(text), len(number_of)))

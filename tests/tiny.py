@@ -5,6 +5,7 @@ Every parameter is random, also biases and norms, so that a state depends on eve
 """
 
 import atexit
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -146,8 +147,7 @@ def save_tiny_base(kind: str, folder: Path, dtype: torch.dtype = torch.float32, 
 
 @cache
 def _saved_base(kind: str, dtype: torch.dtype, seed: int) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="tiny-base-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = _temporary_folder()
     tiny_backbone(kind, dtype, seed=seed).save_pretrained(folder)
     TOKENIZERS[KINDS[kind].tokenizer]().save_pretrained(folder)
     return folder
@@ -180,10 +180,41 @@ def add_adapter(encoder: SentenceEncoder, settings: LoraSettings) -> None:
 
 def save_tiny_adapter(base: Path, folder: Path, settings: LoraSettings | None = None, **options: Any) -> Path:
     """Write an adapter with random updates on a model folder; `options` as for `from_pretrained`."""
-    encoder = SentenceEncoder.from_pretrained(base, device="cpu", **options)
-    add_adapter(encoder, settings or LoraSettings(rank=2, alpha=6))
-    train_a_little(encoder.model)
-    encoder.save_pretrained(folder)
+    settings = settings or LoraSettings(rank=2, alpha=6)
+
+    def make(path: Path) -> None:
+        encoder = SentenceEncoder.from_pretrained(base, device="cpu", **options)
+        add_adapter(encoder, settings)
+        train_a_little(encoder.model)
+        encoder.save_pretrained(path)
+
+    return copy_of_adapter(base, folder, f"{settings!r} {options!r}", make)
+
+
+_ADAPTERS: dict[str, tuple[Path, Path]] = {}
+
+
+def copy_of_adapter(base: Path, folder: Path, key: str, make: Callable[[Path], object]) -> Path:
+    """Copy the adapter that `make(path)` writes, once a session for a `key` and the files of a base, with its base replaced."""
+    files = [(path.name, path.read_bytes()) for path in sorted(base.rglob("*")) if path.is_file()]
+    key = hashlib.sha256(repr((key, files)).encode()).hexdigest()
+    if key not in _ADAPTERS:
+        kept = _temporary_folder() / "adapter"
+        make(kept)
+        _ADAPTERS[key] = kept, base.resolve()
+    kept, first_base = _ADAPTERS[key]
+    shutil.copytree(kept, folder, dirs_exist_ok=True)
+    for path in folder.iterdir():
+        if path.suffix in (".json", ".md"):
+            path.write_text(
+                path.read_text(encoding="utf-8").replace(str(first_base), str(base.resolve())), encoding="utf-8"
+            )
+    return folder
+
+
+def _temporary_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tiny-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 

@@ -102,7 +102,7 @@ class SentenceEncoder:
             if is_made_bidirectional(backbone):
                 check_and_simplify_bidirectional(backbone)
             causal = probes_as_causal(backbone)
-            pooling = checked_pooling(pooling, backbone, causal=causal)
+            pooling = checked_pooling(pooling, causal=causal)
             max_length = checked_length(max_length, backbone)
             self.model = EmbeddingModel(backbone, EmbeddingOptions(pooling, causal, normalize=normalize), dense)
             if layout == "padded":

@@ -109,21 +109,16 @@ def pooling_named(name: str) -> Pooling:
     return POOLINGS[name]
 
 
-def checked_pooling(name: str | None, backbone: nn.Module, *, causal: bool) -> str:
-    """Check that a pooling is possible for a backbone, and return the name of the pooling.
+def checked_pooling(name: str | None, *, causal: bool) -> str:
+    """Check that a pooling is possible for a model, and return the name of the pooling.
 
-    `name` None selects `last` for a causal backbone, and `mean` for a bidirectional backbone.
+    `name` None selects `last` for a causal model, and `mean` for a bidirectional model.
 
     Raises:
-        ValueError: for an unknown pooling, or a pooling that is not possible for the backbone.
+        ValueError: for an unknown pooling, or `cls` for a causal model.
     """
     name = name or ("last" if causal else "mean")
-    last_size, inner_size = state_sizes(backbone)
-    if pooling_named(name).averages_first_layer and last_size != inner_size:
-        raise ValueError(
-            f"pooling {name!r} averages the first and the last layer, but their states have {inner_size} and {last_size} "
-            "dimensions. Choose another pooling."
-        )
+    pooling_named(name)  # raises for an unknown name
     if causal and name == "cls":
         raise ValueError(
             "pooling 'cls' reads the first token, whose state in a causal model does not depend on the text: all texts would "

@@ -358,10 +358,8 @@ def read_index(folder: Path) -> VectorIndex:
         return TypeAdapter(VectorIndex).validate_json(path.read_bytes())
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        field = ".".join(map(str, problem["loc"])) or "the file"
         raise FolderError(
-            f"{path} is damaged, or of another version (this one reads format_version {FORMAT_VERSION}): {field}: "
-            f"{problem['msg']}. Embed again."
+            f"{path} is damaged, or of another version than {FORMAT_VERSION}: {problem['loc']}: {problem['msg']}. Embed again."
         ) from None
 
 

@@ -198,9 +198,6 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
     """Return the contents of a `tokenizer_config.json` with which transformers 4 and 5 read `tokenizer.json` unchanged.
 
     It also makes names of special tokens in a text plain characters, as in `tokenizer.plain_ids`.
-
-    Raises:
-        ArtifactError: if no token can be used for padding.
     """
     named = {
         name: str(token)
@@ -210,11 +207,6 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
     padding = next(
         (named[name] for name in ("pad_token", "eos_token", "unk_token", "bos_token") if name in named), None
     )
-    if padding is None:
-        raise ArtifactError(
-            f"{type(tokenizer).__name__} has no padding token. Set a pad_token and save the encoder again; it is masked, so any "
-            "token works."
-        )
     return {
         # This class reads tokenizer.json unchanged; the tokenizer class of a model may rebuild parts of the tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -340,10 +340,7 @@ class ResumableFolder:
         self._acquire()
         try:
             index = (read_object(self.path / self._index) if self._index is not None else None) or {}
-            try:
-                self._indexed = {part["name"]: part for part in index.get("parts", ())}
-            except (LookupError, TypeError):
-                raise FolderError(f"{self.path / str(self._index)} is damaged. Remove the folder.") from None
+            self._indexed = {part["name"]: part for part in index.get("parts", ())}
             written = read_object(self.path / IDENTITY) or index
             changed = differences(written, self.identity)
             if changed and self.names():

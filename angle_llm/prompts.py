@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import yaml
 
+from angle_llm.io import plain
 from angle_llm.settings.parsing import SettingsError, bundled_files, settings_class, settings_from_dict, unknown_name
 
 PLACEHOLDER = "{text}"
@@ -107,7 +108,7 @@ class PromptTemplate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the prompt as plain values, for JSON and YAML; `from_dict` reads them."""
-        values = asdict(self) | {"edits": list(self.edits)}
+        values: dict[str, Any] = plain(self)
         if self.append is None:  # earlier versions refuse the key
             del values["append"]
         return values
@@ -215,12 +216,8 @@ def load_prompt(name_or_path: str | Path) -> PromptTemplate:
     try:
         content = path.read_bytes()
     except OSError:
-        if path.suffix in {".yaml", ".yml"}:
-            raise SettingsError(
-                f"no prompt file at {path}. Give a YAML file, or one of: {', '.join(bundled)}."
-            ) from None
         raise SettingsError(
-            f"{unknown_name('prompt', name, bundled)} A path to your own YAML file works too."
+            f"{unknown_name('prompt', name, bundled)} The path of a YAML file works too; there is none at {path}."
         ) from None
     try:
         values = yaml.safe_load(content.decode("utf-8-sig"))

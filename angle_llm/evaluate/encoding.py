@@ -59,12 +59,11 @@ def check_names(names: Sequence[str]) -> None:
 class EncodedTexts:
     """Embeddings (N, D) of the distinct texts of all tasks, and the row number of each text.
 
-    `row_of` maps queries to rows and `document_row_of` maps documents to rows; the mappings are equal if one function
-    encodes both. `seconds` is the encoding time.
+    `row_of` maps queries to rows and documents to rows, by side; the mappings are equal if one function encodes both.
+    `seconds` is the encoding time.
     """
 
-    row_of: dict[str, int]
-    document_row_of: dict[str, int]
+    row_of: dict[Side, dict[str, int]]
     embeddings_ND: Rows
     seconds: float
 
@@ -73,8 +72,7 @@ class EncodedTexts:
 
         `side` is whether the texts are queries or documents.
         """
-        row_of = self.row_of if side == "query" else self.document_row_of
-        return self.embeddings_ND[[row_of[text] for text in texts]]
+        return self.embeddings_ND[[self.row_of[side][text] for text in texts]]
 
     def facts(self) -> dict[str, Any]:
         """Return the numbers of texts, dimensions and zero vectors and the encoding time, as arguments of `Results`."""
@@ -100,8 +98,9 @@ def encode_sides(
         return encode_distinct(encode, (*queries, *documents))
     query, document = encode_distinct(encode, queries), encode_distinct(encode_document, documents)
     rows_ND = np.concatenate([query.embeddings_ND, document.embeddings_ND])
-    document_row_of = {text: len(query.embeddings_ND) + row for text, row in document.row_of.items()}
-    return EncodedTexts(query.row_of, document_row_of, rows_ND, query.seconds + document.seconds)
+    document_rows = {text: len(query.embeddings_ND) + row for text, row in document.row_of["document"].items()}
+    row_of: dict[Side, dict[str, int]] = {"query": query.row_of["query"], "document": document_rows}
+    return EncodedTexts(row_of, rows_ND, query.seconds + document.seconds)
 
 
 def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
@@ -129,7 +128,7 @@ def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
         )
     embeddings_ND = np.pad(embeddings_ND, ((0, len(distinct) - len(full)), (0, 0)))
     row_of = {text: row for row, text in enumerate(distinct)}
-    return EncodedTexts(row_of=row_of, document_row_of=row_of, embeddings_ND=embeddings_ND, seconds=seconds)
+    return EncodedTexts(dict.fromkeys(SIDES, row_of), embeddings_ND, seconds)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ Only for groups of texts:
 
 * strict: 1 if the first R candidates are exactly the answers. With five captions per image this is AnglE's "strict
   accuracy" (arXiv 2309.12871): the top 5 of all captions, the query included, are the captions of the image. The paper
-  does not state whether the query counts among the five;
-* in top 5: 1 if the first five candidates contain all answers. For R = 4, this is a second reading of the paper.
+  does not state whether the query counts among the five.
 """
 
 from __future__ import annotations
@@ -209,11 +208,10 @@ def query_metrics(
     Args:
         ranks: rank by answer for each query, from `answer_ranks`.
         relevant: grade by answer for each query.
-        strict: add the metrics `strict` (the first R candidates are exactly the R answers) and `in top 5` (the first
-            five candidates contain all answers), as the first two.
+        strict: add the metric `strict` (the first R candidates are exactly the R answers), as the first.
     """
     names = ("nDCG@10", *(f"R@{k}" for k in RECALLS), "MRR", "MRR@10", "MAP@100")
-    metrics: dict[str, list[float]] = {name: [] for name in (*(("strict", "in top 5") if strict else ()), *names)}
+    metrics: dict[str, list[float]] = {name: [] for name in (*(("strict",) if strict else ()), *names)}
     for rank_of, grades in zip(ranks, relevant, strict=True):
         places = np.array(list(rank_of.values()))  # `answer_ranks` returns ascending ranks
         first = 1 / float(places[0])
@@ -226,7 +224,6 @@ def query_metrics(
             "MRR@10": first if places[0] <= 10 else 0.0,
             "MAP@100": np.where(places <= 100, precision, 0.0).mean(),
             "strict": places[-1] == len(places),
-            "in top 5": places[-1] <= 5,
         }
         for name, value_of_query in metrics.items():
             value_of_query.append(float(values[name]))
@@ -320,9 +317,16 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
 
     The report is printed, and results are written to the file of `--json`. Data and output paths are checked before a
     model is opened. One model is in memory at a time.
+
+    Raises:
+        FileNotFoundError, ValueError: if a file of `--against` is missing, or has other content.
     """
     tasks = read_tasks(settings)
-    stored = {path: read_evaluated(path) for path in settings.against if path.endswith(".json")}
+    stored = {
+        path: read_results(path, lambda content: EvaluatedModel.of(content["model"], content))
+        for path in settings.against
+        if path.endswith(".json")
+    }
 
     def evaluate_model(model: str, resamples: int) -> tuple[RetrievalResults, EncoderFacts]:
         encoder = open_encoder(settings, model)
@@ -343,16 +347,6 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
     text = retrieval_report(results, ours, comparisons)
     write_results(settings, METRIC, text, results.to_dict() | {"comparisons": differences}, encoder)
     return results
-
-
-def read_evaluated(path: str) -> EvaluatedModel:
-    """Read an evaluated model from the JSON file of `eval retrieval --json`.
-
-    Raises:
-        FileNotFoundError: if the file does not exist.
-        ValueError: if the file is damaged or has other content.
-    """
-    return read_results(path, lambda content: EvaluatedModel.of(f"{content['model']} ({path})", content))
 
 
 def compare_queries(ours: EvaluatedModel, theirs: EvaluatedModel) -> RetrievalComparison:
@@ -394,10 +388,7 @@ def retrieval_report(
         "precision at the ranks of the right answers. 95 %: interval, from a bootstrap over the queries.",
     ]
     if any("strict" in task.metrics for task in results.tasks.values()):
-        notes.append(
-            "strict: share of queries whose R answers are the first R candidates; in top 5: share of queries whose answers are "
-            "all in the first five."
-        )
+        notes.append("strict: share of queries whose R answers are the first R candidates.")
     if comparisons:
         notes.append(
             f"Compared with {' and '.join(comparison.other.name for comparison in comparisons)}. A positive difference means "

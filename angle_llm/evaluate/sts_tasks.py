@@ -132,9 +132,8 @@ def select_tasks(
         names = [name for name in PUBLISHED_TASKS if name in present]
         if not names:
             raise FileNotFoundError(
-                f"--data-dir: no STS task with {text} text below {data_dir}. Expected sts/stsNN.test.tsv, "
-                "stsb/test.tsv or sick/test.tsv (folders end in _senteval_tok for senteval text), or SentEval's STS/ and "
-                "SICK/ (senteval text). Or set --tasks to task names or files."
+                f"--data-dir: no STS task with {text} text below {data_dir}. Expected the files of `angle-llm data get sts`. "
+                "Or set --tasks to task names or files."
             )
     files = {name: evaluation_source(name) for name in names if _is_path(name)}
     tasks = [read_pairs(files[name], columns) if name in files else read_task(data_dir, name, text) for name in names]

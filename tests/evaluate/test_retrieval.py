@@ -69,7 +69,6 @@ def test_metrics_equal_values_by_hand() -> None:
         strict=True,
     )
     assert metrics["strict"] == [1, 0, 0, 1]
-    assert metrics["in top 5"] == [1, 1, 0, 1]
     assert metrics["R@1"] == [0.5, 0, 0, 0.5]
     assert metrics["R@5"] == [1, 1, 0, 1]
     assert metrics["R@100"] == [1, 1, 1, 1]

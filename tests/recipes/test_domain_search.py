@@ -89,7 +89,7 @@ def test_a_second_call_only_answers(
     shown = capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert shown.splitlines()[-4] == "A man eats bb"
-    with pytest.raises(SettingsError, match=r"made with other settings \(negatives\)"):
+    with pytest.raises(SettingsError, match=r"made with other settings \(negatives "):
         main(replace(settings, negatives=1))
 
 

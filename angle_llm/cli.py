@@ -64,10 +64,6 @@ The pretrained model is saved in {model}. Its vectors are not trained for simila
 
     angle-llm train --model.path {quoted} --data.path pairs.jsonl --run-dir NEW_FOLDER
 """
-_NOT_BETTER = (
-    "warning: {name} is {after:.2f} after training and was {before:.2f} before: this model is not better. Try another "
-    "--optimizer.learning-rate or number of steps, and check the data with `angle-llm data check`."
-)
 _CODE = 'rows = encoder.encode(["A man is eating.", "Someone eats."])'
 _CODE_OF_SIDES = """queries = encoder.encode_query(["Who eats?"])
     documents = encoder.encode_document(["A man is eating.", "Someone eats."])"""
@@ -75,22 +71,16 @@ _CODE_OF_SIDES = """queries = encoder.encode_query(["Who eats?"])
 
 def train(settings: TrainSettings) -> None:
     """Fine-tune a language model into a text-embedding model."""
-    from angle_llm.io import read_object
     from angle_llm.model.source.encoder_card import EncoderCard
     from angle_llm.run import fine_tune
-    from angle_llm.train.run_folder import RESULT
 
     model = fine_tune(settings)
     if os.environ.get("RANK", "0") == "0":
         two = EncoderCard.read(model).prompt.differ
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
         quoted = shlex.quote(str(model))
-        is_mntp = settings.pretraining.task == "mntp"
-        print((_PRETRAINED if is_mntp else _USAGE).format(model=model, quoted=quoted, **how))
-        result = read_object(model.with_name(RESULT))
-        if result is not None and result["higher"] is False and not is_mntp:
-            name, best = next(iter(result["metrics"]["best"].items()))
-            print(_NOT_BETTER.format(name=name, after=best, before=result["metrics"]["start"][name]))
+        usage = _PRETRAINED if settings.pretraining.task == "mntp" else _USAGE
+        print(usage.format(model=model, quoted=quoted, **how))
 
 
 def pretrain(settings: PretrainSettings) -> None:

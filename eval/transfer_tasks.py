@@ -20,7 +20,6 @@ from angle_llm.evaluate.results import PublishedRow
 from angle_llm.evaluate.task_files import (
     Layout,
     data_file,
-    data_folder,
     first_complete,
     is_complete,
     senteval_folder,
@@ -146,7 +145,7 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
 
 def _layouts(data_dir: str | Path, name: str) -> tuple[Layout, Layout]:
     """Return the file paths of a transfer task in this project's folder layout, and in SentEval's layout."""
-    root = data_folder(data_dir, "transfer/, or SentEval's MR/, CR/ …")
+    root = Path(data_dir).expanduser()
     archive = senteval_folder(root)
     tables = [data_file(root / file) for file in _TASKS[name].files]
     return tables, [archive / file for files in SENTEVAL_FILES[name].values() for file in files]

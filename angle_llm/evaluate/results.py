@@ -91,8 +91,6 @@ def read_results(path: str, parse: Callable[[Any], Parsed]) -> Parsed:
         FileNotFoundError: if the file does not exist.
         ValueError: if the content is not JSON, or `parse` fails.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"--against: no results file at {path}; expected a model, or a file written by --json.")
     try:
         return parse(json.loads(Path(path).read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -32,7 +32,6 @@ from angle_llm.data.sources import Source, evaluation_source, is_data_name
 from angle_llm.evaluate.task_files import (
     Layout,
     data_file,
-    data_folder,
     first_complete,
     is_complete,
     score_of,
@@ -148,11 +147,7 @@ def _is_path(name: str) -> bool:
 
 
 def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -> list[str]:
-    """Return the names of the STS tasks whose files all exist in `data_dir`, with the text variant.
-
-    Raises:
-        FileNotFoundError: if the directory does not exist.
-    """
+    """Return the names of the STS tasks whose files all exist in `data_dir`, with the text variant."""
     return [name for name in TASKS if any(map(is_complete, _layouts(data_dir, name, variant)))]
 
 
@@ -262,14 +257,13 @@ def _layouts(data_dir: str | Path | None, task: str, variant: TextVariant) -> li
 
     Raises:
         ValueError: without a directory.
-        FileNotFoundError: if the directory does not exist.
     """
     if data_dir is None:
         raise ValueError(
             "--data-dir: expected a directory with the STS tasks, as `angle-llm data get sts --to DATA` writes it. Or set "
             "--tasks to files of scored pairs."
         )
-    root = data_folder(data_dir, "sts/, stsb/ and sick/, or SentEval's STS/ and SICK/")
+    root = Path(data_dir).expanduser()
     entry = TABLE["tasks"][task]
     files = [file if variant == "raw" else file.replace("/", "_senteval_tok/", 1) for file in entry["files"]]
     layouts: list[Layout] = [[data_file(root / file) for file in files]]

@@ -15,18 +15,6 @@ Layout = Sequence[Path]
 """Paths of all files of an evaluation task, in one folder structure that a data directory can have."""
 
 
-def data_folder(data_dir: str | Path, expected: str) -> Path:
-    """Return the path of a data directory, with `~` expanded.
-
-    Raises:
-        FileNotFoundError: if the directory does not exist; the message describes the `expected` content.
-    """
-    root = Path(data_dir).expanduser()
-    if not root.is_dir():
-        raise FileNotFoundError(f"--data-dir: no directory at {root}. Expected a directory with {expected}.")
-    return root
-
-
 def senteval_folder(root: Path) -> Path:
     """Return the folder of SentEval's tasks in a data directory: `root/downstream` if it exists, else `root`."""
     return root / "downstream" if (root / "downstream").is_dir() else root

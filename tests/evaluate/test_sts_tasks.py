@@ -71,7 +71,7 @@ def test_missing_files_and_unknown_tasks(layout: Path) -> None:
         read_task(layout, "stsb", "senteval")
     with pytest.raises(ValueError, match=r"'sts-b'.*'stsb'"):
         read_task(layout, "sts-b")
-    with pytest.raises(FileNotFoundError, match="--data-dir"):
+    with pytest.raises(FileNotFoundError, match=r"no/stsb/test\.tsv"):
         read_task(layout / "no", "stsb")
 
 

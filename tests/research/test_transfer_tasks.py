@@ -83,8 +83,7 @@ def test_a_task_with_a_missing_file_is_not_available(tmp_path: Path) -> None:
         read_transfer_task(tmp_path, "trec")
     with pytest.raises(ValueError, match=r"'sst'.*'sst2'"):
         read_transfer_task(tmp_path, "sst")
-    with pytest.raises(FileNotFoundError, match=r"--data-dir.*nowhere"):
-        available_transfer_tasks(tmp_path / "nowhere")
+    assert available_transfer_tasks(tmp_path / "nowhere") == []
 
 
 @pytest.mark.parametrize(

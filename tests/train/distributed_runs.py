@@ -456,11 +456,11 @@ def kernels(folder: Path, *names: str) -> None:
     def failing(rank: int) -> None:
         real, calls = EmbeddingModel.forward, [0]
 
-        def forward(model: Any, ids_BT: Any, mask_BT: Any = None, sequence: Any = None, head: Any = None) -> Any:
+        def forward(model: Any, ids_BT: Any, mask_BT: Any = None, sequence: Any = None) -> Any:
             calls[0] += model.training
             if rank == 1 and sequence is not None and calls[0] > 3:  # a step has at most 3 micro-batches
                 raise CheckpointError("recomputed tensors have other shapes")
-            return real(model, ids_BT, mask_BT, sequence, head)
+            return real(model, ids_BT, mask_BT, sequence)
 
         EmbeddingModel.forward = forward  # type: ignore[method-assign]
         fine_tune(step)

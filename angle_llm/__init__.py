@@ -10,26 +10,58 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from angle_llm.data.batch import TextBatch as TextBatch
+    from angle_llm.data.formats import DataError as DataError
+    from angle_llm.fine_tuning import fine_tune as fine_tune
+    from angle_llm.io import FolderError as FolderError
     from angle_llm.losses import AngleObjective as AngleObjective
+    from angle_llm.losses import FalseNegatives as FalseNegatives
+    from angle_llm.losses import FunctionTerm as FunctionTerm
+    from angle_llm.losses import Objective as Objective
     from angle_llm.losses import ObjectiveValue as ObjectiveValue
+    from angle_llm.losses import Relation as Relation
+    from angle_llm.losses import SumOfTerms as SumOfTerms
+    from angle_llm.losses import Term as Term
     from angle_llm.model.encoder import SentenceEncoder as SentenceEncoder
+    from angle_llm.model.source.checks import ArtifactError as ArtifactError
     from angle_llm.prompts import PromptTemplate as PromptTemplate
     from angle_llm.prompts import load_prompt as load_prompt
-    from angle_llm.run import fine_tune as fine_tune
+    from angle_llm.settings.parsing import SettingsError as SettingsError
     from angle_llm.settings.train import TrainSettings as TrainSettings
     from angle_llm.tools.search import VectorSearch as VectorSearch
+    from angle_llm.train.callbacks import Callback as Callback
+    from angle_llm.train.callbacks import EarlyStopping as EarlyStopping
+    from angle_llm.train.callbacks import TrainingState as TrainingState
+    from angle_llm.train.run_folder import FineTuned as FineTuned
+    from angle_llm.train.trainer import Interrupted as Interrupted
+    from angle_llm.train.trainer import TrainingError as TrainingError
 
 __version__ = "0.2.0"
 
 _MODULE_OF = {  # public name → module that defines the name
-    "AngleObjective": "angle_llm.losses.angle",
-    "ObjectiveValue": "angle_llm.losses.terms",
+    "AngleObjective": "angle_llm.losses",
+    "ArtifactError": "angle_llm.model.source.checks",
+    "Callback": "angle_llm.train.callbacks",
+    "DataError": "angle_llm.data.formats",
+    "EarlyStopping": "angle_llm.train.callbacks",
+    "FalseNegatives": "angle_llm.losses",
+    "FineTuned": "angle_llm.train.run_folder",
+    "FolderError": "angle_llm.io",
+    "FunctionTerm": "angle_llm.losses",
+    "Interrupted": "angle_llm.train.trainer",
+    "Objective": "angle_llm.losses",
+    "ObjectiveValue": "angle_llm.losses",
     "PromptTemplate": "angle_llm.prompts",
+    "Relation": "angle_llm.losses",
     "SentenceEncoder": "angle_llm.model.encoder",
+    "SettingsError": "angle_llm.settings.parsing",
+    "SumOfTerms": "angle_llm.losses",
+    "Term": "angle_llm.losses",
     "TextBatch": "angle_llm.data.batch",
     "TrainSettings": "angle_llm.settings.train",
+    "TrainingError": "angle_llm.train.trainer",
+    "TrainingState": "angle_llm.train.callbacks",
     "VectorSearch": "angle_llm.tools.search",
-    "fine_tune": "angle_llm.run",
+    "fine_tune": "angle_llm.fine_tuning",
     "load_prompt": "angle_llm.prompts",
 }
 

@@ -69,18 +69,28 @@ _CODE_OF_SIDES = """queries = encoder.encode_query(["Who eats?"])
     documents = encoder.encode_document(["A man is eating.", "Someone eats."])"""
 
 
+_NOT_BETTER = (
+    "warning: this model is not better than before training (table above). Usual causes: a learning rate that is too high or "
+    "too low (--optimizer.learning-rate), too many or too few steps, few or wrong data (`angle-llm data check`), evaluation "
+    "data that the base solves already."
+)
+
+
 def train(settings: TrainSettings) -> None:
     """Fine-tune a language model into a text-embedding model."""
     from angle_llm.model.source.encoder_card import EncoderCard
-    from angle_llm.run import fine_tune
+    from angle_llm.run import run_training
 
-    model = fine_tune(settings)
+    result = run_training(settings)
+    model = result.folder
     if os.environ.get("RANK", "0") == "0":
         two = EncoderCard.read(model).prompt.differ
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
         quoted = shlex.quote(str(model))
         usage = _PRETRAINED if settings.pretraining.task == "mntp" else _USAGE
         print(usage.format(model=model, quoted=quoted, **how))
+        if result.higher is False and settings.pretraining.task is None:
+            print(_NOT_BETTER)
 
 
 def pretrain(settings: PretrainSettings) -> None:

@@ -49,6 +49,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def release_cached_memory() -> None:
+    """Give memory that torch has cached back to the GPU."""
+    torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
     """Set a model to evaluation mode and disable gradients inside this context; yield the device of the model."""

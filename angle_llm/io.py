@@ -30,6 +30,7 @@ import math
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
@@ -588,6 +589,12 @@ def progress_bar(
     from tqdm import tqdm  # not at the top: it reads TQDM_DISABLE on import, which the program sets for other libraries
 
     options: dict[str, Any] = {"total": total, "desc": name, "unit": unit, "initial": done, "leave": not transient}
+    if "ipykernel" in sys.modules and enabled:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text
+            from tqdm.auto import tqdm as notebook_tqdm
+
+            return notebook_tqdm(**options, smoothing=0.1)
     if has_terminal():
         return tqdm(**options, smoothing=0.1, disable=not enabled)
     delay = LOG_EVERY_SECONDS if transient else 0

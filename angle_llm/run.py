@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,42 @@ from angle_llm.settings.train import DataSettings, TrainSettings
 
 if TYPE_CHECKING:
     from angle_llm.data.mixture import Mixture
+    from angle_llm.data.sources import Source
+    from angle_llm.evaluate.held_out import EvaluationFunction
+    from angle_llm.losses import Objective
     from angle_llm.model.source.resolve import ModelSource
+    from angle_llm.train.callbacks import Callback
     from angle_llm.train.distributed import Processes
+    from angle_llm.train.run_folder import FineTuned
 
 
-def fine_tune(settings: TrainSettings) -> Path:
-    """Fine-tune a language model into a text-embedding model; return the directory of the saved encoder.
+@dataclass(frozen=True)
+class PythonObjects:
+    """Objects that a Python program adds to the settings of a training run."""
+
+    data: Mapping[str, Source] = field(default_factory=dict)
+    """Path in `settings.data` → rows in memory."""
+    tasks: Mapping[str, Source | EvaluationFunction] = field(default_factory=dict)
+    """Entry of `settings.evaluation.tasks` → rows in memory, or a function that measures an encoder."""
+    loss: Objective | None = None
+    """Loss in place of `settings.objective`."""
+    callbacks: Sequence[Callback] = ()
+
+    def identity(self) -> dict[str, str]:
+        """Return names of the loss and the callbacks, which must not change when a run resumes."""
+        from angle_llm.losses import SumOfTerms
+        from angle_llm.train.callbacks import names_of
+
+        names = {"callbacks": names_of(self.callbacks)} if self.callbacks else {}
+        if isinstance(self.loss, SumOfTerms):
+            names["loss"] = " + ".join(f"{term.weight} {term.name}{term.code}" for term in self.loss.terms)
+        elif self.loss is not None:
+            names["loss"] = type(self.loss).__qualname__
+        return names
+
+
+def run_training(settings: TrainSettings, objects: PythonObjects | None = None) -> FineTuned:
+    """Fine-tune a language model into a text-embedding model, and save the encoder.
 
     The encoder is the best encoder if the settings have an evaluation, else the last encoder. Names, paths, the run
     directory and the evaluation tasks are checked first, then the data are read, and then the weights are loaded. If a
@@ -37,24 +68,39 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.memory.budget import choose_budget
     from angle_llm.model.source.saved_lora import lora_of_run
     from angle_llm.model.text_vectors import precompute_vectors
+    from angle_llm.train.callbacks import EarlyStopping
     from angle_llm.train.loading import check_cpu, check_zero_3, load_encoder
     from angle_llm.train.metrics import check_trackers
     from angle_llm.train.objectives import check_teacher_scores, make_losses
     from angle_llm.train.run_folder import Run
+    from angle_llm.train.strategies import check_optimizer
     from angle_llm.train.trainer import Trainer
 
+    objects = objects or PythonObjects()
+    stopping = settings.early_stopping
+    if stopping.patience is not None:
+        stop = EarlyStopping(stopping.patience, stopping.metric, stopping.least)
+        objects = replace(objects, callbacks=[*objects.callbacks, stop])
+    if not settings.evaluation.every_steps and any(
+        isinstance(callback, EarlyStopping) for callback in objects.callbacks
+    ):
+        raise SettingsError(
+            "early stopping counts evaluations: expected evaluation.tasks, and evaluation.every_steps above 0. Set them, such as "
+            "every_steps to 100."
+        )
     with Run.start(settings) as run:
         # 1. Settings, the evaluation tasks (read once, here) and the models: what can be checked before training data.
         check_trackers(settings.report_to)
-        losses = make_losses(settings)
-        evaluate = held_out_evaluation(settings.evaluation, settings.micro_batch_tokens)
+        losses = make_losses(settings, objects.loss)
+        evaluate = held_out_evaluation(settings.evaluation, settings.micro_batch_tokens, objects.tasks)
         source, others = resolve_models(settings)
         check_cpu(source, settings, run.processes)
         check_zero_3(source, settings, run.processes.zero_stage)
+        check_optimizer(settings.optimizer, run.processes)
         settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
 
         # 2. The examples.
-        data = load_data(settings.data, run.processes)
+        data = load_data(settings.data, run.processes, objects.data)
         check_teacher_scores(losses, data)
         for line in data.summary():
             run.log(line)
@@ -77,12 +123,23 @@ def fine_tune(settings: TrainSettings) -> Path:
         budget = choose_budget(settings, encoder, data, losses, run.processes) if run.starts_over else None
 
         # 6. Train, and keep the best model.
-        trainer = Trainer(run, encoder, data, losses, evaluate, settings, budget, vectors)
+        trainer = Trainer(
+            run,
+            encoder,
+            data,
+            losses,
+            evaluate,
+            settings,
+            budget=budget,
+            vectors=vectors,
+            callbacks=objects.callbacks,
+            more_identity=objects.identity(),
+        )
         run.prepare()
         result = trainer.fit()
         for line in result.report():
             run.log(line)
-        return result.model_dir
+        return result
 
 
 def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, ModelSource]]:
@@ -124,8 +181,8 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
     return source, others
 
 
-def load_data(settings: DataSettings, processes: Processes) -> Mixture:
-    """Read the training data on every process.
+def load_data(settings: DataSettings, processes: Processes, in_memory: Mapping[str, Source]) -> Mixture:
+    """Read the training data on every process; `in_memory` has the sources of paths that name rows in memory.
 
     The first process of a machine reads first and caches large datasets, so that all other processes read the cache.
     """
@@ -133,5 +190,5 @@ def load_data(settings: DataSettings, processes: Processes) -> Mixture:
     from angle_llm.data.store import cache_folder
 
     first: list[Mixture] = []
-    processes.from_main(lambda: first.append(load_mixture(settings, cache_folder())), each_machine=True)
-    return first[0] if first else load_mixture(settings, cache_folder())
+    processes.from_main(lambda: first.append(load_mixture(settings, cache_folder(), in_memory)), each_machine=True)
+    return first[0] if first else load_mixture(settings, cache_folder(), in_memory)

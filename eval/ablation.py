@@ -42,10 +42,10 @@ from ablation_parts.results import (
 )
 from filelock import FileLock
 
+from angle_llm import fine_tune
 from angle_llm.cli import run_cli
 from angle_llm.io import write_text
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError
 
 COMMAND = "python eval/ablation.py --grid eval/grids/{}.yaml --data-dir DATA --rows {}"

@@ -41,6 +41,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from annotated_types import Gt, Lt
 
+from angle_llm import fine_tune
 from angle_llm.cli import run_cli
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
@@ -52,7 +53,6 @@ from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
 from angle_llm.io import differences, read_object, write_folder, write_json, write_json_lines, write_text
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
-from angle_llm.run import fine_tune
 from angle_llm.settings.commands import EmbedSettings, MineSettings, QuestionSettings, RetrievalSettings
 from angle_llm.settings.parsing import (
     NonNegative,

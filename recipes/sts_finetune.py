@@ -14,12 +14,11 @@ import os
 from dataclasses import field, fields
 from typing import Any
 
-from angle_llm import SentenceEncoder
+from angle_llm import SentenceEncoder, fine_tune
 from angle_llm.cli import run_cli
 from angle_llm.evaluate import evaluate
 from angle_llm.evaluate.encoding import encode_functions
 from angle_llm.evaluate.sts_tasks import read_examples
-from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import parse_settings, settings_class
 from angle_llm.settings.train import (
     DataSettings,
@@ -69,7 +68,7 @@ def main(settings: StsFinetuneSettings) -> None:
     """Train an encoder, and print the Spearman correlation on the test pairs before and after training."""
     run = TrainSettings(**{item.name: getattr(settings, item.name) for item in fields(TrainSettings)})
     task = read_examples("test", settings.test)  # read before training, so that an error is reported at once
-    model = str(fine_tune(run))
+    model = str(fine_tune(run).folder)
     if os.environ.get("RANK", "0") != "0":
         return
     print(f"\n{task.source}, {len(task.pairs):,} pairs; Spearman correlation x 100 of cosine and score:")

@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 import pytest
 from tiny import save_tiny_adapter, save_tiny_base
 
+from angle_llm import fine_tune
 from angle_llm.data import DataError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import DepthsHead, EmbeddingModel
 from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
 from angle_llm.model.layers.lora import is_adapted
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
-from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import (
     DataSettings,

@@ -205,10 +205,12 @@ class ExampleReader:
             report.count(result)
             if isinstance(result, BadRow):
                 if not self.settings.skips_bad_rows:
-                    raise DataError(
-                        f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: angle-llm data "
-                        "check FILE --fix FOLDER"
+                    advice = (
+                        ""
+                        if self.source.kind == "rows"
+                        else ", or write a copy without bad rows: angle-llm data check FILE --fix FOLDER"
                     )
+                    raise DataError(f"{result.place}: {result.reason}. Fix the row{advice}")
             elif isinstance(row, Row) and not isinstance(result, Dropped):
                 yield row, result
 

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 
 from angle_llm.data.examples import DataReport, load_examples
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.order import Draws
-from angle_llm.data.sources import EXTENSIONS, STARTER, find_path
+from angle_llm.data.sources import EXTENSIONS, MEMORY, STARTER, Source, find_path
 from angle_llm.data.store import digest_of
 from angle_llm.settings.train import DataSettings, DataSource, MixedSet
 
+NO_SOURCES: Mapping[str, Source] = MappingProxyType({})
 _WEIGHT = re.compile(r"(?P<path>.+):(?P<weight>\d+(\.\d*)?|\.\d+)")
 
 
@@ -95,8 +97,12 @@ class Mixture(Sequence[Example]):
                 yield f"  as {dataset.name}: {count:,} of an epoch's {total:,} examples ({count / total:.1%}){more}"
 
 
-def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
+def load_mixture(
+    settings: DataSettings, cache: Path | None = None, in_memory: Mapping[str, Source] = NO_SOURCES
+) -> Mixture:
     """Read all datasets in the settings, and combine them to a `Mixture`; `cache` is described at `load_examples`.
+
+    `in_memory` has the sources of paths that name rows in memory.
 
     Raises:
         DataError: for a dataset that cannot be read, or a dataset that is named twice.
@@ -105,7 +111,7 @@ def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
     loaded = []
     for name, mixed_set in zip(_names([mixed_set.path for mixed_set in sets]), sets, strict=True):
         source = DataSource(**{item.name: getattr(mixed_set, item.name) for item in fields(DataSource)})
-        data = load_examples(source, cache)
+        data = load_examples(source, cache, in_memory.get(mixed_set.path))
         loaded.append(
             LoadedSet(name, data.examples, mixed_set.weight, mixed_set.prompt, mixed_set.objective, data.report)
         )
@@ -154,7 +160,7 @@ def _names(paths: Sequence[str]) -> list[str]:
     names: list[str] = []
     for path in paths:
         extension = next((known for known in sorted(EXTENSIONS, key=len, reverse=True) if path.endswith(known)), "")
-        short = Path(path).name.removesuffix(extension).removeprefix(STARTER) or path
+        short = Path(path).name.removesuffix(extension).removeprefix(STARTER).removeprefix(MEMORY) or path
         same = sum(name == short or name.startswith(f"{short}#") for name in names)
         names.append(f"{short}#{same + 1}" if same else short)
     return names

@@ -48,7 +48,7 @@ from angle_llm.data.files.file_types import (
     DatasetReader,
     FileReader,
     Row,
-    RowList,
+    RowsInMemory,
     TextFile,
     is_data_name,
     reader_of,
@@ -59,8 +59,8 @@ from angle_llm.settings.parsing import similar_paths
 
 __all__ = ["EXTENSIONS", "BadRow", "Row", "Source", "evaluation_source", "find_path", "is_data_name", "resolve_source"]
 
-Kind = Literal["file", "starter", "folder", "dataset", "beir", "mteb", "standard input", "rows"]
-"""Kind of a source. `folder` has several files, `dataset` is loaded by the library `datasets`."""
+Kind = Literal["file", "starter", "folder", "dataset", "beir", "mteb", "standard input", "rows", "function"]
+"""Kind of a source. `folder` has several files, `dataset` is loaded by the library `datasets`. `function` has no rows."""
 DATA_VARIABLE = "ANGLE_LLM_DATA"
 """Environment variable with a folder in which relative paths of datasets are searched."""
 STANDARD_INPUT = "-"
@@ -70,6 +70,8 @@ STARTER = "starter:"
 """Prefix of a path that names a data file bundled with the package, as in `starter:graded_pairs.tsv`."""
 MTEB = "mteb:"
 """Prefix of a task of MTEB, such as mteb:STSBenchmark."""
+MEMORY = "memory:"
+"""Prefix of the name of rows that a Python program passed to `fine_tune`, such as memory:data-1f0b…."""
 _STARTER_FOLDER = Path(__file__).parent / "starter"
 
 
@@ -165,7 +167,7 @@ def resolve_source(
     if isinstance(text, Source):
         return text
     if not isinstance(text, str | Path):
-        return Source("rows", "rows", (RowList(text),))
+        return Source("rows", "rows", (RowsInMemory(text),))
     resolver = _Resolver(
         text=str(text), tables=tables, encoding=encoding, split=split, datasets=datasets, in_memory=in_memory
     )
@@ -205,6 +207,10 @@ class _Resolver(NamedTuple):
             return self._file(_starter_file(self.text.removeprefix(STARTER)), "starter")
         if self.text.startswith(MTEB):
             return Source(self.text, "mteb")
+        if self.text.startswith(MEMORY):
+            raise DataError(
+                f"{self.text}: these rows were passed in Python; pass them again to fine_tune, or name a file"
+            )
         if not self.text:
             raise DataError("the path of the data source is empty; give a file, a folder, a hub id or starter:NAME")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -35,11 +36,16 @@ from angle_llm.settings.train import DataSource, EvaluationSettings
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
-_FILE_KINDS = ("file", "starter")
-"""Kinds of sources that are a file of scored pairs, or of questions and answers."""
+_FILE_KINDS = ("file", "starter", "rows")
+"""Kinds of sources that have scored pairs, or questions and answers."""
+EvaluationFunction = Callable[["SentenceEncoder"], "float | Mapping[str, float]"]
+"""Function that measures an encoder: a number (higher is better), or numbers by name."""
 MetricValues = dict[str, float]
 Items = np.ndarray[Any, np.dtype[np.float64]]
 """Cosines of the pairs of a task, or the main metric × 100 of its queries."""
+FUNCTION = "function:"
+"""Prefix of the name of an evaluation function in `evaluation.tasks`."""
+NO_TASKS: Mapping[str, Any] = MappingProxyType({})
 _UNIFORMITY_TEXTS = 2048
 """Maximum number of texts whose distances give the uniformity."""
 
@@ -57,7 +63,7 @@ class HeldOutTask:
 
     name: str
     metric: str
-    """Name of the main metric."""
+    """Name of the main metric; unused for a function of a program."""
     measure: Callable[[SentenceEncoder, Encode, Encode | None], tuple[Mapping[str, float], Items | None]]
     """Function that returns the metrics by name, the main metric first, and the cosines of pairs or the main metric × 100
     of queries.
@@ -81,6 +87,9 @@ class HeldOutEvaluation:
 
     tasks: Mapping[str, HeldOutTask]
     """Held-out tasks by their entry in the setting `evaluation.tasks`."""
+    metric: str | None
+    """TASK/METRIC that selects the best model; None: the first metric of the first task. It is the first metric in
+    results."""
     micro_batch_tokens: int | None
     items: Mapping[str, Items] = field(default_factory=dict)
     """Values of the pairs or queries in the last evaluation, by task, for `verdict`."""
@@ -91,7 +100,11 @@ class HeldOutEvaluation:
         sides = cached(encode), None if encode_document is None else cached(encode_document)
         measured = {task.name: task.measure(encoder, *sides) for task in self.tasks.values()}
         self.items = {task: items for task, (_, items) in measured.items() if items is not None}
-        return {f"{task}/{name}": value for task, (values, _) in measured.items() for name, value in values.items()}
+        metrics = {f"{task}/{name}": value for task, (values, _) in measured.items() for name, value in values.items()}
+        selects = next(iter(metrics)) if self.metric is None else self.metric
+        if selects not in metrics:
+            raise SettingsError(f"--evaluation.metric: {unknown_name('metric', selects, metrics)}")
+        return {selects: metrics[selects], **metrics}
 
     def verdict(self, saved: Mapping[str, Items], start: Mapping[str, Items]) -> str | None:
         """Return whether the saved encoder is better than before training, with the 95 % interval of the difference.
@@ -129,13 +142,15 @@ class HeldOutEvaluation:
 
 
 def held_out_evaluation(
-    settings: EvaluationSettings, micro_batch_tokens: int | None = None
+    settings: EvaluationSettings,
+    micro_batch_tokens: int | None = None,
+    in_memory: Mapping[str, Source | EvaluationFunction] = NO_TASKS,
 ) -> HeldOutEvaluation | None:
     """Read the held-out tasks of a training run, and return the object that evaluates an encoder; None without tasks.
 
     Every file is read once, and its rows stay in memory. Tasks with equal names get their folders as prefixes:
     stsb/test and sick/test. `micro_batch_tokens` is the maximum number of tokens in a micro-batch; None: the default of
-    `SentenceEncoder.encode`.
+    `SentenceEncoder.encode`. `in_memory` has the rows or the function of each task that a Python program passed.
 
     Raises:
         SettingsError: for a task that does not exist or is listed twice, or an unknown column.
@@ -144,7 +159,10 @@ def held_out_evaluation(
     """
     if not settings.tasks:
         return None
-    sources = [_task_source(text) for text in settings.tasks]
+    functions = {text: task for text, task in in_memory.items() if not isinstance(task, Source)}
+    rows = {text: task for text, task in in_memory.items() if isinstance(task, Source)}
+    rows |= {text: Source(text.removeprefix(FUNCTION), "function", text=text) for text in functions}
+    sources = [rows.get(text) or _task_source(text) for text in settings.tasks]
     files = [source for source in sources if source.kind in _FILE_KINDS]
 
     # Settings that no file uses.
@@ -158,10 +176,15 @@ def held_out_evaluation(
             "--evaluation.tasks, got none."
         )
 
-    tasks = [_read_task(source, settings, micro_batch_tokens) for source in sources]
+    tasks = [
+        _function_task(source.name, functions[source.text])
+        if source.text in functions
+        else _read_task(source, settings, micro_batch_tokens)
+        for source in sources
+    ]
     names = unique_names([task.name for task in tasks], sources)
     named = {source.text: replace(task, name=name) for source, task, name in zip(sources, tasks, names, strict=True)}
-    return HeldOutEvaluation(named, micro_batch_tokens)
+    return HeldOutEvaluation(named, settings.metric, micro_batch_tokens)
 
 
 def cached(encode: Encode) -> Encode:
@@ -227,6 +250,20 @@ def _has_answers(source: Source, settings: EvaluationSettings) -> bool:
             f"--evaluation.tasks: {source.text} has NLI rows; expected scored pairs, or questions and answers."
         )
     return format != "scored_pair"
+
+
+def _function_task(name: str, function: EvaluationFunction) -> HeldOutTask:
+    """Return the held-out task of a function; the metric of a function that returns a number is `score`."""
+
+    def measure(encoder: SentenceEncoder, _: Encode, __: Encode | None) -> tuple[MetricValues, None]:
+        value = function(encoder)
+        values = value if isinstance(value, Mapping) else {"score": value}
+        try:
+            return {metric: float(number) for metric, number in values.items()}, None
+        except (TypeError, ValueError):
+            raise TypeError(f"evaluation {name}: expected a number or a dictionary of numbers, got {value!r}") from None
+
+    return HeldOutTask(name, "score", measure)
 
 
 def _sts_task(task: StsTask) -> HeldOutTask:

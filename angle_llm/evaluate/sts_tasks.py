@@ -188,7 +188,7 @@ def read_pairs(path: str | Path | Source, columns: Mapping[str, str] = MappingPr
         DataError: if the file does not exist or lacks columns; for a malformed row with file and line.
     """
     source = evaluation_source(path)
-    if source.path is None or source.kind not in ("file", "starter"):
+    if source.kind not in ("file", "starter", "rows"):
         raise DataError(
             f"{source.text}: expected one file of scored pairs. Name a file in a folder as FOLDER@NAME (FOLDER/NAME.*)."
         )
@@ -197,7 +197,7 @@ def read_pairs(path: str | Path | Source, columns: Mapping[str, str] = MappingPr
         settings = CommandSource(path=source.text, format="scored_pair", columns=dict(columns))
         column_of = open_examples(settings, source).columns
         names = [column_of[name] for name in ("text1", "text2", "score")]
-    name = Path(str(source.path).removesuffix(".gz")).stem
+    name = source.name if source.path is None else Path(str(source.path).removesuffix(".gz")).stem
     return StsTask(name, name, "file", source.text, tuple(_pairs(source, names)))
 
 

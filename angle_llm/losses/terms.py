@@ -6,10 +6,11 @@ Shapes: N rows (unique texts), D columns, P scored pairs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,7 +91,9 @@ class Term(ABC):
     """Base class of loss terms: name, weight, requirements, and the value for a batch."""
 
     name: str
+    """Name of the term in metrics, as `loss/NAME`."""
     weight: float
+    """Weight of the term in the loss."""
     needs_pairs: bool = True
     """Whether the term is constant without pairs of two different texts."""
 
@@ -98,6 +101,11 @@ class Term(ABC):
     def needs(self) -> frozenset[str]:
         """Optional fields of `Relation` without which the term cannot be computed."""
         return NO_FIELDS
+
+    @property
+    def code(self) -> str:
+        """Hash of the code of a function that is the term, in brackets; empty for other terms."""
+        return ""
 
     @abstractmethod
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
@@ -112,20 +120,45 @@ class FunctionTerm(Term):
     """
 
     name: str
+    """Name of the term in metrics, as `loss/NAME`."""
     function: Callable[[Tensor, Relation], Tensor]
+    """Function of embeddings (N, D) and their relation that returns a scalar."""
     weight: float = 1.0
+    """Weight of the term in the loss."""
     needs_pairs: bool = False
+    """Whether the term is constant without pairs of two different texts."""
     needs: frozenset[str] = NO_FIELDS
+    """Optional fields of `Relation` without which the term cannot be computed, such as `teacher_vectors`."""
+
+    @property
+    def code(self) -> str:
+        code: Any = getattr(self.function, "__code__", None)
+        return "" if code is None else f" ({sha256(code.co_code + repr(code.co_names).encode()).hexdigest()[:8]})"
 
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
-        whole = WholeMatrix(lambda x_ND: self.function(x_ND, pairs.relation))
-        return BatchTerm((whole,), torch.squeeze)
+        def value(x_ND: Tensor) -> Tensor:
+            scalar = self.function(x_ND, pairs.relation)
+            if not isinstance(scalar, Tensor) or scalar.numel() != 1:
+                got = (
+                    f"a tensor of shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else type(scalar).__name__
+                )
+                raise ValueError(f"loss {self.name}: expected a scalar tensor, got {got}")
+            return scalar
+
+        return BatchTerm((WholeMatrix(value),), torch.squeeze)
 
 
 class SumOfTerms(Objective):
-    """A training loss that is a weighted sum of terms: L = Σ weight · term."""
+    """A training loss that is a weighted sum of terms: L = Σ weight · term.
+
+    Raises:
+        ValueError: if two terms have the same name.
+    """
 
     def __init__(self, *terms: Term) -> None:
+        names = [term.name for term in terms]
+        if len(set(names)) < len(names):
+            raise ValueError(f"expected terms with different names, got {', '.join(names)}")
         self._terms = terms
 
     @property
@@ -170,3 +203,36 @@ class SumOfTerms(Objective):
             values = [term.value(*(value_of[vector] for vector in term.vectors)) for term in prepared]
             loss = torch.stack([term.weight * value for term, value in zip(self.terms, values, strict=True)]).sum()
         return ObjectiveValue(loss, {term.name: value.detach() for term, value in zip(self.terms, values, strict=True)})
+
+
+LossFunction = Callable[[Tensor, Relation], Tensor]
+"""Function of embeddings (N, D) and the relation of their rows that returns a scalar."""
+Loss = Objective | Term | LossFunction | Sequence["Objective | Term | LossFunction"]
+
+
+def as_objective(loss: Loss) -> Objective:
+    """Return the training loss for a function, a term, a loss, or the sum of a list of these.
+
+    Raises:
+        ValueError: for two terms with the same name, or a loss in a list that is not a sum of terms.
+        TypeError: for another type.
+    """
+    if isinstance(loss, Objective):
+        return loss
+    terms: list[Term] = []
+    for part in loss if isinstance(loss, Sequence) else [loss]:
+        if isinstance(part, SumOfTerms):
+            terms += part.terms
+        elif isinstance(part, Objective):
+            raise ValueError(
+                f"loss: {type(part).__name__} is not a sum of terms, so it cannot be added to other losses"
+            )
+        elif isinstance(part, Term):
+            terms.append(part)
+        elif callable(part):
+            terms.append(FunctionTerm(getattr(part, "__name__", type(part).__name__), part))
+        else:
+            raise TypeError(
+                f"loss: expected a function (embeddings, relation) -> scalar, a Term or an Objective, got {type(part).__name__}"
+            )
+    return SumOfTerms(*terms)

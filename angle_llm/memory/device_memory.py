@@ -160,6 +160,12 @@ def free_memory(processes: Processes) -> int | None:
     if device.type == "cuda":
         context = CONTEXT + (EXCHANGE_CONTEXT if processes.world_size > 1 else 0)
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) + context
+    elif device.type == "mps":
+        free = (
+            torch.mps.recommended_max_memory()
+            - torch.mps.driver_allocated_memory()
+            + torch.mps.current_allocated_memory()
+        )
     elif device.type == "cpu" and (available := _available_memory()) is not None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
         free = available // local + _own_memory()

@@ -18,7 +18,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from angle_llm.device import bound_kernel_caches, evaluating, is_out_of_memory, keep_freed_memory, on_device
+from angle_llm.device import (
+    bound_kernel_caches,
+    evaluating,
+    is_out_of_memory,
+    keep_freed_memory,
+    on_device,
+    release_cached_memory,
+)
 from angle_llm.io import log, progress_bar
 from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layers import lora
@@ -52,6 +59,7 @@ from angle_llm.model.source.tokenizer import (
     checked_length,
     warn_of_other_tokens,
 )
+from angle_llm.model.vectors import unit_rows
 from angle_llm.prompts import PromptChoice, PromptTemplate, Side, SidePrompts, load_prompts
 from angle_llm.settings.train import LoraSettings
 
@@ -143,12 +151,14 @@ class SentenceEncoder:
             adapter: folder written by peft or angle-emb, with an adapter for the backbone; needs `prompt`.
             prompt: name, YAML file or template, or {"query": …, "document": …}. None: the prompt of the saved encoder or
                 sentence-transformers model; for a backbone, the default of the constructor.
-            pooling, max_length: None: as for `prompt`.
+            pooling: name of the pooling; None: as for `prompt`.
+            max_length: maximum number of tokens of a text; None: as for `prompt`.
             dtype: "auto": the dtype in training for a saved encoder, the stored dtype for other models.
             device: None: the GPU if there is a GPU, else the CPU.
             revision: revision of a hub id.
             bits: 4 or 8: quantize the weights (see `quantization`). "auto": as in training for a saved encoder, else None.
-            dimensions, layers: keep only the first dimensions and layers (see `truncated`); None: as saved, else all.
+            dimensions: keep only the first dimensions (see `truncated`); None: as saved, else all.
+            layers: keep only the first layers; None: as saved, else all.
             layout: "auto": texts share the computation of common prefixes or are packed, if possible and faster. "padded":
                 usual batches.
             attention: "bidirectional": tokens of a decoder-only model attend to later tokens too, as in LLM2Vec
@@ -197,6 +207,16 @@ class SentenceEncoder:
             encoder = encoder.truncated(dimensions=dimensions, layers=layers)
         encoder.model.to(device)
         return encoder
+
+    def __repr__(self) -> str:
+        backbone: Any = lora.without_adapter(self.model.backbone)
+        adapter = ", LoRA adapter" if lora.is_adapted(self.model.backbone) else ""
+        bits = "" if self.bits is None else f", {self.bits} bits"
+        return (
+            f"SentenceEncoder({backbone.config.model_type}{adapter}, {self.layers} layers, {self.dimensions} dimensions; "
+            f"prompt {self.prompts.name}, pooling {self.pooling}, max_length {self.max_length}, normalize {self.normalize}; "
+            f"{str(self.dtype).removeprefix('torch.')}{bits} on {self.device}; texts: {self.layouts.layout})"
+        )
 
     def changed(self, **attributes: Any) -> SentenceEncoder:
         """Return an encoder with other attributes, such as `layouts` or `tokenizers`, and the same weights, without a copy."""
@@ -295,6 +315,11 @@ class SentenceEncoder:
         pad = self.tokenizer.pad_token_id
         return 0 if pad is None else int(pad)
 
+    def to(self, device: str | torch.device) -> SentenceEncoder:
+        """Move the weights to a device, and return the encoder."""
+        self.model.to(torch_device(device))
+        return self
+
     def add_lora(self, settings: LoraSettings) -> None:
         """Add a new LoRA adapter and freeze all other weights; `settings.train_dense` keeps Dense modules trainable.
 
@@ -309,12 +334,17 @@ class SentenceEncoder:
 
     @overload
     def encode(
-        self, texts: Sequence[str], *, micro_batch_tokens: int | None = ..., show_progress: bool = ...
+        self,
+        texts: Sequence[str],
+        *,
+        normalize: bool = ...,
+        micro_batch_tokens: int | None = ...,
+        show_progress: bool = ...,
     ) -> Rows: ...
 
     @overload
     def encode(
-        self, texts: Sequence[str], *, return_stats: Literal[True], micro_batch_tokens: int | None = ...,
+        self, texts: Sequence[str], *, return_stats: Literal[True], normalize: bool = ..., micro_batch_tokens: int | None = ...,
         show_progress: bool = ...,
     ) -> tuple[Rows, EncodeStats]: ...  # fmt: skip
 
@@ -322,6 +352,7 @@ class SentenceEncoder:
         self,
         texts: Sequence[str],
         *,
+        normalize: bool = False,
         micro_batch_tokens: int | None = None,
         show_progress: bool = False,
         return_stats: bool = False,
@@ -332,8 +363,11 @@ class SentenceEncoder:
         depend on any other text, up to rounding.
 
         Args:
+            normalize: scale embeddings to length 1, also if the encoder does not (`SentenceEncoder.normalize`).
             micro_batch_tokens: maximum number of tokens in a micro-batch, padding included. None: 2,048 on a CPU, 16,384
                 on other devices. It is halved after every out-of-memory error.
+            show_progress: show a progress bar.
+            return_stats: also return counts of texts and tokens, and the duration.
 
         Raises:
             TypeError: if a text is not a string; the message gives its position.
@@ -341,21 +375,40 @@ class SentenceEncoder:
                 `encode_query` and `encode_document`).
         """
         rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress)
+        rows_ND = unit_rows(rows_ND).astype(np.float32) if normalize else rows_ND
         return (rows_ND, stats) if return_stats else rows_ND
 
     def encode_query(
-        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
+        self,
+        texts: Sequence[str],
+        *,
+        normalize: bool = False,
+        micro_batch_tokens: int | None = None,
+        show_progress: bool = False,
     ) -> Rows:
         """Return the embeddings of N texts with the prompt of queries (first texts of training pairs), (N, D) float32."""
-        return self.for_side("query").encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
+        return self.for_side("query").encode(
+            texts, normalize=normalize, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress
+        )
 
     def encode_document(
-        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
+        self,
+        texts: Sequence[str],
+        *,
+        normalize: bool = False,
+        micro_batch_tokens: int | None = None,
+        show_progress: bool = False,
     ) -> Rows:
         """Return the embeddings of N texts with the prompt of documents (second texts of pairs), (N, D) float32."""
         return self.for_side("document").encode(
-            texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress
+            texts, normalize=normalize, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress
         )
+
+    @staticmethod
+    def similarity(left: Rows, right: Rows) -> Rows:
+        """Return the cosines of all pairs of embeddings, (N, M) float32 for embeddings (N, D) and (M, D)."""
+        cosines: Rows = (unit_rows(left) @ unit_rows(right).T).astype(np.float32)
+        return cosines
 
     def encode_complex(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
@@ -500,4 +553,4 @@ def _encode_planned(
         progress(-done)
         token_budget = max(min(token_budget, max(group.computed_tokens for group in plan.groups)) // 2, 1)
         log(f"out of memory: encoding with at most {token_budget} tokens per micro-batch")
-        torch.cuda.empty_cache()
+        release_cached_memory()

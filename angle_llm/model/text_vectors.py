@@ -24,6 +24,7 @@ import numpy as np
 
 from angle_llm.data.formats import DataError, pairs_of
 from angle_llm.data.positives import MiningData
+from angle_llm.device import release_cached_memory
 from angle_llm.io import (
     IDENTITY,
     ResumableFolder,
@@ -220,7 +221,6 @@ def precompute_vectors(
 
 def _store_training_texts(folder: Path, source: ModelSource, data: Mixture, device: torch.device) -> None:
     """Store the vectors of all distinct training texts by the encoder `source`, and free its memory."""
-    import torch
 
     from angle_llm.model.encoder import SentenceEncoder
 
@@ -232,7 +232,7 @@ def _store_training_texts(folder: Path, source: ModelSource, data: Mixture, devi
 
     store_vectors(folder, identity, lambda: distinct_texts(data), load, option="--run-dir")
     gc.collect()  # before the model is loaded
-    torch.cuda.empty_cache()
+    release_cached_memory()
 
 
 def distinct_texts(data: Mixture) -> Iterator[SidedText]:

@@ -20,6 +20,7 @@ from angle_llm.settings.objective import NestedSettings as NestedSettings
 from angle_llm.settings.objective import ObjectiveSettings as ObjectiveSettings
 from angle_llm.settings.parsing import (
     NonNegative,
+    NonNegativeFloat,
     Positive,
     PositiveFloat,
     SettingsError,
@@ -154,10 +155,16 @@ class LoraSettings:
 
 @settings_class
 class OptimizerSettings:
-    """AdamW with a learning rate that rises in the warm-up and then falls linearly."""
+    """AdamW, and its learning rate by step."""
 
+    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw: AdamW of torch, fused on a GPU. adamw_8bit: AdamW of bitsandbytes with moments of 8 bits, which need a quarter
+    of the memory; only without ZeRO. Needs pip install 'angle_llm[quantization]'."""
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
+    schedule: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = "linear"
+    """Learning rate after the warm-up, as in transformers. linear and cosine fall to about 0 at the last step. constant
+    has no warm-up."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
     """Decoupled weight decay of AdamW."""
     warmup: Annotated[float, Ge(0)] = 0.1
@@ -192,11 +199,34 @@ class EvaluationSettings:
     column `text` or `sentence`, or a single column."""
     every_steps: NonNegative = 0
     """Number of optimizer steps between evaluations. 0: before and after training only."""
+    metric: str | None = None
+    """Metric that selects the best model, such as `test/pearson` (TASK/METRIC). Higher is better. None: the first metric
+    of the first task."""
 
     def __post_init__(self) -> None:
-        names = ("columns", "corpus", "every_steps")
+        names = ("columns", "corpus", "every_steps", "metric")
         if (set_names := [name for name in names if getattr(self, name)]) and not self.tasks:
             raise SettingsError(f"evaluation.{set_names[0]} is set, but evaluation.tasks is not.")
+
+
+@settings_class
+class EarlyStoppingSettings:
+    """When a run stops before its last step, because its evaluations no longer improve."""
+
+    patience: Positive | None = None
+    """Stop after this number of evaluations without improvement. Needs --evaluation.every-steps. None: train to the last
+    step."""
+    metric: str | None = None
+    """Metric that must improve, such as `test/pearson` (TASK/METRIC). Higher is better. None: the metric that selects the
+    best model."""
+    least: NonNegativeFloat = 0.0
+    """Least increase of the metric that counts as an improvement."""
+
+    def __post_init__(self) -> None:
+        if self.patience is None and (self.metric is not None or self.least):
+            raise SettingsError(
+                "early_stopping.metric or early_stopping.least is set, but early_stopping.patience is not."
+            )
 
 
 @settings_class
@@ -278,14 +308,25 @@ class TrainSettings:
     allow_cpu: bool = False
     """Train a model of more than 3 billion weights on a CPU, which takes days to weeks."""
     model: ModelSettings = field(default_factory=ModelSettings)
+    """The base model, and how it encodes texts. `ModelSettings`"""
     data: DataSettings = field(default_factory=DataSettings)
+    """The training data. `DataSettings`"""
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    """The loss. `ObjectiveSettings`"""
     lora: LoraSettings = field(default_factory=LoraSettings)
+    """The LoRA adapter. `LoraSettings`"""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    """Optimizer and learning rate. `OptimizerSettings`"""
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    """Held-out tasks, which select the best model. `EvaluationSettings`"""
+    early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
+    """When the run stops before its last step. `EarlyStoppingSettings`"""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """Checkpoints from which the run resumes. `CheckpointSettings`"""
     nested: NestedSettings = field(default_factory=NestedSettings)
+    """Nested dimensions and layers (Matryoshka). `NestedSettings`"""
     pretraining: PretrainingSettings = field(default_factory=PretrainingSettings)
+    """Pretraining on texts without labels. `PretrainingSettings`"""
 
     def __post_init__(self) -> None:
         if self.lora.rank == 0 and self.model.bits is not None:

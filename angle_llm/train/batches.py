@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -84,31 +85,41 @@ class StepSchedule:
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of an optimizer step; steps are counted from 1."""
-        return self._settings.optimizer.learning_rate * rate_share(step, self.warmup, self.steps)
+        optimizer = self._settings.optimizer
+        return optimizer.learning_rate * rate_share(step, self.warmup, self.steps, optimizer.schedule)
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the encoder is evaluated after an optimizer step; step 0 is before training."""
         every = self._settings.evaluation.every_steps
         return step in (0, self.steps) or (every > 0 and step % every == 0)
 
-    def saves_at(self, step: int) -> bool:
-        """Return whether a checkpoint is written after an optimizer step.
+    def saves_at(self, step: int, *, stops: bool = False) -> bool:
+        """Return whether a checkpoint is written after an optimizer step; `stops`: it is the last of a stopped run.
 
         If checkpoints are on, the last step has a checkpoint too, so that a rerun of the command does not train again.
         """
         every = self._settings.checkpoint.every_steps
-        return every > 0 and (step == self.steps or step % every == 0)
+        return every > 0 and (stops or step == self.steps or step % every == 0)
 
 
-def rate_share(step: int, warmup: int, steps: int) -> float:
+def rate_share(step: int, warmup: int, steps: int, schedule: str = "linear") -> float:
     """Return the learning rate of an optimizer step as a fraction of the peak learning rate.
 
-    The rate rises linearly during `warmup` steps, then falls linearly until the last step. The first step is 1 and the
-    last is `steps`; no step has rate 0.
+    The schedules are those of transformers: a rise during `warmup` steps, then for example a linear fall. The first step
+    is 1 and the last is `steps`. They get one more step, so that no step has rate 0.
     """
-    if step <= warmup:
-        return step / warmup
-    return (steps - step + 1) / (steps - warmup + 1)
+    return _share(schedule, warmup, steps)(step)
+
+
+@cache
+def _share(schedule: str, warmup: int, steps: int) -> Callable[[int], float]:
+    """Return the function from a step to its fraction of the peak learning rate."""
+    from transformers.optimization import get_scheduler
+
+    unused = torch.optim.SGD([torch.zeros(1)])
+    scheduler: Any = get_scheduler(schedule, unused, num_warmup_steps=warmup, num_training_steps=steps + 1)
+    share: Callable[[int], float] = scheduler.lr_lambdas[0]
+    return share
 
 
 class PlannedBatch(NamedTuple):

@@ -79,10 +79,11 @@ class BestModel:
             return None, progress.evaluated
         return progress.best, progress.evaluated
 
-    def evaluate(self, step: int, metrics: Metrics) -> None:
+    def evaluate(self, step: int, metrics: Metrics) -> bool:
         """Evaluate the encoder after an optimizer step, log the metrics, and save the encoder if it is the best so far.
 
         Step 0 is the model before training, which is evaluated but not saved. A repeated call for a step does nothing.
+        Returns whether the encoder was evaluated.
 
         Raises:
             RankMemoryError: on every rank, if a rank does not have enough memory for a single text.
@@ -90,7 +91,7 @@ class BestModel:
         # Evaluate on all ranks; the values of rank 0 count.
         evaluate = self._evaluate
         if evaluate is None or self.evaluated == step:
-            return
+            return False
         device = self._strategy.processes.device
         state = random_state(device)  # an evaluation task can set seeds, as mteb does
         try:
@@ -118,6 +119,7 @@ class BestModel:
             self.best = values
             self._keep_items("best")
         self.evaluated = step
+        return True
 
     def _keep_items(self, name: str) -> None:
         """Add the values of each pair or query in the last evaluation to the file `ITEMS`, as `name`, on rank 0.

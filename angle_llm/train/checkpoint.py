@@ -61,6 +61,8 @@ class Progress:
     another encoder."""
     budget: TokenBudget | None = None
     """Token budget of a process, lower than at the start if memory ran out; None without a checkpoint."""
+    stopped: str | None = None
+    """Reason why a callback stopped the run after this step; None if the run goes on."""
 
 
 class Checkpoints:

@@ -132,6 +132,8 @@ class Metrics:
         self._kept_bytes, self._step, self._enabled = kept_bytes, step, enabled
         self._file: IO[str] | None = None
         self._trackers: Trackers | None = None
+        self.last: dict[str, Any] | None = None
+        """The last line that this process wrote."""
 
     def __enter__(self) -> Metrics:
         if self._enabled:
@@ -167,7 +169,8 @@ class Metrics:
         """
         if self._file is None or self._trackers is None:
             return
-        self._file.write(json.dumps({**values, **(notes or {})}) + "\n")
+        self.last = {**values, **(notes or {})}
+        self._file.write(json.dumps(self.last) + "\n")
         self._file.flush()
         numbers = {name: value for name, value in values.items() if name != "step"}
         self._trackers.log(numbers, int(values["step"]))

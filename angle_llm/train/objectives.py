@@ -26,7 +26,7 @@ class PairTask:
     zero_3_problem: ClassVar[str | None] = None
     """Why ZeRO-3 cannot be used, with advice, for an error message; None if it can."""
 
-    def loss(self, plain: AngleObjective) -> Objective:
+    def loss(self, plain: Objective) -> Objective:
         """Return the loss of a dataset; `plain` is the loss on full vectors.
 
         Raises:
@@ -36,7 +36,7 @@ class PairTask:
         if not nested.dimensions and not nested.layers:
             return plain
         odd = [width for width in nested.dimensions if width % 2]
-        if odd and plain.angle_weight:
+        if odd and isinstance(plain, AngleObjective) and plain.angle_weight:
             raise SettingsError(
                 f"nested.dimensions: expected even numbers, as an angle reads two halves of the columns; got {odd[0]}. "
                 "Use even numbers, or set objective.angle_weight to 0."
@@ -63,10 +63,11 @@ def task_of(settings: TrainSettings) -> PairTask | MaskedTokenTask | TwoViewsTas
     return PairTask(settings) if name is None else TASKS[name](settings)
 
 
-def make_losses(settings: TrainSettings) -> list[Objective]:
+def make_losses(settings: TrainSettings, loss: Objective | None = None) -> list[Objective]:
     """Return one loss per training dataset: `settings.objective` with the fields that the dataset overrides.
 
-    The task of the settings adds nested depths and widths, or replaces the loss (`task_of`).
+    `loss` of a Python program replaces the objective of the settings. The task of the settings adds nested depths and
+    widths, or replaces the loss (`task_of`).
 
     Raises:
         SettingsError: if a dataset sets its own teacher or another guide, no dataset uses the teacher of the run, or a
@@ -95,8 +96,15 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
         if settings.pretraining.task is not None and dataset.objective:
             raise SettingsError(f"{name}: expected none with --pretraining.task. Omit it.")
         objectives.append(objective)
-        losses.append(task.loss(_plain_loss(objective)))
+        losses.append(task.loss(_plain_loss(objective) if loss is None else loss))
     # Every setting must be used.
+    if loss is not None and (
+        settings.pretraining.task is not None or any(objective != ObjectiveSettings() for objective in objectives)
+    ):
+        raise SettingsError(
+            "loss excludes the settings objective and pretraining.task. To add a term to the AnglE objective, pass a list: "
+            "loss=[AngleObjective(…), term]."
+        )
     if settings.objective.teacher is not None and not any("teacher_vectors" in loss.needs for loss in losses):
         raise SettingsError(
             "--objective.teacher: expected --objective.teacher-vector-weight or --objective.teacher-similarity-weight above 0, "

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from angle_llm.device import evaluating, relative_difference
-from angle_llm.losses import AngleObjective, Objective, ObjectiveValue, Relation
+from angle_llm.losses import Objective, ObjectiveValue, Relation
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import EmbeddingModel, Head, ModelInput
 from angle_llm.model.layers.lora import without_adapter
@@ -217,7 +217,7 @@ class MaskedTokenTask:
     settings: TrainSettings
     zero_3_problem: ClassVar[str | None] = "train with --pretraining.task mntp. Use ZeRO-2"
 
-    def loss(self, _: AngleObjective) -> Objective:
+    def loss(self, _: Objective) -> Objective:
         """Return the loss of a dataset; the settings of the objective are not used."""
         return MaskedTokenLoss()
 
@@ -310,7 +310,7 @@ class TwoViewsTask:
     settings: TrainSettings
     zero_3_problem: ClassVar[str | None] = "train with --pretraining.task simcse. Use ZeRO-2"
 
-    def loss(self, plain: AngleObjective) -> Objective:
+    def loss(self, plain: Objective) -> Objective:
         """Return the loss of a dataset; `plain` is computed on the pairs of embeddings."""
         return TwoViews(plain)
 

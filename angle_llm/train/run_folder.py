@@ -20,40 +20,93 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from angle_llm.io import differences, log, plain, write_json
 from angle_llm.model.source.checks import is_saved_encoder
-from angle_llm.settings.parsing import SettingsError, load_settings, save_settings, settings_to_dict
+from angle_llm.settings.parsing import SettingsError, load_settings, need_library, save_settings, settings_to_dict
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.best_model import RESCUE_FOLDER, deciding_metric
+from angle_llm.train.callbacks import DECIDES, read_metrics
 from angle_llm.train.checkpoint import FOLDER, checkpoint_names, named_checkpoint
-from angle_llm.train.distributed import Processes, ProcessWatch
+from angle_llm.train.distributed import Processes, ProcessWatch, RemoteRankError
 from angle_llm.train.token_budget import TokenBudget
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from angle_llm.model.encoder import SentenceEncoder
 
 RESULT = "result.json"
 """Name of the file in a run directory that marks the run as finished."""
 
 
 @dataclass(frozen=True)
-class TrainResult:
-    """Result of a training run: folder of the encoder, number of steps, metrics, and token budget."""
+class FineTuned:
+    """Result of a training run: the encoder, its folder, number of steps, metrics, and token budget."""
 
-    model_dir: Path
-    """Folder of the encoder to use: the best encoder if the run evaluates, else the last encoder."""
+    folder: Path
+    """Folder of the encoder to use: the best encoder after a step if the run evaluates, else the last encoder. The model
+    before training is never saved, even if it is better (`higher`)."""
     steps: int
     """Number of optimizer steps of the run."""
     best: dict[str, float] | None
-    """Metrics of the encoder in `model_dir`, None without evaluation. The first metric decides which encoder is best."""
+    """Metrics of the encoder in `folder`, None without evaluation. The first metric decides which encoder is best."""
     start: dict[str, float] | None
     """Metrics of the encoder before training; None without evaluation."""
     budget: TokenBudget
     """Token budget of a process at the end of the run; lower than at the start if memory ran out."""
-    encoder: dict[str, Any]
+    used: dict[str, Any]
     """Settings of the encoder by name: `prompt`, `pooling` and `max_length` in tokens."""
     verdict: str | None = None
-    """Whether the encoder is better than before training, with the 95 % interval; None if it is not known."""
+    """Whether the encoder is better than before training, with the 95 % interval; None if it is not known, as for your own
+    evaluation functions."""
+    stopped: str | None = None
+    """Reason why a callback stopped the run before its last step; None if it was not stopped."""
+
+    @cached_property
+    def encoder(self) -> SentenceEncoder:
+        """The encoder to use, loaded from `folder` when it is first read."""
+        from angle_llm.model.encoder import SentenceEncoder
+
+        return SentenceEncoder.from_pretrained(self.folder)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Numbers of all steps and evaluations in order, as in metrics.jsonl, for example for a `pandas.DataFrame`.
+
+        A step has `step`, `epoch` (from 0), `loss`, `loss/TERM`, `cosine/…`, `learning_rate`, `gradient_norm` and counts. An
+        evaluation has `step`, `evaluation` (the metric that selects the best model) and `evaluation/TASK/METRIC`.
+        """
+        return read_metrics(self.folder.parent)
+
+    def plot(self) -> Figure:
+        """Return a figure of the run by optimizer step: loss, metric that selects the best model, and mean cosines.
+
+        Needs matplotlib.
+        """
+        need_library("matplotlib", "FineTuned.plot", "bench")
+        from matplotlib import pyplot
+
+        metrics = self.metrics
+        cosines = sorted({name for numbers in metrics for name in numbers if name.startswith("cosine/")})
+        panels = {"loss": ["loss"], "evaluation": [DECIDES], "cosine": cosines}
+        if self.best is None:
+            del panels["evaluation"]
+        figure, all_axes = pyplot.subplots(1, len(panels), figsize=(4 * len(panels), 3), layout="constrained")
+        for axes, (title, names) in zip(all_axes, panels.items(), strict=True):
+            for name in names:
+                rows = [numbers for numbers in metrics if name in numbers]
+                steps = [numbers["step"] for numbers in rows]
+                values = [numbers[name] for numbers in rows]
+                axes.plot(steps, values, marker="o" if name == DECIDES else "", label=name.removeprefix("cosine/"))
+            axes.set_xlabel("step")
+            axes.set_ylabel(next(iter(self.best)) if title == "evaluation" and self.best else title)
+        axes.legend()
+        pyplot.close(figure)  # a notebook would show it twice
+        return figure
 
     @property
     def higher(self) -> bool | None:
@@ -66,7 +119,7 @@ class TrainResult:
         """Return a table, as lines, of the metrics before training and of the best model; empty without evaluation."""
         if self.best is None or self.start is None:
             return []
-        used = f"prompt {self.encoder['prompt']}, pooling {self.encoder['pooling']}, at most {self.encoder['max_length']} tokens"
+        used = f"prompt {self.used['prompt']}, pooling {self.used['pooling']}, at most {self.used['max_length']} tokens"
         width = max(map(len, self.best))
         rows = [f"{name:{width}} {self.start[name]:7.2f} {value:7.2f}" for name, value in self.best.items()]
         verdict = [] if self.verdict is None else [self.verdict]
@@ -91,10 +144,19 @@ class Run:
         If a process is killed or stops responding, all other processes end with a message (see `ProcessWatch`).
 
         Raises:
+            RemoteRankError: on every rank, if settings or rows in memory differ between ranks.
             SettingsError: if the launch is not supported, the directory belongs to another or a finished run, the directory
                 has checkpoints and `resume` is None, or the checkpoint that `resume` names does not exist.
         """
-        run = cls(settings, Processes.start())
+        processes = Processes.start()
+        of_main, *of_others = map(settings_to_dict, processes.gather(settings.identity))
+        for rank, values in enumerate(of_others, 1):
+            if changed := differences(of_main, values):
+                raise RemoteRankError(
+                    f"{', '.join(changed)} differs between ranks 0 and {rank}; memory:… names rows of a Python program. Use the "
+                    "same settings and data on every rank."
+                )
+        run = cls(settings, processes)
         run.log(str(run.processes))
         with ProcessWatch(run.processes):
             yield run
@@ -146,7 +208,7 @@ class Run:
         (self.folder / RESULT).unlink(missing_ok=True)
         save_settings(replace(self.settings, resume=TrainSettings.resume), self.folder / "settings.yaml")
 
-    def finish(self, result: TrainResult) -> None:
+    def finish(self, result: FineTuned) -> None:
         """Write result.json, which marks the run as finished, and remove `interrupted/`; only on the main process."""
         if self.processes.is_main:
             if is_saved_encoder(self.folder / RESCUE_FOLDER):
@@ -157,8 +219,9 @@ class Run:
                 "steps": result.steps,
                 "higher": result.higher,
                 "verdict": result.verdict,
+                "stopped": result.stopped,
                 **scores,
                 "metrics": metrics,
-                "encoder": result.encoder,
+                "encoder": result.used,
             }
             write_json(self.folder / RESULT, plain({**content, "budget": result.budget}), writer="")

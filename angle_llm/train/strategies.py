@@ -11,6 +11,7 @@ State is read and loaded as full tensors by name, so a checkpoint does not depen
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from angle_llm.device import is_gpu, is_out_of_memory
+from angle_llm.settings.parsing import SettingsError, need_library
 from angle_llm.settings.train import OptimizerSettings
 from angle_llm.train.distributed import Processes
 from angle_llm.train.token_budget import guard_ranks
@@ -70,10 +72,13 @@ class DataParallelStrategy(SingleProcess):
         self.shapes = {name: parameter.shape for name, parameter in self.weights.items()}
         """Full shapes of the trainable weights by name. Under ZeRO-3, a weight in memory has another shape."""
         self._max_norm = settings.max_gradient_norm
-        fused = True if is_gpu(processes.device) and not processes.zero_stage else None
-        self.optimizer = AdamW(
-            self.weights.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=fused
-        )
+        options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        if settings.name == "adamw_8bit":
+            bitsandbytes: Any = importlib.import_module("bitsandbytes")
+            self.optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(list(self.weights.values()), **options)
+        else:
+            fused = True if is_gpu(processes.device) and not processes.zero_stage else None
+            self.optimizer = AdamW(self.weights.values(), fused=fused, **options)
 
     def _placed(self, model: nn.Module) -> nn.Module:
         """Move the model to the device of this process."""
@@ -122,18 +127,17 @@ class DataParallelStrategy(SingleProcess):
         return nullcontext()
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """Return the optimizer state as full CPU tensors, named WEIGHT/exp_avg, WEIGHT/exp_avg_sq and WEIGHT/step.
+        """Return the optimizer state as full CPU tensors, such as WEIGHT/exp_avg, WEIGHT/exp_avg_sq and WEIGHT/step.
 
         The result is empty before the first optimizer step, and on all ranks but 0. All ranks must call this method.
         """
         if not self.processes.is_main:
             return {}
-        names = list(self.weights)  # the optimizer numbers its parameters in this order
-        numbered: dict[int, dict[str, Tensor]] = self.optimizer.state_dict()["state"]
+        shared = not isinstance(self.optimizer, AdamW)  # the tables of AdamW8bit are one tensor for all weights
         return {
-            f"{names[number]}/{key}": tensor.cpu().contiguous()
-            for number, items in numbered.items()
-            for key, tensor in items.items()
+            f"{name}/{key}": torch.as_tensor(value).to("cpu", copy=shared).contiguous()
+            for name, parameter in self.weights.items()
+            for key, value in self.optimizer.state.get(parameter, {}).items()
         }
 
     def load_state(self, weights: Named, optimizer: Named) -> None:
@@ -146,8 +150,15 @@ class DataParallelStrategy(SingleProcess):
         for full_name, tensor in optimizer:
             name, _, key = full_name.rpartition("/")
             numbered.setdefault(number[name], {})[key] = tensor.clone()  # not a view of a file that may be removed
-        groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
-        self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+        if isinstance(self.optimizer, AdamW):
+            groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
+            self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+            return
+        for position, parameter in enumerate(self.weights.values()):  # AdamW8bit reads only its own form of a state
+            items = numbered.get(position, {})
+            self.optimizer.state[parameter] = {
+                key: int(tensor) if key == "step" else tensor.to(parameter.device) for key, tensor in items.items()
+            }
 
     def check_replicas(self) -> None:
         """Check that all ranks have the same trainable weights, by a checksum. ZeRO-3 skips this check.
@@ -303,6 +314,14 @@ class ZeroStrategy(DataParallelStrategy):
     def _state(self) -> dict[Tensor, dict[str, Tensor]]:
         """Optimizer state of this rank: its flat weight partition → moments and step count."""
         return self._zero.optimizer.state  # type: ignore[no-any-return]
+
+
+def check_optimizer(settings: OptimizerSettings, processes: Processes) -> None:
+    """Raise an error if the optimizer is not installed, or cannot be used with ZeRO."""
+    if settings.name == "adamw_8bit":
+        need_library("bitsandbytes", "--optimizer.name adamw_8bit", "quantization")
+        if processes.zero_stage:
+            raise SettingsError("--optimizer.name adamw_8bit: ZeRO supports adamw only, whose state it partitions.")
 
 
 def make_strategy(model: nn.Module, optimizer: OptimizerSettings, processes: Processes) -> DataParallelStrategy:

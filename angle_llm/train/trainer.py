@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import FrameType, MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from angle_llm.data.formats import SINGLE_TEXTS, Example
 from angle_llm.data.mixture import Mixture
+from angle_llm.device import release_cached_memory
 from angle_llm.io import progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
@@ -26,10 +27,11 @@ from angle_llm.model.text_vectors import PrecomputedVectors
 from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule, prefetch
 from angle_llm.train.best_model import BestModel, Evaluate
+from angle_llm.train.callbacks import Callback, TrainingState
 from angle_llm.train.checkpoint import Checkpoints, Progress, seed_rank, set_torch_state, torch_state
 from angle_llm.train.distributed import exit_lock
 from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
-from angle_llm.train.run_folder import Run, TrainResult
+from angle_llm.train.run_folder import FineTuned, Run
 from angle_llm.train.step import DivergedError, StepResult, group_step, matmul_precision
 from angle_llm.train.strategies import make_strategy
 from angle_llm.train.token_budget import (
@@ -81,6 +83,7 @@ class StopSignals:
             os.write(2, message.encode())  # print is not safe in a signal handler
 
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 _FIRST_STEPS = 10
 """Number of optimizer steps after which a run stops if all gradients were 0. The gradient of a single batch can be 0."""
 
@@ -113,6 +116,8 @@ class Trainer:
         settings: TrainSettings,
         budget: TokenBudget | None = None,
         vectors: Mapping[str, PrecomputedVectors] | None = None,
+        callbacks: Sequence[Callback] = (),
+        more_identity: Mapping[str, str] = NOTHING,
     ) -> None:
         """Check that the run can start, and prepare its schedule, batches, optimizer and checkpoints.
 
@@ -124,6 +129,8 @@ class Trainer:
             budget: token budget of a process for a new run; None: the default. A resumed run uses the budget of its
                 checkpoint, unless the settings set a budget.
             vectors: embeddings of the texts from a guide or teacher encoder, by field of `Relation`.
+            callbacks: called on the first process between steps; equal on all ranks.
+            more_identity: names and values that must be equal on all ranks and when the run resumes.
 
         Raises:
             TrainingError: for a dataset from which nothing can be learned.
@@ -144,6 +151,7 @@ class Trainer:
             "kind of device": self._processes.device.type,
         }
         identity |= {f"vectors of {name}": text_vectors.digest for name, text_vectors in (vectors or {}).items()}
+        identity |= more_identity
         # Plan of the batches.
         self._encoder = encoder
         self._budget = budget or default_budget(settings)
@@ -169,9 +177,11 @@ class Trainer:
         self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
         self._strategy.check_replicas()
         self._checkpoints = Checkpoints(settings, identity, self._strategy)
+        self._callbacks = callbacks
+        self._state = TrainingState(run.folder, self._schedule.steps, encoder)
         self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
 
-    def fit(self) -> TrainResult:
+    def fit(self) -> FineTuned:
         """Train from the first step, or from a checkpoint, to the end, and return the results of the run.
 
         Raises:
@@ -195,6 +205,7 @@ class Trainer:
             self._run.log(f"budget of the checkpoint, or as set: {budget}")
         self._use(budget)
         self._step = self._resumed = progress.step
+        self._stopped = progress.stopped  # reason, equal on all ranks
         self._learns = progress.step > 0  # whether a gradient was not 0 so far
         # Train; an error keeps the model so far.
         with (
@@ -203,8 +214,10 @@ class Trainer:
             StopSignals() as self._signals,
         ):
             try:
+                self._call("on_start")
                 self._train(bar)
                 self._model.finish()
+                self._call("on_end")
             except Exception as error:
                 if self._learns:
                     with exit_lock:  # even if another rank is lost
@@ -234,7 +247,18 @@ class Trainer:
         model = self._model
         used = {"prompt": encoder.prompts.name, "pooling": encoder.pooling, "max_length": encoder.max_length}
         verdict = model.verdict() if main else None
-        result = TrainResult(model.folder, self._step, model.best, model.start, self._budget, used, verdict)
+        result = FineTuned(
+            folder=model.folder,
+            steps=self._step,
+            best=model.best,
+            start=model.start,
+            budget=self._budget,
+            used=used,
+            verdict=verdict,
+            stopped=self._stopped,
+        )
+        if self._stopped is not None:
+            self._run.log(f"stopped after step {self._step} of {self._schedule.steps}: {self._stopped}")
         self._run.finish(result)
         return result
 
@@ -246,14 +270,15 @@ class Trainer:
         self._evaluate_and_save()
         # One thread for the whole run: after an out-of-memory error, memory may not suffice for the stack of another.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
-            while self._step < self._schedule.steps:
+            while self._step < self._schedule.steps and self._stopped is None:
                 budget = self._budget
                 started = time.perf_counter()
                 for epoch, groups in prefetch(self._planner.steps(self._schedule.after(self._step), budget), worker):
                     # Increments `_step`; lowers `_budget` after an out-of-memory error.
                     self._take_step(epoch, groups, started, bar)
+                    self._call("on_step")
                     self._evaluate_and_save()
-                    if self._budget != budget:  # the steps ahead are planned again
+                    if self._stopped is not None or self._budget != budget:  # the steps ahead are planned again
                         break
                     started = time.perf_counter()
 
@@ -319,7 +344,7 @@ class Trainer:
             groups = self._planner.grouped(batches, self._budget)
             strategy.zero_grad()
             set_torch_state(generators, device)
-            torch.cuda.empty_cache()
+            release_cached_memory()
 
     def _use_less_memory(self, groups: Sequence[PlannedGroup], reason: str) -> None:
         """Halve the token budget after an out-of-memory error in the given groups, or turn on activation checkpointing.
@@ -345,6 +370,23 @@ class Trainer:
         if budget.activation_checkpointing:
             self._encoder.model.checkpoint_activations(True)
 
+    def _call(self, event: Literal["on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end"]) -> None:
+        """Call a method of all callbacks, on the first process. A stop takes effect after a step or its evaluation."""
+        if not self._callbacks:
+            return
+        state = self._state
+        state.step = self._step
+        state.numbers = self._metrics.last
+
+        def call() -> str | None:
+            for callback in self._callbacks:
+                getattr(callback, event)(state)
+            return state.stopped
+
+        stopped = self._processes.from_main(call)
+        if event in ("on_step", "on_evaluation") and self._step > 0:
+            self._stopped = stopped
+
     def _evaluate_and_save(self) -> None:
         """Evaluate the encoder and write a checkpoint if the schedule has them after the current step.
 
@@ -353,19 +395,25 @@ class Trainer:
         Raises:
             Interrupted: after the checkpoint, if any rank received a signal.
         """
-        step, schedule, model = self._step, self._schedule, self._model
+        step = self._step
+        schedule = self._schedule
+        model = self._model
         signal = self._signal()
         changed = step == 0 or self._learns
-        if schedule.evaluates_at(step) and changed and not signal:
-            self._model.evaluate(step, self._metrics)
+        is_last = self._stopped is not None
+        if (schedule.evaluates_at(step) or is_last) and changed and not signal:
+            if model.evaluate(step, self._metrics):
+                self._call("on_evaluation")
             signal = self._signal()
-        if signal or (schedule.saves_at(step) and step > self._resumed):
+        is_due = step > self._resumed and schedule.saves_at(step, stops=self._stopped is not None)
+        if signal or is_due:
             self._strategy.check_replicas()
             metrics_bytes = self._metrics.bytes_on_disk()
             budget = self._budget
             path = self._checkpoints.write(
-                Progress(step, metrics_bytes, model.evaluated, model.start, model.best, budget)
+                Progress(step, metrics_bytes, model.evaluated, model.start, model.best, budget, self._stopped)
             )
+            self._call("on_checkpoint")
             if signal:
                 self._run.log(
                     f"checkpoint of step {step} in {path}; to resume, run the same command with --resume auto"

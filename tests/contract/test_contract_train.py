@@ -119,7 +119,7 @@ def test_training_in_python_returns_the_model_directory(files: Files, tmp_path: 
         batch_size=4,
         max_steps=1,
     )
-    folder = fine_tune(settings)
+    folder = fine_tune(settings).folder
     assert Path(folder) == tmp_path / "run/model"
     assert SentenceEncoder.from_pretrained(folder).encode(["A dog runs."]).shape == (1, 32)
 

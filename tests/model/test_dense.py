@@ -21,7 +21,7 @@ from tokenizers import processors
 from torch import nn
 from transformers import Gemma3TextConfig, Gemma3TextModel
 
-from angle_llm import SentenceEncoder
+from angle_llm import SentenceEncoder, fine_tune
 from angle_llm.export.card import CardFacts, model_card
 from angle_llm.export.formats.gguf_file import export_gguf
 from angle_llm.export.formats.onnx_graph import export_onnx
@@ -29,7 +29,6 @@ from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.vectors import fingerprint
-from angle_llm.run import fine_tune
 from angle_llm.settings.train import DataSettings, LoraSettings, ModelSettings, TrainSettings
 
 library = pytest.importorskip("sentence_transformers")
@@ -144,7 +143,7 @@ def test_training_keeps_or_trains_the_dense_modules(
     run = settings_of(
         gemma, tmp_path / "run", lora=LoraSettings(rank=rank, train_dense=train_dense), data=DataSettings(limit=16)
     )
-    folder = fine_tune(run)
+    folder = fine_tune(run).folder
     encoder = load(folder)
     assert encoder.model.dense is not None
     assert before.model.dense is not None
@@ -154,7 +153,7 @@ def test_training_keeps_or_trains_the_dense_modules(
     ]
     assert changed == [train_dense or rank == 0] * 2
     assert fingerprint(encoder) != fingerprint(before)
-    again = fine_tune(replace(run, model=ModelSettings(path=str(folder)), run_dir=str(tmp_path / "again")))
+    again = fine_tune(replace(run, model=ModelSettings(path=str(folder)), run_dir=str(tmp_path / "again"))).folder
     continued = load(again).model.dense
     assert continued is not None
     trained = not torch.equal(continued[0].linear.weight, encoder.model.dense[0].linear.weight)  # type: ignore[union-attr,arg-type]
@@ -189,7 +188,7 @@ def test_model_cards_name_the_dense_modules(gemma: Path, tmp_path: Path) -> None
 def test_a_folder_like_qwen3_embedding_is_trained_and_exported(qwen: Path, tmp_path: Path) -> None:
     """Last token, EOS, and a prompt of queries alone."""
     lora = LoraSettings(rank=2)
-    folder = fine_tune(settings_of(qwen, tmp_path / "run", lora=lora, data=DataSettings(limit=16)))
+    folder = fine_tune(settings_of(qwen, tmp_path / "run", lora=lora, data=DataSettings(limit=16))).folder
     report = export_sentence_transformers(folder, tmp_path / "library")
     assert report is not None
     assert report.holds
@@ -235,7 +234,9 @@ def test_encoders_with_other_dense_modules_are_not_merged(gemma: Path, tmp_path:
     for seed, train_dense in ((1, False), (2, True)):
         lora = LoraSettings(rank=2, train_dense=train_dense)
         runs.append(
-            fine_tune(settings_of(gemma, tmp_path / f"run{seed}", lora=lora, data=DataSettings(limit=8), seed=seed))
+            fine_tune(
+                settings_of(gemma, tmp_path / f"run{seed}", lora=lora, data=DataSettings(limit=8), seed=seed)
+            ).folder
         )
     with pytest.raises(ArtifactError, match="do not belong together: Dense modules"):
         merge(runs[0], tmp_path / "soup", others=runs[1:])

@@ -23,7 +23,7 @@ import torch
 import torch.utils.tensorboard  # once, before the forks
 from runs import outcome, run_settings
 
-from angle_llm.run import fine_tune
+from angle_llm import fine_tune
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train import distributed as process_loss
 

@@ -41,6 +41,7 @@ from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch.utils.checkpoint import CheckpointError
 from transformers import AutoModel, LlamaConfig
 
+from angle_llm import fine_tune
 from angle_llm.data import store
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example, Group, ScoredPair
@@ -53,7 +54,6 @@ from angle_llm.model.source.checks import CARD_NAME
 from angle_llm.model.source.dense import Dense
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.prompts import load_prompts
-from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import load_settings
 from angle_llm.settings.train import (
     CheckpointSettings,

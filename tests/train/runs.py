@@ -24,7 +24,7 @@ from angle_llm.settings.train import (
     TrainSettings,
 )
 from angle_llm.train.best_model import Evaluate
-from angle_llm.train.run_folder import Run, TrainResult
+from angle_llm.train.run_folder import FineTuned, Run
 from angle_llm.train.token_budget import default_budget
 from angle_llm.train.trainer import Trainer
 
@@ -57,7 +57,7 @@ def fit(
     loss: Objective,
     settings: TrainSettings,
     evaluate: Evaluate | None = None,
-) -> TrainResult:
+) -> FineTuned:
     """Train on examples in memory."""
     with Run.start(settings) as run:
         return Trainer(run, encoder, examples, [loss], evaluate, settings, default_budget(settings)).fit()

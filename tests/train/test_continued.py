@@ -12,7 +12,7 @@ from runs import read_metrics
 from safetensors.torch import load_file
 from tiny import save_tiny_adapter, save_tiny_base
 
-from angle_llm import SentenceEncoder
+from angle_llm import SentenceEncoder, fine_tune, resolve_models
 from angle_llm.export.merge import merge
 from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.model.layers.lora import is_adapted
@@ -20,7 +20,6 @@ from angle_llm.model.source import saved_lora
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, resolve_model
-from angle_llm.run import fine_tune, resolve_models
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import (
     DataSettings,
@@ -63,12 +62,12 @@ def test_two_steps_and_two_from_the_saved_adapter_equal_those_in_memory(
     loaded: list[SentenceEncoder] = []
     load = loading.load_encoder
     monkeypatch.setattr(loading, "load_encoder", lambda *given: loaded.append(load(*given)) or loaded[-1])
-    first = fine_tune(settings)
-    folder = fine_tune(second(settings))
+    first = fine_tune(settings).folder
+    folder = fine_tune(second(settings)).folder
     assert "is loaded in" not in capsys.readouterr().out
     monkeypatch.setattr(loading, "load_encoder", lambda *_: loaded[0])  # as the first run left it
     monkeypatch.setattr(saved_lora, "make_trainable", lambda _: None)
-    in_memory = fine_tune(second(settings, "in_memory"))
+    in_memory = fine_tune(second(settings, "in_memory")).folder
     assert (folder / ADAPTER).read_bytes() == (in_memory / ADAPTER).read_bytes()
     assert (folder / ADAPTER).read_bytes() != (first / ADAPTER).read_bytes()
     losses = [line["loss"] for line in read_metrics(tmp_path / "second") if "loss" in line]
@@ -82,13 +81,13 @@ def test_two_steps_and_two_from_the_saved_adapter_equal_those_in_memory(
 
 
 def test_an_adapter_of_peft_is_continued_as_the_saved_one(settings: TrainSettings) -> None:
-    first = fine_tune(settings)
-    expected = (fine_tune(second(settings)) / ADAPTER).read_bytes()
+    first = fine_tune(settings).folder
+    expected = (fine_tune(second(settings)).folder / ADAPTER).read_bytes()
     values = json.loads((first / "angle_llm.json").read_text())
     (first / "angle_llm.json").unlink()
     (first / "modules.json").unlink()  # the marks of this package
     model = ModelSettings(path=str(first), dtype="float32", prompt=values["prompt"]["name"], max_length=60)
-    again = fine_tune(second(settings, "third", model=model))
+    again = fine_tune(second(settings, "third", model=model)).folder
     assert (again / ADAPTER).read_bytes() == expected
     assert json.loads((again / "angle_llm.json").read_text()) == values
 
@@ -99,9 +98,9 @@ def test_a_continued_run_resumes(settings: TrainSettings, capsys: pytest.Capture
     fine_tune(replace(half, model=replace(half.model, dtype="bfloat16")))
     assert "first/model was trained in float32 and is loaded in bfloat16" in capsys.readouterr().out
     once = second(settings, checkpoint=replace(settings.checkpoint, every_steps=1))
-    expected = (fine_tune(once) / ADAPTER).read_bytes()
+    expected = (fine_tune(once).folder / ADAPTER).read_bytes()
     shutil.rmtree(max((once.run_path / "checkpoints").glob("step-*")))
-    again = fine_tune(replace(once, resume="auto"))
+    again = fine_tune(replace(once, resume="auto")).folder
     assert (again / ADAPTER).read_bytes() == expected
 
 
@@ -109,7 +108,7 @@ def test_a_continued_run_resumes(settings: TrainSettings, capsys: pytest.Capture
 def test_a_whole_model_trains_all_weights_or_gets_an_adapter(settings: TrainSettings, rank: int) -> None:
     encoder = SentenceEncoder.from_pretrained(settings.model.path, device="cpu", pooling="mean", max_length=50)
     encoder.save_pretrained(settings.run_path / "model")
-    folder = fine_tune(second(settings, lora=LoraSettings(rank=rank)))
+    folder = fine_tune(second(settings, lora=LoraSettings(rank=rank))).folder
     trained = SentenceEncoder.from_pretrained(folder, device="cpu")
     assert (trained.pooling, trained.max_length) == ("mean", 50)
     assert is_adapted(trained.model.backbone) == (rank > 0)

@@ -179,7 +179,7 @@ def test_a_launcher_variable_reaches_the_check(tmp_path: Path) -> None:
     """Refused before weights load or anything is written."""
     code = (
         "import os; os.environ['ACCELERATE_USE_FSDP'] = 'true'\n"
-        "from angle_llm.settings.train import TrainSettings; from angle_llm.run import fine_tune\n"
+        "from angle_llm.settings.train import TrainSettings; from angle_llm import fine_tune\n"
         f"fine_tune(TrainSettings(run_dir={str(tmp_path / 'run')!r}))"
     )
     (tmp_path / "program.py").write_text(code)

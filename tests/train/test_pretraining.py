@@ -23,13 +23,12 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from angle_llm import SentenceEncoder
+from angle_llm import SentenceEncoder, fine_tune
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import PositivePair
 from angle_llm.losses import AngleObjective, Relation
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.source.resolve import resolve_model
-from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError, load_settings
 from angle_llm.settings.train import LoraSettings, PretrainingSettings, TrainSettings
 from angle_llm.train.batches import PlannedBatch
@@ -270,7 +269,7 @@ def test_a_run_resumes_and_its_adapter_is_trained_further(task: str, tmp_path: P
         pretraining=PretrainingSettings(),
         run_dir=str(tmp_path / "further"),
     )
-    assert SentenceEncoder.from_pretrained(fine_tune(further), device="cpu").attention == encoder.attention
+    assert SentenceEncoder.from_pretrained(fine_tune(further).folder, device="cpu").attention == encoder.attention
 
 
 def test_a_first_step_without_a_masked_token_is_allowed(tmp_path: Path) -> None:

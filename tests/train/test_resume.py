@@ -15,9 +15,9 @@ from programs import run, start
 from runs import checkpoint_names, outcome, read_metrics, run_settings
 from tiny import save_tiny_base
 
+from angle_llm import fine_tune
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError, save_settings
 from angle_llm.settings.train import (
     CheckpointSettings,

@@ -7,7 +7,7 @@ import pytest
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from angle_llm.run import fine_tune
+from angle_llm import fine_tune
 from angle_llm.settings.parsing import SettingsError, settings_from_dict
 from angle_llm.settings.train import LoraSettings, TrainSettings
 from angle_llm.train.metrics import Metrics

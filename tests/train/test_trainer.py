@@ -20,6 +20,7 @@ from runs import fit, read_metrics
 from test_distributed import program
 from tiny import save_tiny_base
 
+from angle_llm import fine_tune
 from angle_llm.data.formats import ScoredPair, Triple
 from angle_llm.evaluate.bootstrap import PairScores, compare, mean_difference
 from angle_llm.evaluate.held_out import held_out_evaluation
@@ -29,7 +30,6 @@ from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.model.source.weights import FlopsPerToken
-from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError, load_settings, settings_from_dict
 from angle_llm.settings.train import (
     CheckpointSettings,
@@ -84,7 +84,7 @@ def weights(model_dir: Path) -> bytes:
 
 
 def test_a_run_learns_and_writes_the_documented_files(settings: TrainSettings) -> None:
-    model_dir = fine_tune(replace(settings, epochs=8))
+    model_dir = fine_tune(replace(settings, epochs=8)).folder
     steps = read_metrics(settings.run_path)
     assert [row["epoch"] for row in steps[::3]] == list(range(8)), "three batches an epoch, the last one short"
     for row in steps:
@@ -127,7 +127,7 @@ def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: S
     assert (stored["start"], stored["best"], stored["metrics"]["best"]) == (1.0, 9.0, result.best)
     assert stored["higher"] is True
     assert stored["encoder"] == {"prompt": "summarize_one_word", "pooling": "last", "max_length": 100}
-    np.testing.assert_array_equal(SentenceEncoder.from_pretrained(result.model_dir).encode(SENTENCES), seen[2])
+    np.testing.assert_array_equal(SentenceEncoder.from_pretrained(result.folder).encode(SENTENCES), seen[2])
     logged = [row["evaluation"] for row in read_metrics(settings.run_path) if "evaluation" in row]
     assert logged == [1.0, 2.0, 9.0, 3.0]
     assert [row["evaluation/task/R@1"] for row in read_metrics(settings.run_path) if "evaluation" in row][2] == -9.0
@@ -144,7 +144,7 @@ def test_the_verdict_is_the_paired_difference_to_the_model_before_training(
     (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluation = EvaluationSettings(tasks=[str(tmp_path / "held.jsonl")], every_steps=2)
     run = replace(settings, evaluation=evaluation)
-    model = fine_tune(run)
+    model = fine_tune(run).folder
     printed = capsys.readouterr().out
     held_out = held_out_evaluation(evaluation)
     assert held_out is not None
@@ -453,7 +453,7 @@ def test_a_directory_belongs_to_one_run(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     settings = replace(settings, run_dir="~/mine", max_steps=1)
-    first = weights(fine_tune(settings))
+    first = weights(fine_tune(settings).folder)
     before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
     with pytest.raises(SettingsError, match=r"seed.*--run-dir"):
         fine_tune(replace(settings, seed=1))
@@ -465,7 +465,7 @@ def test_a_directory_belongs_to_one_run(
     with pytest.raises(SettingsError, match="'pairs'"):
         fine_tune(settings)
     shutil.rmtree(tmp_path / "mine")
-    assert weights(fine_tune(settings)) == first
+    assert weights(fine_tune(settings).folder) == first
     assert load_settings(TrainSettings, tmp_path / "mine/settings.yaml") == settings
 
 

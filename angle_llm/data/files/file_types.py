@@ -16,7 +16,7 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from hashlib import sha256
@@ -172,8 +172,8 @@ class FileReader:
             ) from None
 
 
-class RowList(FileReader):
-    """Reader of rows in memory, such as a list of dictionaries; also of a `datasets.Dataset`.
+class RowsInMemory(FileReader):
+    """Reader of the rows of a Python object: a list of dictionaries, or a `datasets.Dataset`.
 
     Args:
         rows: The rows, column → value; their number is the row number from 1.
@@ -182,21 +182,27 @@ class RowList(FileReader):
 
     unit = "row"
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], *, name: str = "rows") -> None:
-        super().__init__(Path(name), name=name)
-        self.label_names = {}
-        self._list = rows
+    def __init__(self, rows: Iterable[Mapping[str, Any]], *, name: str = "rows") -> None:
+        super().__init__(Path(f"memory:{name}"), name=name)
+        features: Any = getattr(rows, "features", None)
+        self.label_names = {} if features is None else _names_in(features.to_dict())
+        self._rows = rows
 
     @cached_property
     def identity(self) -> str:
-        return sha256(json.dumps([*self._list], default=str).encode()).hexdigest()
+        """SHA-256 of the rows and label names."""
+        digest = sha256(json.dumps(self.label_names).encode())
+        for row in self._rows:
+            digest.update(json.dumps(row, default=str).encode())
+        return digest.hexdigest()
 
     @cached_property
     def columns(self) -> list[str]:
-        return list(dict.fromkeys(column for row in self._list for column in row))
+        names = getattr(self._rows, "column_names", None)
+        return list(names or dict.fromkeys(column for row in self._rows for column in row))
 
     def _records(self) -> Iterator[tuple[int, Any]]:
-        return iter(enumerate(map(dict, self._list), 1))
+        return iter(enumerate(map(dict, self._rows), 1))
 
 
 class TextFile(FileReader):
@@ -509,7 +515,7 @@ class ArrowFile(ParquetFile):
         return pyarrow.ipc.open_stream(file)
 
 
-class DatasetReader(RowList):
+class DatasetReader(RowsInMemory):
     """Reader of a dataset split that the library `datasets` loads from a local folder or from the Hugging Face hub.
 
     Args:
@@ -535,8 +541,6 @@ class DatasetReader(RowList):
             )
             raise DataError(f"{name}: `datasets` could not load split {split!r}{of}: {error}. {advice}") from error
         super().__init__(dataset, name=name)
-        self.label_names = _names_in(dataset.features.to_dict())
-        self.columns = list(dataset.column_names)
         self.identity = str(dataset._fingerprint)
 
 

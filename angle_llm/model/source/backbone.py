@@ -68,14 +68,15 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def torch_device(name: str | torch.device | None) -> torch.device:
-    """Return the torch device with a name; for None, the GPU if there is a GPU, else the CPU.
+    """Return the torch device with a name; for None, the GPU (also MPS of a Mac) if there is a GPU, else the CPU.
 
     Raises:
         ValueError: for a CUDA device that this machine does not have.
         RuntimeError: for an unknown device.
     """
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        mps = "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device("cuda" if torch.cuda.is_available() else mps)
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(

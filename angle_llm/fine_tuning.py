@@ -1,0 +1,184 @@
+"""Fine-tuning in Python: `fine_tune` with own data, evaluation, loss and callbacks.
+
+from angle_llm import fine_tune
+
+result = fine_tune(
+    model={"path": "Qwen/Qwen3-0.6B-Base", "max_length": 128},
+    data=dataset,                       # a datasets.Dataset with the columns query and answer
+    evaluation=held_out,
+    run_dir="runs/own",
+)
+rows = result.encoder.encode(["Who eats?"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from angle_llm.run import PythonObjects, run_training
+from angle_llm.settings.parsing import (
+    SettingsError,
+    load_settings,
+    merged_settings,
+    settings_from_dict,
+    settings_to_dict,
+)
+from angle_llm.settings.train import DataSettings, EvaluationSettings, TrainSettings
+
+if TYPE_CHECKING:
+    from angle_llm.data.sources import Source
+    from angle_llm.evaluate.held_out import EvaluationFunction
+    from angle_llm.losses.terms import Loss
+    from angle_llm.train.callbacks import Callback
+    from angle_llm.train.run_folder import FineTuned
+
+
+def fine_tune(
+    settings: TrainSettings | str | Path | None = None,
+    *,
+    data: Any = None,
+    evaluation: Any = None,
+    loss: Loss | None = None,
+    callbacks: Sequence[Callback] = (),
+    **overrides: Any,
+) -> FineTuned:
+    """Fine-tune a language model into a text-embedding model, and return the encoder with the results of the run.
+
+    Args:
+        settings: Settings, the path of a YAML file, or the name of a bundled recipe. None: the defaults of the command
+            `angle-llm train`.
+        data: Training data in place of `settings.data`: a path, hub id or `starter:NAME`; a list of dictionaries; a
+            `datasets.Dataset`, `IterableDataset` or `DatasetDict` (split `train`); a data frame of pandas or polars; or
+            a function that returns an iterator of dictionaries, for data larger than memory. Columns are recognised as
+            in files. Or a dictionary of settings, whose paths may be these objects:
+            `{"path": dataset, "format": "triple"}`, or a mixture `{"sets": [{"path": dataset, "weight": 2}, …]}`.
+        evaluation: Held-out tasks in place of `settings.evaluation.tasks`: scored pairs, or questions and answers, of the same
+            kinds as `data`; a function that takes the encoder and returns a number or a dictionary of numbers; a list of
+            these; a dictionary NAME → task; or a dictionary of settings, as in `{"tasks": {"dev": dataset},
+            "every_steps": 100}`. The first metric selects the best model; higher is better.
+        loss: A function `(embeddings, relation) -> scalar` of float32 embeddings (N, D), one row per unique text, and
+            their `Relation`; a `Term`; an `Objective`; or a list of these, which are added. It replaces
+            `settings.objective`: to add a term to the default loss, pass `[AngleObjective(), term]`.
+        callbacks: Objects with methods that are called between steps, such as `EarlyStopping`.
+        overrides: Fields of `TrainSettings`, which replace `settings`, with a dictionary for a group:
+            `batch_size=32, lora={"rank": 16}, optimizer={"learning_rate": 1e-4}`. `model` may be a path.
+
+    If a launcher starts several processes, every process calls this function with equal arguments. A difference is an
+    error that names the argument.
+
+    With `resume="auto"`, the same call continues an interrupted run from its last checkpoint, and returns the result of a
+    finished run with checkpoints. Its rows, loss and callbacks must be equal. Ctrl-C and SIGTERM write a checkpoint; other
+    exceptions, also of a callback, do not: set `checkpoint={"every_steps": 100}`. To train an encoder further, start a new
+    run with `model=result.folder`.
+
+    Raises:
+        SettingsError: for settings that cannot be used, such as a run directory that belongs to another run.
+        DataError: for data without rows, with a bad row (its number is in the message), or of an unknown format.
+        TrainingError: if the training cannot start, or has to stop.
+        FolderError: if the checkpoints belong to a run with other rows, loss or callbacks.
+        Interrupted: a `SystemExit`, after Ctrl-C or SIGTERM, when a checkpoint is written.
+        ArtifactError, FileNotFoundError: if a model cannot be read.
+    """
+    from angle_llm.losses.terms import as_objective
+    from angle_llm.train.callbacks import check_callbacks
+
+    check_callbacks(callbacks)
+    known = fields(TrainSettings)
+    for name in overrides.keys() - {item.name for item in known}:
+        groups = [item.name for item in known if name in getattr(item.default_factory, "__dataclass_fields__", ())]
+        if groups:
+            raise SettingsError(f"unknown setting {name!r}. Did you mean {groups[0]}={{{name!r}: …}}?")
+    if not isinstance(settings, TrainSettings):
+        settings = TrainSettings() if settings is None else load_settings(TrainSettings, settings)
+    rows: dict[str, Source] = {}
+    tasks: dict[str, Source | EvaluationFunction] = {}
+    if isinstance(overrides.get("model"), str | Path):
+        overrides["model"] = {"path": str(overrides["model"])}
+    if data is not None:
+        overrides["data"] = _data_settings(data, rows)
+    if evaluation is not None:
+        overrides["evaluation"] = _evaluation_settings(evaluation, tasks)
+    plain = {name: settings_to_dict(value) if is_dataclass(value) else value for name, value in overrides.items()}
+    values = merged_settings(settings_to_dict(settings), plain)
+    objects = PythonObjects(rows, tasks, None if loss is None else as_objective(loss), callbacks)
+    return run_training(settings_from_dict(TrainSettings, values, "fine_tune"), objects)
+
+
+def _data_settings(data: Any, rows: dict[str, Source]) -> dict[str, Any]:
+    """Return the settings of training data, with the text of its source in place of an object.
+
+    The sources are added to `rows`, by text.
+    """
+    from angle_llm.data.in_memory import source_in_memory
+
+    def path_of(value: Any, name: str) -> str:
+        if isinstance(value, str | Path):
+            return str(value)
+        source = source_in_memory(value, name)
+        rows[source.text] = source
+        return source.text
+
+    if isinstance(data, DataSettings):
+        return settings_to_dict(data)
+    if not _names_settings(data, DataSettings):
+        return settings_to_dict(DataSettings(path=path_of(data, "data")))
+    values = dict(data)
+    if "path" in values:
+        values["path"] = path_of(values["path"], "data")
+    if "sets" in values:
+        values["sets"] = [
+            {**dataset, "path": path_of(dataset["path"], f"data{number}")}
+            for number, dataset in enumerate(values["sets"], 1)
+        ]
+    return values
+
+
+def _evaluation_settings(evaluation: Any, tasks: dict[str, Source | EvaluationFunction]) -> dict[str, Any]:
+    """Return the settings of an evaluation, with a text in place of an object.
+
+    The sources and functions are added to `tasks`, by text.
+    """
+    from angle_llm.data.in_memory import source_in_memory
+    from angle_llm.evaluate.held_out import FUNCTION
+
+    def text_of(task: Any, name: str | None) -> str:
+        if isinstance(task, str | Path):
+            return str(task)
+        if _measures_encoder(task):
+            text = f"{FUNCTION}{name or getattr(task, '__name__', type(task).__name__)}"
+            tasks[text] = task
+        else:
+            source = source_in_memory(task, name or "evaluation")
+            text = source.text
+            tasks[text] = source
+        return text
+
+    if isinstance(evaluation, EvaluationSettings):
+        return settings_to_dict(evaluation)
+    values = {"tasks": evaluation, "columns": {}, "corpus": None, "metric": None}
+    if _names_settings(evaluation, EvaluationSettings):
+        values = dict(evaluation)
+    named = values.get("tasks")
+    if named is None:
+        return values
+    if isinstance(named, Mapping) and not hasattr(named, "column_names"):  # a DatasetDict has column names
+        values["tasks"] = [text_of(task, name) for name, task in named.items()]
+    elif isinstance(named, list | tuple) and not all(isinstance(row, Mapping) for row in named):
+        values["tasks"] = [text_of(task, None) for task in named]
+    else:
+        values["tasks"] = [text_of(named, None)]
+    return values
+
+
+def _names_settings(value: Any, kind: type) -> bool:
+    """Return whether a value is a dictionary whose keys are settings of the class `kind`."""
+    names = {item.name for item in fields(kind)}
+    return type(value) is dict and bool(value) and value.keys() <= names
+
+
+def _measures_encoder(task: Any) -> bool:
+    """Return whether an evaluation task is a function of the encoder, not data."""
+    return isinstance(task, Callable) and not hasattr(task, "column_names") and not hasattr(task, "__arrow_c_stream__")  # type: ignore[arg-type]

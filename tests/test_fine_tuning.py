@@ -1,0 +1,427 @@
+"""`fine_tune` in Python: data, evaluation, loss and callbacks that are objects of a program."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import save_tiny_base
+
+from angle_llm import AngleObjective, SentenceEncoder, TrainSettings, fine_tune
+from angle_llm.data.formats import DataError
+from angle_llm.io import FolderError
+from angle_llm.losses import FunctionTerm, Relation
+from angle_llm.settings.parsing import SettingsError, load_settings
+from angle_llm.train.batches import rate_share
+from angle_llm.train.callbacks import Callback, EarlyStopping, TrainingState
+
+PAIRS = [{"query": f"Dog {n} runs.", "answer": f"Animal {n} moves."} for n in range(24)]
+GRADED = [
+    {"sentence1": f"Dog {n} runs.", "sentence2": f"Animal {m} moves.", "score": 1 - abs(n - m) / 3}
+    for n in range(4)
+    for m in range(4)
+]
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    base = save_tiny_base("llama", tmp_path_factory.mktemp("base"))
+    return {
+        "model": {"path": str(base), "dtype": "float32", "max_length": 100},
+        "lora": {"rank": 4},
+        "batch_size": 8,
+        "optimizer": {"learning_rate": 1e-2},
+    }
+
+
+def lines() -> Iterator[dict[str, Any]]:
+    yield from PAIRS
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "list": lambda _: PAIRS,
+    "file": lambda folder: write(folder / "pairs.jsonl"),
+    "Dataset": lambda _: datasets.Dataset.from_list(PAIRS),
+    "DatasetDict": lambda _: datasets.DatasetDict(train=datasets.Dataset.from_list(PAIRS)),
+    "IterableDataset": lambda _: datasets.Dataset.from_list(PAIRS).to_iterable_dataset(),
+    "pandas": lambda _: pd.DataFrame(PAIRS, index=range(7, 31)),
+    "Arrow": lambda _: pyarrow.Table.from_pylist(PAIRS),
+    "function": lambda _: lines,
+    "path in settings": lambda folder: {"path": write(folder / "pairs.jsonl"), "format": "positive_pair"},
+}
+
+
+def write(path: Path) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    return str(path)
+
+
+def adapter(folder: Path) -> bytes:
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+def test_every_kind_of_data_trains_the_same_model(common: dict[str, Any], tmp_path: Path) -> None:
+    adapters = {
+        name: adapter(fine_tune(data=make(tmp_path), run_dir=str(tmp_path / name), **common).folder)
+        for name, make in KINDS.items()
+    }
+    assert len(set(adapters.values())) == 1
+
+
+def test_the_result_has_encoder_metrics_and_verdict(common: dict[str, Any], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = fine_tune(data=PAIRS, evaluation=GRADED, run_dir=str(run_dir), **common)
+    assert result.folder == run_dir / "model"
+    assert result.steps == 3
+    rows = result.encoder.encode(["Dog 1 runs."])
+    np.testing.assert_array_equal(rows, SentenceEncoder.from_pretrained(result.folder).encode(["Dog 1 runs."]))
+    table = pd.DataFrame(result.metrics)
+    assert table["loss"].count() == 3
+    assert result.best is not None
+    assert table["evaluation/evaluation/spearman"].dropna().iloc[-1] == result.best["evaluation/spearman"]
+    assert "before training" in (result.verdict or "")
+    saved = load_settings(TrainSettings, run_dir / "settings.yaml")
+    assert saved.data.path.startswith("memory:data-")
+    with pytest.raises(SettingsError, match="were passed in Python"):
+        fine_tune(saved, run_dir=str(tmp_path / "again"))
+
+
+def test_settings_files_and_keywords_are_merged(common: dict[str, Any], tmp_path: Path) -> None:
+    config = tmp_path / "own.yaml"
+    config.write_text("max_steps: 2\nlora: {rank: 2, alpha: 8}\n")
+    settings = fine_tune(config, data=PAIRS, run_dir=str(tmp_path / "run"), **common).folder.parent / "settings.yaml"
+    saved = load_settings(TrainSettings, settings)
+    assert (saved.max_steps, saved.lora.rank, saved.lora.alpha) == (2, 4, 8)
+    with pytest.raises(SettingsError, match="Did you mean 'batch_size'"):
+        fine_tune(data=PAIRS, batchsize=2)
+
+
+def test_a_mixture_of_objects_has_weights(common: dict[str, Any], tmp_path: Path) -> None:
+    sets = [{"path": PAIRS, "weight": 2}, {"path": pd.DataFrame(GRADED), "objective": {"cosine_weight": 1}}]
+    result = fine_tune(data={"sets": sets}, run_dir=str(tmp_path / "run"), **common)
+    counts: dict[str, float] = {}
+    for numbers in result.metrics:
+        for name, value in numbers.items():
+            if name.startswith("examples/"):
+                counts[name] = counts.get(name, 0) + value
+    assert list(counts.values()) == [2 * len(PAIRS), len(GRADED)]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([*PAIRS, {"query": "A dog.", "answer": None}], "data row 25: answer .* is null"),
+        ([], "data: there are no rows"),
+        ([1, 2], "data row 1: expected a dictionary or a text, got int"),
+        (5, "data: expected a path, .* got int"),
+        (lambda: iter(()), "data: there are no rows"),
+        (pd.DataFrame({"number": [1]}), "data: the columns number fit no format"),
+        (datasets.DatasetDict(dev=datasets.Dataset.from_list(PAIRS)), "data: expected one split, got the splits dev"),
+    ],
+)
+def test_data_that_cannot_be_used_are_named(data: Any, message: str, common: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        fine_tune(data=data, run_dir=str(tmp_path / "run"), **common)
+    assert not (tmp_path / "run").exists()
+
+
+def test_label_names_of_a_dataset_are_used(common: dict[str, Any], tmp_path: Path) -> None:
+    names = ["contradiction", "entailment", "neutral"]  # not the usual order
+    rows = [{"premise": f"Dog {n} runs.", "hypothesis": f"Animal {n}.", "label": n % 3} for n in range(24)]
+    features = datasets.Features(
+        premise=datasets.Value("string"), hypothesis=datasets.Value("string"), label=datasets.ClassLabel(names=names)
+    )
+    named = [{**row, "label": names[row["label"]]} for row in rows]
+    with_numbers = datasets.Dataset.from_list(rows, features=features)
+    adapters = {
+        adapter(fine_tune(data=data, run_dir=str(tmp_path / str(number)), **common).folder)
+        for number, data in enumerate([with_numbers, with_numbers.to_iterable_dataset(), named])
+    }
+    assert len(adapters) == 1
+
+
+def test_a_function_measures_the_encoder_and_selects_the_best_model(common: dict[str, Any], tmp_path: Path) -> None:
+    values = iter([0.0, 3.0, 1.0, 2.0])
+
+    def own(encoder: SentenceEncoder) -> dict[str, float]:
+        return {"width": encoder.encode(["A dog."]).shape[1], "falls": next(values)}
+
+    evaluation = {"tasks": {"dev": GRADED, "own": own}, "every_steps": 1, "metric": "own/falls"}
+    result = fine_tune(data=PAIRS, evaluation=evaluation, run_dir=str(tmp_path / "run"), **common)
+    assert result.best is not None
+    assert next(iter(result.best)) == "own/falls"
+    assert result.best["own/falls"] == 3
+    assert result.best["own/width"] == 32
+    number = fine_tune(data=PAIRS, evaluation=lambda _: 1, run_dir=str(tmp_path / "number"), **common)
+    assert number.best == {"<lambda>/score": 1.0}
+    with pytest.raises(SettingsError, match=r"unknown metric 'own/rises'.* Did you mean"):
+        fine_tune(
+            data=PAIRS,
+            evaluation={"tasks": {"own": lambda _: {"falls": 1}}, "metric": "own/rises"},
+            run_dir=str(tmp_path / "unknown"),
+            **common,
+        )
+
+
+def test_questions_and_answers_in_memory_are_a_retrieval_task(common: dict[str, Any], tmp_path: Path) -> None:
+    result = fine_tune(data=PAIRS, evaluation=pd.DataFrame(PAIRS), run_dir=str(tmp_path / "run"), **common)
+    assert result.best is not None
+    assert next(iter(result.best)) == "evaluation/nDCG@10"
+
+
+def spread(embeddings: torch.Tensor, relation: Relation) -> torch.Tensor:
+    """Spread-out regularisation (GOR, arXiv 1708.06320)."""
+    rows = torch.nn.functional.normalize(embeddings)
+    cosines = (rows @ rows.T)[~torch.eye(len(rows), dtype=torch.bool)]
+    return cosines.mean().square() + (cosines.square().mean() - 1 / rows.shape[1]).relu()
+
+
+def test_own_losses_are_used_alone_and_beside_the_built_in_terms(common: dict[str, Any], tmp_path: Path) -> None:
+    def parts(loss: Any, name: str) -> set[str]:
+        result = fine_tune(data=PAIRS, loss=loss, run_dir=str(tmp_path / name), **common)
+        return {key for key in result.metrics[0] if key.startswith("loss/")}
+
+    assert parts(spread, "alone") == {"loss/spread"}
+    assert parts([AngleObjective(angle_weight=0.1), FunctionTerm("gor", spread, 0.5)], "beside") == {
+        "loss/in_batch",
+        "loss/angle",
+        "loss/gor",
+    }
+    with pytest.raises(SettingsError, match="loss excludes the settings objective"):
+        fine_tune(data=PAIRS, loss=spread, objective={"angle_weight": 1}, run_dir=str(tmp_path / "both"), **common)
+    with pytest.raises(ValueError, match="different names"):
+        fine_tune(data=PAIRS, loss=[spread, spread], run_dir=str(tmp_path / "twice"), **common)
+    with pytest.raises(TypeError, match="expected a function"):
+        fine_tune(data=PAIRS, loss="angle", run_dir=str(tmp_path / "name"), **common)
+
+
+@dataclass
+class Events(Callback):
+    """Records the events of a run."""
+
+    seen: list[tuple[str, int]]
+    stops_at: int = 0
+
+    def __repr__(self) -> str:
+        return "Events"
+
+    def on_start(self, state: TrainingState) -> None:
+        self.seen.append(("start", state.step))
+
+    def on_step(self, state: TrainingState) -> None:
+        assert state.numbers is not None
+        assert state.numbers["step"] == state.step
+        assert state.history()[-1] == state.numbers
+        self.seen.append(("step", state.step))
+        if state.step == self.stops_at:
+            state.stop("test")
+
+    def on_evaluation(self, state: TrainingState) -> None:
+        assert state.numbers is not None
+        assert "evaluation" in state.numbers
+        self.seen.append(("evaluation", state.step))
+
+    def on_checkpoint(self, state: TrainingState) -> None:
+        assert (state.folder / "checkpoints" / f"step-{state.step:06}").is_dir()
+        self.seen.append(("checkpoint", state.step))
+
+    def on_end(self, state: TrainingState) -> None:
+        assert (state.folder / "model").is_dir()
+        self.seen.append(("end", state.step))
+
+
+def test_callbacks_see_all_events_and_can_stop_the_run(common: dict[str, Any], tmp_path: Path) -> None:
+    events = Events([], stops_at=2)
+    result = fine_tune(
+        data=PAIRS,
+        evaluation=GRADED,
+        callbacks=[events],
+        checkpoint={"every_steps": 1},
+        run_dir=str(tmp_path / "run"),
+        epochs=2,
+        **common,
+    )
+    assert events.seen == [
+        ("start", 0),
+        ("evaluation", 0),
+        ("step", 1),
+        ("checkpoint", 1),
+        ("step", 2),
+        ("evaluation", 2),
+        ("checkpoint", 2),
+        ("end", 2),
+    ]
+    assert (result.steps, result.stopped) == (2, "test")
+    assert json.loads((tmp_path / "run/result.json").read_text())["stopped"] == "test"
+
+
+class Interrupt(Callback):
+    """Ends a run after the checkpoint of a step, as Ctrl-C twice does."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
+
+    def on_checkpoint(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            raise KeyboardInterrupt
+
+
+def test_early_stopping_counts_the_evaluations_before_an_interruption(common: dict[str, Any], tmp_path: Path) -> None:
+    def train(name: str, values: Iterator[float], callbacks: list[Callback], **more: Any) -> Any:
+        return fine_tune(
+            data=PAIRS,
+            evaluation={"tasks": {"own": lambda _: next(values)}, "every_steps": 2},
+            callbacks=callbacks,
+            checkpoint={"every_steps": 1},
+            run_dir=str(tmp_path / name),
+            epochs=4,
+            resume="auto",
+            **common,
+            **more,
+        )
+
+    values = [0.0, 5.0, 3.0, 5.0, 9.0]
+    whole = train("flag", iter(values), [], early_stopping={"patience": 2})
+    assert whole.steps == 6
+    assert whole.best == {"own/score": 5.0}
+    assert whole.stopped == "evaluation has not improved for 2 evaluations: best 5.00 in step 2"
+    interrupted = iter(values)
+    with pytest.raises(KeyboardInterrupt):
+        train("python", interrupted, [EarlyStopping(2), Interrupt(5)])
+    resumed = train("python", interrupted, [EarlyStopping(2), Interrupt()])
+    assert (resumed.steps, resumed.stopped) == (6, whole.stopped)
+    assert adapter(resumed.folder) == adapter(whole.folder)
+    with pytest.raises(KeyboardInterrupt):  # between the last checkpoint and the end
+        train("end", iter(values), [EarlyStopping(2), Interrupt(6)])
+    assert train("end", iter(()), [EarlyStopping(2), Interrupt()]).steps == 6
+
+
+def test_early_stopping_needs_evaluations_and_a_known_metric(common: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="early stopping counts evaluations"):
+        fine_tune(data=PAIRS, early_stopping={"patience": 2}, **common)
+    with pytest.raises(SettingsError, match=r"early_stopping\.patience is not"):
+        fine_tune(data=PAIRS, early_stopping={"least": 1.0}, **common)
+    with pytest.raises(ValueError, match=r"early_stopping\.metric: expected one of own/score; got 'own/falls'"):
+        fine_tune(
+            data=PAIRS,
+            evaluation={"tasks": {"own": lambda _: 1}, "every_steps": 1},
+            early_stopping={"patience": 1, "metric": "own/falls"},
+            run_dir=str(tmp_path / "run"),
+            **common,
+        )
+
+
+def test_a_run_does_not_resume_with_other_data_loss_or_callbacks(common: dict[str, Any], tmp_path: Path) -> None:
+    def train(name: str = "run", data: Any = PAIRS, **more: Any) -> Any:
+        run_dir = str(tmp_path / name)
+        return fine_tune(
+            data=data, run_dir=run_dir, checkpoint={"every_steps": 1}, resume="auto", epochs=2, **common, **more
+        )
+
+    whole = train("whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(callbacks=[Interrupt(2)])
+    with pytest.raises(FolderError, match="loss"):
+        train(callbacks=[Interrupt()], loss=spread)
+    with pytest.raises(FolderError, match="callbacks"):
+        train(callbacks=[Callback()])
+    with pytest.raises(SettingsError, match=r"other settings \(data.path"):
+        train(data=PAIRS[:-1], callbacks=[Interrupt()])
+    assert adapter(train(data=pd.DataFrame(PAIRS), callbacks=[Interrupt()]).folder) == adapter(whole.folder)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"])
+def test_schedules_are_those_of_transformers_without_a_step_of_rate_0(schedule: str) -> None:
+    from transformers.optimization import get_scheduler
+
+    steps, warmup = 20, 4
+    unused = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    scheduler = get_scheduler(schedule, unused, num_warmup_steps=warmup, num_training_steps=steps + 1)
+    rates = [scheduler.get_last_lr()[0]]
+    for _ in range(steps):
+        unused.step()
+        scheduler.step()
+        rates.append(scheduler.get_last_lr()[0])
+    ours = [rate_share(step, warmup, steps, schedule) for step in range(1, steps + 1)]
+    assert ours == pytest.approx(rates[1:])
+    assert min(ours) > 0
+
+
+@pytest.mark.needs("bitsandbytes")
+def test_an_optimizer_of_8_bits_resumes_with_the_same_weights(common: dict[str, Any], tmp_path: Path) -> None:
+    """Weights of 32 × 128 and more get a state of 8 bits."""
+
+    def train(name: str, **more: Any) -> Any:
+        return fine_tune(
+            data=PAIRS,
+            run_dir=str(tmp_path / name),
+            checkpoint={"every_steps": 1},
+            resume="auto",
+            epochs=2,
+            **(common | {"lora": {"rank": 128}, "optimizer": {"learning_rate": 1e-3, "name": "adamw_8bit"}}),
+            **more,
+        )
+
+    whole = train("whole")
+    with pytest.raises(KeyboardInterrupt):
+        train("run", callbacks=[Interrupt(3)])
+    state = load_file(sorted((tmp_path / "run/checkpoints").iterdir())[-1] / "optimizer.safetensors")
+    assert torch.uint8 in {tensor.dtype for tensor in state.values()}
+    assert adapter(train("run", callbacks=[Interrupt()]).folder) == adapter(whole.folder)
+
+
+def squares(embeddings: torch.Tensor, relation: Relation) -> torch.Tensor:
+    return embeddings.square().mean()
+
+
+def test_a_loss_with_other_code_and_the_same_name_does_not_resume(common: dict[str, Any], tmp_path: Path) -> None:
+    def train(loss: Any) -> Any:
+        settings = common | {"checkpoint": {"every_steps": 1}, "resume": "auto", "run_dir": str(tmp_path / "run")}
+        return fine_tune(data=PAIRS, loss=loss, **settings)
+
+    first = train(squares)
+    assert train(squares).best == first.best
+    other = lambda embeddings, relation: embeddings.abs().mean()  # noqa: E731
+    other.__name__ = "squares"
+    with pytest.raises(FolderError, match="loss"):
+        train(other)
+
+
+class Misspelt(Callback):
+    def on_step_end(self, state: TrainingState) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"learning_rate": 1e-3}, r"unknown setting 'learning_rate'. Did you mean optimizer=\{'learning_rate': …\}"),
+        ({"callbacks": [object()]}, "callbacks: expected objects of classes derived from Callback, got object"),
+        ({"callbacks": [Misspelt()]}, "Misspelt.on_step_end is never called; expected one of on_start"),
+        ({"callbacks": [EarlyStopping(2)]}, "early stopping counts evaluations"),
+        ({"evaluation": {"own": lambda _: None}}, "evaluation own: expected a number or a dictionary of numbers"),
+        (
+            {"loss": lambda embeddings, _: embeddings.sum(1)},
+            r"loss <lambda>: expected a scalar tensor, got a .* \(16,\)",
+        ),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_named(
+    arguments: dict[str, Any], message: str, common: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises((SettingsError, TypeError, ValueError), match=message):
+        fine_tune(data=PAIRS, run_dir=str(tmp_path / "run"), **(common | arguments))
+
+
+def test_a_model_may_be_a_path(common: dict[str, Any], tmp_path: Path) -> None:
+    path = common["model"]["path"]
+    result = fine_tune(data=PAIRS, max_steps=1, run_dir=str(tmp_path / "run"), **(common | {"model": Path(path)}))
+    assert load_settings(TrainSettings, result.folder.parent / "settings.yaml").model.path == path

@@ -21,7 +21,6 @@ OPTIONAL = {
     "bitsandbytes": "quantization",
     "bm25s": "questions",
     "deepspeed": "distributed",
-    "faiss": "mining",
     "fastapi": "serve",
     "github": "issues",
     "lancedb": "search",

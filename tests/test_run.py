@@ -102,7 +102,7 @@ def test_the_log_names_the_layout_and_the_replaced_layers(
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "replaced layers" in line)
     start = {"auto": "trie; gathered keys", "padded": "padded (as requested); attention of the library"}[layout]
     assert line.startswith(f"texts: {start}; replaced layers: ")
-    assert ("3 compiled rotary" in line) == (layout == "auto")
+    assert ("3 CompiledRotary" in line) == (layout == "auto")
 
 
 def test_inner_layers_are_read_with_the_adapter_on_the_projection(

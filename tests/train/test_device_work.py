@@ -53,7 +53,7 @@ def test_copies_to_the_device_do_not_grow_with_layers_or_texts(device_runs: list
 def test_a_norm_of_the_device_with_other_results_is_not_used(device_runs: list[dict[str, Any]]) -> None:
     """The layers are tried on the device itself, when an adapter is added."""
     replaced = {each["kernel"]: each["replaced"] for each in device_runs if each["run"] == "norm"}
-    assert replaced.pop("right") == "3 low-memory MLP, 7 low-memory norm"
+    assert replaced.pop("right") == "3 LowMemoryMlp, 7 LowMemoryNorm"
     assert len(replaced) == 6
     assert set(replaced.values()) == {"3 low-memory MLP"}, replaced
 

@@ -121,18 +121,18 @@ class Plan:
     """Indices in `groups` of the micro-batches that each process computes; processes have about equally many tokens."""
 
     @property
-    def micro_batches(self) -> list[MicroBatch]:
-        """All micro-batches of the batch, with their tensors."""
-        return [group.make() for group in self.groups]
+    def micro_batches(self) -> Sequence[MicroBatch]:
+        """All micro-batches of the batch. Tensors are created on access, so that they are not all in memory."""
+        return _LazyMicroBatches(self.groups)
 
-    def share(self, process: int) -> list[MicroBatch]:
+    def share(self, process: int) -> Sequence[MicroBatch]:
         """Return the micro-batches that a process computes, filled up with dummy micro-batches of one token.
 
         All processes get the same number of micro-batches, because collective operations need this.
         """
         groups = [self.groups[position] for position in self.shares[process]]
         rounds = max(map(len, self.shares))
-        return [group.make() for group in groups + [_DUMMY] * (rounds - len(groups))]
+        return _LazyMicroBatches(groups + [_DUMMY] * (rounds - len(groups)))
 
     @property
     def logical_tokens(self) -> int:
@@ -158,6 +158,20 @@ class Plan:
     def largest_share(self) -> int:
         """Number of tokens that the process with the most tokens computes for the batch."""
         return max(_tokens([self.groups[position] for position in share]) for share in self.shares)
+
+
+class _LazyMicroBatches(Sequence[MicroBatch]):
+    """Sequence of micro-batches that creates the tensors of a micro-batch at every access, and does not keep them."""
+
+    def __init__(self, groups: list[TextGroup]) -> None:
+        self._groups = groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getitem__(self, position: Any) -> Any:
+        chosen = self._groups[position]
+        return _LazyMicroBatches(chosen) if isinstance(chosen, list) else chosen.make()
 
 
 _ONE = torch.ones(1, 1, dtype=torch.int64)

@@ -33,7 +33,7 @@ of this size or half this size, a quarter of a GB in float32. Smaller blocks are
 class RowVector(Protocol):
     """Interface of a vector (V,) that is computed from the rows of an embedding matrix, in blocks to save memory.
 
-    Vectors are hashable; equal vectors are computed once.
+    A vector that several terms share is the same object, and is computed once.
     """
 
     def fits(self, columns: int) -> bool:
@@ -65,7 +65,7 @@ def from_rows(x_ND: Tensor, *vectors: RowVector) -> tuple[Tensor, ...]:
     return values
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairSimilarity:
     """Similarities (P,) of pairs of embedding rows, left_P[p] and right_P[p], computed in blocks; a `RowVector`."""
 

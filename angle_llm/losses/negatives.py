@@ -72,7 +72,7 @@ class MaskIndices(NamedTuple):
         return on_device(self.line[inside] - a.start, device), on_device(self.candidate[inside] - c.start, device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FalseNegativeFilter:
     """`FalseNegatives` for the lines of a batch, each with one positive."""
 
@@ -90,7 +90,7 @@ class FalseNegativeFilter:
             return threshold_a + _ROUNDING * torch.finfo(threshold_a.dtype).eps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NegativeLogSum:
     """Log-sum-exp of the similarities between an anchor and its negatives, for L anchors, shape (L,); a `RowVector`.
 

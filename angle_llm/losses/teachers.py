@@ -66,7 +66,7 @@ def cosine_distance(x_ND: Tensor, teacher_ND: Tensor) -> Tensor:
     return 1 - cosine(x_ND, teacher_ND)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TeacherDistance:
     """1 - cosine between each embedding and the teacher vector of the same text, shape (N,); a `RowVector`.
 
@@ -100,7 +100,7 @@ class TeacherDistance:
             yield block, x_ND[block, :width], teacher_BC
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _TeacherExpectation:
     """Part of the KL divergence between teacher and model that is a sum over the teacher's probabilities; a `RowVector`.
 

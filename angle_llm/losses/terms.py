@@ -71,10 +71,13 @@ class BatchPairs:
         self.relation = relation
         self.rows, self.device = rows, device
         self._sides = on_device(relation.left, device), on_device(relation.right, device)
+        self._similarities: dict[Similarity, PairSimilarity] = {}
 
     def similarities(self, similarity: Similarity = cosine) -> PairSimilarity:
-        """Return the row vector (P,) of the similarities of the scored pairs; equal for all terms of the batch."""
-        return PairSimilarity(similarity, *self._sides)
+        """Return the row vector (P,) of the similarities of the scored pairs; the same object for all terms of the batch."""
+        if similarity not in self._similarities:
+            self._similarities[similarity] = PairSimilarity(similarity, *self._sides)
+        return self._similarities[similarity]
 
 
 class BatchTerm(NamedTuple):
@@ -84,7 +87,7 @@ class BatchTerm(NamedTuple):
     value: Callable[..., Tensor]
     """Function that maps the values of `vectors`, one argument per vector, to a scalar.
 
-    Equal vectors of several terms are computed once."""
+    A vector that several terms share is computed once."""
 
 
 class Term(ABC):
@@ -196,8 +199,9 @@ class SumOfTerms(Objective):
             prepared = [term.prepare(pairs) for term in self.terms]
             # Vectors that terms share are computed once. Cosines come first, whichever term reads them, so that the order
             # in which gradients are summed does not depend on the weights.
-            distinct = dict.fromkeys(chain.from_iterable(term.vectors for term in prepared))
-            vectors = sorted(distinct, key=lambda vector: vector != pairs.similarities())
+            distinct = list(dict.fromkeys(chain.from_iterable(term.vectors for term in prepared)))
+            cosines = pairs.similarities()
+            vectors = sorted(distinct, key=lambda vector: vector is not cosines)
             # One call, so that all gradients are added in one matrix.
             value_of = dict(zip(vectors, from_rows(x_ND, *vectors), strict=True))
             values = [term.value(*(value_of[vector] for vector in term.vectors)) for term in prepared]

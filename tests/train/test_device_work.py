@@ -55,7 +55,7 @@ def test_a_norm_of_the_device_with_other_results_is_not_used(device_runs: list[d
     replaced = {each["kernel"]: each["replaced"] for each in device_runs if each["run"] == "norm"}
     assert replaced.pop("right") == "3 LowMemoryMlp, 7 LowMemoryNorm"
     assert len(replaced) == 6
-    assert set(replaced.values()) == {"3 low-memory MLP"}, replaced
+    assert set(replaced.values()) == {"3 LowMemoryMlp"}, replaced
 
 
 def test_several_processes_exchange_tensors_of_the_device_only(device_runs: list[dict[str, Any]]) -> None:

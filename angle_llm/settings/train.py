@@ -308,25 +308,25 @@ class TrainSettings:
     allow_cpu: bool = False
     """Train a model of more than 3 billion weights on a CPU, which takes days to weeks."""
     model: ModelSettings = field(default_factory=ModelSettings)
-    """The base model, and how it encodes texts. `ModelSettings`"""
+    """The base model, and how it encodes texts."""
     data: DataSettings = field(default_factory=DataSettings)
-    """The training data. `DataSettings`"""
+    """The training data: a dataset, or a mixture of datasets."""
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-    """The loss. `ObjectiveSettings`"""
+    """Weights, temperatures and variants of the terms of the training loss."""
     lora: LoraSettings = field(default_factory=LoraSettings)
-    """The LoRA adapter. `LoraSettings`"""
+    """The LoRA adapter."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    """Optimizer and learning rate. `OptimizerSettings`"""
+    """AdamW, and its learning rate by step."""
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    """Held-out tasks, which select the best model. `EvaluationSettings`"""
+    """Evaluation before, during and after training, which selects the best model."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
-    """When the run stops before its last step. `EarlyStoppingSettings`"""
+    """When a run stops before its last step, because its evaluations no longer improve."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """Checkpoints from which the run resumes. `CheckpointSettings`"""
+    """Checkpoints from which a run resumes. They do not change the result."""
     nested: NestedSettings = field(default_factory=NestedSettings)
-    """Nested dimensions and layers (Matryoshka). `NestedSettings`"""
+    """Nested dimensions and layers (Matryoshka)."""
     pretraining: PretrainingSettings = field(default_factory=PretrainingSettings)
-    """Pretraining on texts without labels. `PretrainingSettings`"""
+    """Pretraining on texts without labels."""
 
     def __post_init__(self) -> None:
         if self.lora.rank == 0 and self.model.bits is not None:

@@ -50,7 +50,7 @@ def fine_tune(
     Args:
         settings: Settings, the path of a YAML file, or the name of a bundled recipe. None: the defaults of the command
             `angle-llm train`.
-        data: Training data in place of `settings.data`: a path, hub id or `starter:NAME`; a list of dictionaries; a
+        data: Training data in place of those of `settings`: a path, hub id or `starter:NAME`; a list of dictionaries; a
             `datasets.Dataset`, `IterableDataset` or `DatasetDict` (split `train`); a data frame of pandas or polars; or
             a function that returns an iterator of dictionaries, for data larger than memory. Columns are recognised as
             in files. Or a dictionary of settings, whose paths may be these objects:
@@ -126,12 +126,14 @@ def _data_settings(data: Any, rows: dict[str, Source]) -> dict[str, Any]:
     if not _names_settings(data, DataSettings):
         return settings_to_dict(DataSettings(path=path_of(data, "data")))
     values = dict(data)
-    if "path" in values:
+    if values.keys() & {"path", "sets"}:  # other data, not a change of the data in the settings
+        values = settings_to_dict(DataSettings()) | values
+    if "path" in data:
         values["path"] = path_of(values["path"], "data")
-    if "sets" in values:
+    if "sets" in data:
         values["sets"] = [
-            {**dataset, "path": path_of(dataset["path"], f"data{number}")}
-            for number, dataset in enumerate(values["sets"], 1)
+            {**dataset, "path": path_of(dataset["path"], f"data{number}")} if "path" in dataset else dataset
+            for number, dataset in enumerate(data["sets"], 1)
         ]
     return values
 
@@ -166,7 +168,7 @@ def _evaluation_settings(evaluation: Any, tasks: dict[str, Source | EvaluationFu
         return values
     if isinstance(named, Mapping) and not hasattr(named, "column_names"):  # a DatasetDict has column names
         values["tasks"] = [text_of(task, name) for name, task in named.items()]
-    elif isinstance(named, list | tuple) and not all(isinstance(row, Mapping) for row in named):
+    elif isinstance(named, list | tuple) and not (named and all(type(row) is dict for row in named)):
         values["tasks"] = [text_of(task, None) for task in named]
     else:
         values["tasks"] = [text_of(named, None)]

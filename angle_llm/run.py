@@ -35,15 +35,10 @@ class PythonObjects:
 
     def identity(self) -> dict[str, str]:
         """Return names of the loss and the callbacks, which must not change when a run resumes."""
-        from angle_llm.losses import SumOfTerms
+        from angle_llm.losses.terms import described
         from angle_llm.train.callbacks import names_of
 
-        names = {"callbacks": names_of(self.callbacks)} if self.callbacks else {}
-        if isinstance(self.loss, SumOfTerms):
-            names["loss"] = " + ".join(f"{term.weight} {term.name}{term.code}" for term in self.loss.terms)
-        elif self.loss is not None:
-            names["loss"] = type(self.loss).__qualname__
-        return names
+        return {"callbacks": names_of(self.callbacks), "loss": "" if self.loss is None else described(self.loss)}
 
 
 def run_training(settings: TrainSettings, objects: PythonObjects | None = None) -> FineTuned:

@@ -1,8 +1,11 @@
 """`fine_tune` in Python: data, evaluation, loss and callbacks that are objects of a program."""
 
 import json
-from collections.abc import Callable, Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,13 @@ import torch
 from safetensors.torch import load_file
 from tiny import save_tiny_base
 
-from angle_llm import AngleObjective, SentenceEncoder, TrainSettings, fine_tune
+from angle_llm import AngleObjective, Interrupted, SentenceEncoder, TrainSettings, fine_tune
 from angle_llm.data.formats import DataError
+from angle_llm.data.in_memory import source_in_memory
 from angle_llm.io import FolderError
 from angle_llm.losses import FunctionTerm, Relation
+from angle_llm.losses.terms import as_objective
+from angle_llm.run import PythonObjects
 from angle_llm.settings.parsing import SettingsError, load_settings
 from angle_llm.train.batches import rate_share
 from angle_llm.train.callbacks import Callback, EarlyStopping, TrainingState
@@ -425,3 +431,123 @@ def test_a_model_may_be_a_path(common: dict[str, Any], tmp_path: Path) -> None:
     path = common["model"]["path"]
     result = fine_tune(data=PAIRS, max_steps=1, run_dir=str(tmp_path / "run"), **(common | {"model": Path(path)}))
     assert load_settings(TrainSettings, result.folder.parent / "settings.yaml").model.path == path
+
+
+def test_rows_of_a_function_may_have_other_columns_in_later_rows(common: dict[str, Any], tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"anchor": f"Dog {n} runs.", "positive": f"Animal {n} moves."} for n in range(12)]
+    rows += [{**row, "negative": f"Ship {n}.", "count": n + 0.5} for n, row in enumerate(rows)]
+    readers = [source_in_memory(data, "data") for data in (rows, lambda: iter(rows))]
+    assert [list(reader.columns) for reader in readers] == [["anchor", "positive", "negative", "count"]] * 2
+    assert readers[0].text == readers[1].text
+    assert [row.values for row in readers[0].rows()] == [row.values for row in readers[1].rows()]  # type: ignore[union-attr]
+    with pytest.raises(DataError, match="data row 2: expected a dictionary or a text, got int"):
+        source_in_memory(lambda: iter([PAIRS[0], 5]), "data")
+    assert [row.values["text"] for row in source_in_memory(lambda: iter(["a", "b"]), "data").rows()] == ["a", "b"]  # type: ignore[union-attr]
+
+
+class StopAndSignal(Callback):
+    """Stops a run at step 2; in its first process also sends SIGTERM, before the evaluation that the stop makes due."""
+
+    signals = True
+
+    def on_step(self, state: TrainingState) -> None:
+        if state.step == 2:
+            state.stop("two")
+            if StopAndSignal.signals:
+                StopAndSignal.signals = False
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stopped_run_that_is_interrupted_ends_where_it_was_stopped(common: dict[str, Any], tmp_path: Path) -> None:
+    def train() -> Any:
+        return fine_tune(
+            data=PAIRS,
+            evaluation=GRADED,
+            callbacks=[StopAndSignal()],
+            resume="auto",
+            run_dir=str(tmp_path / "run"),
+            **common,
+        )
+
+    with pytest.raises(Interrupted):
+        train()
+    result = train()
+    assert (result.steps, result.stopped) == (2, "two")
+
+
+class Draws(Callback):
+    def on_start(self, state: TrainingState) -> None:
+        torch.rand(3)
+
+    on_step = on_start
+
+
+def test_callbacks_that_draw_numbers_do_not_change_the_training(common: dict[str, Any], tmp_path: Path) -> None:
+    settings = common | {"lora": {"rank": 4, "dropout": 0.3}}
+    plain, drawn = (
+        fine_tune(data=PAIRS, callbacks=callbacks, run_dir=str(tmp_path / str(number)), **settings)
+        for number, callbacks in enumerate(([], [Draws()]))
+    )
+    assert adapter(plain.folder) == adapter(drawn.folder)
+
+
+def test_early_stopping_counts_one_value_per_step_and_ignores_undefined_ones(tmp_path: Path) -> None:
+    def stops(values: list[tuple[int, float]]) -> bool:
+        lines = [json.dumps({"step": step, "evaluation": value}) for step, value in values]
+        (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+        state = TrainingState(tmp_path, steps=9, encoder=None)  # type: ignore[arg-type]
+        EarlyStopping(2).on_evaluation(state)
+        return state.stopped is not None
+
+    nan = float("nan")
+    assert not stops([(0, nan), (1, 2.0), (2, 3.0), (3, 4.0)])
+    assert stops([(0, nan), (1, 2.0), (2, 2.0), (3, 2.0)])
+    assert not stops([(0, 1.0), (1, 2.0), (2, 1.0), (2, 1.0)])
+
+
+@dataclass
+class Counts(Callback):
+    losses: list[float]
+    limit: int = 3
+
+    def on_step(self, state: TrainingState) -> None:
+        assert state.numbers is not None
+        self.losses.append(state.numbers["loss"])
+
+
+def test_the_identity_of_a_run_has_what_its_loss_and_callbacks_compute() -> None:
+    def loss(weight: float) -> Any:
+        return lambda embeddings, relation: weight * embeddings.square().mean()
+
+    def identity(*terms: Any, callbacks: Sequence[Callback] = ()) -> dict[str, str]:
+        return PythonObjects(loss=as_objective(list(terms)) if terms else None, callbacks=callbacks).identity()
+
+    assert identity() == {"callbacks": "", "loss": ""}
+    assert identity(AngleObjective()) == identity(AngleObjective())
+    assert identity(AngleObjective(angle_weight=1)) == identity(AngleObjective(angle_weight=1))
+    assert identity(AngleObjective()) != identity(AngleObjective(in_batch_temperature=0.5))
+    assert identity(FunctionTerm("own", spread)) != identity(FunctionTerm("own", spread, weight=2.0))
+    tenth = FunctionTerm("own", lambda embeddings, relation: 0.1 * embeddings.mean())
+    fifty = FunctionTerm("own", lambda embeddings, relation: 50.0 * embeddings.mean())
+    assert identity(tenth) != identity(fifty)
+    assert identity(FunctionTerm("own", partial(spread, relation=1))) != identity(FunctionTerm("own", spread))
+    assert identity(callbacks=[Counts([])]) == identity(callbacks=[Counts([1.0])])
+    assert identity(callbacks=[Counts([])]) != identity(callbacks=[Counts([], limit=4)])
+
+
+def test_a_metric_that_appears_later_and_no_evaluation_at_all(common: dict[str, Any], tmp_path: Path) -> None:
+    values = iter([{"a": 1.0}, {"a": 2.0, "b": 3.0}])
+    result = fine_tune(data=PAIRS, evaluation=lambda _: next(values), run_dir=str(tmp_path / "run"), **common)
+    assert result.best == {"<lambda>/a": 2.0, "<lambda>/b": 3.0}
+    off = fine_tune("starter", data=PAIRS, evaluation=[], run_dir=str(tmp_path / "off"), **common)
+    assert off.best is None
+
+
+def test_data_replace_the_data_of_the_settings(common: dict[str, Any], tmp_path: Path) -> None:
+    config = tmp_path / "own.yaml"
+    config.write_text("data: {sets: [{path: no.tsv}]}")
+    assert fine_tune(config, data={"path": PAIRS}, run_dir=str(tmp_path / "run"), **common).steps == 3
+    with pytest.raises(SettingsError, match=r"sets\.0"):
+        fine_tune(data={"sets": [{"path": PAIRS, "wieght": 2}]}, run_dir=str(tmp_path / "no"), **common)
+    with pytest.raises(SettingsError, match="loss needs teacher_vectors"):
+        fine_tune(data=PAIRS, loss=AngleObjective(teacher_vector_weight=1), run_dir=str(tmp_path / "no"), **common)

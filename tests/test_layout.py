@@ -173,7 +173,7 @@ def test_few_modules_know_which_losses_exist() -> None:
             names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
             if names & {"AngleObjective", "NestedObjective", "SumOfTerms"} and unit(module) != "losses":
                 users.add(relative(module))
-    assert users == {"__init__.py", "train/objectives.py", "train/pretraining.py"}
+    assert users == {"__init__.py", "train/objectives.py"}
 
 
 def test_help_needs_no_heavy_library() -> None:

@@ -7,7 +7,8 @@ from importlib.metadata import metadata
 import pytest
 from optional_packages import OPTIONAL
 
-from angle_llm.model.layers.quantization import QuantizationError, quantize
+from angle_llm.model.layers.quantization import quantize
+from angle_llm.settings.parsing import MissingLibraryError
 
 
 def test_a_test_without_a_marker_imports_no_optional_package() -> None:
@@ -16,7 +17,7 @@ def test_a_test_without_a_marker_imports_no_optional_package() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"needs\('sklearn'\)"):
         importlib.import_module("sklearn.linear_model")
     assert importlib.util.find_spec("bitsandbytes") is None
-    with pytest.raises(QuantizationError, match="bitsandbytes"):
+    with pytest.raises(MissingLibraryError, match="bitsandbytes"):
         quantize(None, 4)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ def source_in_memory(data: Any, name: str) -> Source:
         data: A list of dictionaries or of texts; a `Dataset`, `IterableDataset` or `DatasetDict` (split `train`) of the
             library `datasets`; a data frame or table that exports Arrow data (pandas, polars, pyarrow, duckdb); or a
             function that returns an iterator of dictionaries. The rows of an iterable dataset or a function are
-            written to a temporary Arrow file, so they may be larger than memory.
+            written to a temporary file, so they may be larger than memory.
         name: Name of the source in messages, such as `data`.
 
     Raises:
@@ -46,7 +46,7 @@ def _rows(data: Any, name: str) -> Any:
             )
         data = data["train"]
     if isinstance(data, datasets.IterableDataset):
-        rows: Any = _written(data, data.features, name)
+        rows: Any = _StoredRows(data, data.features, name)
     elif isinstance(data, datasets.Dataset):
         rows = data
     elif hasattr(data, "__arrow_c_stream__"):
@@ -55,12 +55,9 @@ def _rows(data: Any, name: str) -> Any:
             table.select([column for column in table.column_names if not column.startswith("__index_level_")])
         )  # pandas exports an index as a column
     elif callable(data):
-        rows = _written(data(), None, name)
+        rows = _StoredRows(data(), None, name)
     elif isinstance(data, list | tuple):
-        rows = [{"text": row} if isinstance(row, str) else row for row in data]
-        for number, row in enumerate(rows, 1):
-            if not isinstance(row, Mapping):
-                raise DataError(f"{name} row {number}: expected a dictionary or a text, got {type(row).__name__}")
+        rows = [_as_row(row, name, number) for number, row in enumerate(data, 1)]
     else:
         raise DataError(
             f"{name}: expected a path, a list of dictionaries, a Dataset, a data frame, or a function that returns an "
@@ -71,25 +68,39 @@ def _rows(data: Any, name: str) -> Any:
     return rows
 
 
-def _written(rows: Iterable[Mapping[str, Any]], features: Any, name: str) -> Any:
-    """Write rows to a temporary Arrow file, and return the `Dataset` that reads it; it is removed with the dataset."""
-    import datasets
-    from datasets.arrow_writer import ArrowWriter
+class _StoredRows:
+    """Rows that were iterated once, written to a temporary file as JSON lines; the file is removed with the object.
 
-    iterator = iter(rows)
-    first = next(iterator, None)
-    if first is None:
-        raise DataError(f"{name}: there are no rows")
-    folder = Path(tempfile.mkdtemp(prefix="angle_llm-rows-"))
-    path = folder / "rows.arrow"
-    try:
-        with ArrowWriter(path=str(path), features=features) as writer:
-            for row in chain([first], iterator):
-                writer.write(dict(row))
-            writer.finalize()
-        dataset = datasets.Dataset.from_file(str(path))
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    weakref.finalize(dataset, shutil.rmtree, folder, ignore_errors=True)
-    return dataset
+    A row is a dictionary, or a text, which gets the column `text`.
+    """
+
+    def __init__(self, rows: Iterable[Any], features: Any, name: str) -> None:
+        self.features = features
+        folder = tempfile.mkdtemp(prefix="angle_llm-rows-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._path = Path(folder) / "rows.jsonl"
+        self._count = 0
+        with self._path.open("w", encoding="utf-8") as file:
+            for self._count, row in enumerate(rows, 1):
+                file.write(json.dumps(_as_row(row, name, self._count), default=_plain) + "\n")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self._path.open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
+
+
+def _as_row(row: Any, name: str, number: int) -> dict[str, Any]:
+    """Return a row as a dictionary; a text becomes the column `text`. Raises `DataError` for another type."""
+    if isinstance(row, str):
+        return {"text": row}
+    if not isinstance(row, Mapping):
+        raise DataError(f"{name} row {number}: expected a dictionary or a text, got {type(row).__name__}")
+    return dict(row)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or array of numpy as a value of JSON; the text of other objects."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -259,9 +259,12 @@ def _function_task(name: str, function: EvaluationFunction) -> HeldOutTask:
         value = function(encoder)
         values = value if isinstance(value, Mapping) else {"score": value}
         try:
-            return {metric: float(number) for metric, number in values.items()}, None
+            numbers = {metric: float(number) for metric, number in values.items()}
         except (TypeError, ValueError):
-            raise TypeError(f"evaluation {name}: expected a number or a dictionary of numbers, got {value!r}") from None
+            numbers = {}
+        if not numbers:
+            raise TypeError(f"evaluation {name}: expected a number or a dictionary of numbers, got {value!r}")
+        return numbers, None
 
     return HeldOutTask(name, "score", measure)
 

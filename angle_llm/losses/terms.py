@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from hashlib import sha256
 from itertools import chain
-from typing import Any, NamedTuple
+from types import CodeType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,11 +107,6 @@ class Term(ABC):
         """Optional fields of `Relation` without which the term cannot be computed."""
         return NO_FIELDS
 
-    @property
-    def code(self) -> str:
-        """Hash of the code of a function that is the term, in brackets; empty for other terms."""
-        return ""
-
     @abstractmethod
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
         """Prepare the term for a batch. The vectors of all terms are computed together, in blocks (module `blocks`)."""
@@ -132,11 +129,6 @@ class FunctionTerm(Term):
     """Whether the term is constant without pairs of two different texts."""
     needs: frozenset[str] = NO_FIELDS
     """Optional fields of `Relation` without which the term cannot be computed, such as `teacher_vectors`."""
-
-    @property
-    def code(self) -> str:
-        code: Any = getattr(self.function, "__code__", None)
-        return "" if code is None else f" ({sha256(code.co_code + repr(code.co_names).encode()).hexdigest()[:8]})"
 
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
         def value(x_ND: Tensor) -> Tensor:
@@ -240,3 +232,25 @@ def as_objective(loss: Loss) -> Objective:
                 f"loss: expected a function (embeddings, relation) -> scalar, a Term or an Objective, got {type(part).__name__}"
             )
     return SumOfTerms(*terms)
+
+
+def described(value: object) -> str:
+    """Return a text that differs for losses that compute something else: classes with fields, functions with their code."""
+    if isinstance(value, SumOfTerms):
+        return " + ".join(map(described, value.terms))
+    if is_dataclass(value):
+        listed = [f"{item.name}={described(getattr(value, item.name))}" for item in fields(value)]
+        return f"{type(value).__qualname__}({', '.join(listed)})"
+    if isinstance(value, partial):
+        return f"{described(value.func)}({described(value.args)}, {described(value.keywords)})"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(described, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {described(item)}' for key, item in value.items())}}}"
+    if value is None or isinstance(value, str | bytes | int | float | frozenset):
+        return repr(value)
+    code: CodeType | None = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
+    if code is None:
+        return type(value).__qualname__
+    content = f"{code.co_code!r} {code.co_names} {described(code.co_consts)}"
+    return f"{code.co_name} {sha256(content.encode()).hexdigest()[:8]}"

@@ -6,12 +6,14 @@ model without weights (`step_memory`). Memory is proportional to tokens: 0.1 % e
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from angle_llm.data.formats import pairs_of
 from angle_llm.data.mixture import Mixture
 from angle_llm.losses import Objective
 from angle_llm.memory.device_memory import Device, Memory, Sharding
@@ -34,6 +36,10 @@ SAMPLED_EXAMPLES = 2048
 """Number of examples whose first steps are sampled."""
 SAMPLED_BATCHES = 64
 """Maximum number of batches in a sample."""
+SEARCHED_EXAMPLES = 100_000
+"""Number of examples searched for the longest text; a larger dataset is searched at regular intervals."""
+LONGEST_TEXTS = 16
+"""Number of examples, longest in characters, that are tokenized to find the longest text in tokens."""
 
 
 def first_steps(
@@ -88,6 +94,8 @@ class StepForecast:
     """Maximum number of tokens that one process computes in a sampled optimizer step."""
     batch_tokens: int
     """Maximum of the mean number of tokens that one process computes in a batch of a sampled optimizer step."""
+    longest_text: int
+    """Tokens of the longest text in the dataset, not only in the sampled steps."""
     _costs: dict[bool, PassCosts] = field(default_factory=dict, init=False)
     """Costs of the passes, without and with activation checkpointing."""
 
@@ -137,6 +145,7 @@ class StepForecast:
             texts=max(largest.plan.groups, key=lambda group: group.computed_tokens),
             step_tokens=largest.plan.largest_share,
             batch_tokens=-(-largest.plan.largest_share // len(largest.batches)),
+            longest_text=_longest_text(planner),
         )
 
     def supports_checkpointing(self) -> bool:
@@ -162,7 +171,7 @@ class StepForecast:
     def memory(self, tokens: int, budget: TokenBudget) -> Memory:
         """Return the memory of a step that keeps the activations of `tokens` tokens, in micro-batches of a budget."""
         costs = self.costs(checkpointing=budget.activation_checkpointing)
-        return self.device.memory(costs.activations(tokens, budget.micro_batch_tokens, self.encoder.max_length))
+        return self.device.memory(costs.activations(tokens, budget.micro_batch_tokens, self.longest_text))
 
     def full(self, budget: TokenBudget) -> Memory:
         """Return the memory of the largest step that a budget allows.
@@ -171,8 +180,20 @@ class StepForecast:
         keeps the activations of a micro-batch.
         """
         cached = budget.micro_batch_tokens if self.batch_tokens > budget.graph_tokens else 0
-        tokens = max(budget.graph_tokens, min(cached, self.batch_tokens), self.encoder.max_length)
+        tokens = max(budget.graph_tokens, min(cached, self.batch_tokens), self.longest_text)
         return self.memory(tokens, budget)
+
+
+def _longest_text(planner: BatchPlanner) -> int:
+    """Return the number of tokens of the longest text in the dataset; candidates are chosen by characters."""
+    data = planner.data
+    searched = range(0, len(data), max(1, len(data) // SEARCHED_EXAMPLES))
+
+    def characters(index: int) -> int:
+        return max(max(len(left), len(right)) for left, right, _ in pairs_of(data[index]))
+
+    batch = planner.batch(heapq.nlargest(LONGEST_TEXTS, searched, key=characters))
+    return max(map(len, planner.tokenize(batch.texts, batch.prompts)))
 
 
 def product_weights(backbone: nn.Module) -> int:

@@ -59,7 +59,6 @@ from angle_llm.model.source.tokenizer import (
     checked_length,
     warn_of_other_tokens,
 )
-from angle_llm.model.vectors import unit_rows
 from angle_llm.prompts import PromptChoice, PromptTemplate, Side, SidePrompts, load_prompts
 from angle_llm.settings.train import LoraSettings
 
@@ -114,7 +113,7 @@ class SentenceEncoder:
             max_length = checked_length(max_length, backbone)
             self.model = EmbeddingModel(backbone, EmbeddingOptions(pooling, causal, normalize=normalize), dense)
             if layout == "padded":
-                self.layouts = LayoutSupport("padded", "as requested")
+                self.layouts = LayoutSupport("padded", AS_REQUESTED)
             else:
                 self.layouts = probe_layouts(backbone, pooling, causal=causal)
         self.tokenizer = tokenizer
@@ -316,8 +315,12 @@ class SentenceEncoder:
         return 0 if pad is None else int(pad)
 
     def to(self, device: str | torch.device) -> SentenceEncoder:
-        """Move the weights to a device, and return the encoder."""
-        self.model.to(torch_device(device))
+        """Move the weights to a device, and return the encoder. Layouts of texts are chosen again for another device type."""
+        target = torch_device(device)
+        changes_type = target.type != self.device.type
+        self.model.to(target)
+        if changes_type and self.layouts.reason != AS_REQUESTED:
+            self.layouts = probe_layouts(self.model.backbone, self.pooling, causal=self.model.options.causal)
         return self
 
     def add_lora(self, settings: LoraSettings) -> None:
@@ -375,7 +378,7 @@ class SentenceEncoder:
                 `encode_query` and `encode_document`).
         """
         rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress)
-        rows_ND = unit_rows(rows_ND).astype(np.float32) if normalize else rows_ND
+        rows_ND = unit_rows(rows_ND) if normalize else rows_ND
         return (rows_ND, stats) if return_stats else rows_ND
 
     def encode_query(
@@ -407,7 +410,7 @@ class SentenceEncoder:
     @staticmethod
     def similarity(left: Rows, right: Rows) -> Rows:
         """Return the cosines of all pairs of embeddings, (N, M) float32 for embeddings (N, D) and (M, D)."""
-        cosines: Rows = (unit_rows(left) @ unit_rows(right).T).astype(np.float32)
+        cosines: Rows = unit_rows(left) @ unit_rows(right).T
         return cosines
 
     def encode_complex(
@@ -470,10 +473,18 @@ class SentenceEncoder:
         save_parts(folder, self.model.backbone, self.tokenizer, card, self.model.dense)
 
 
+AS_REQUESTED = "as requested"
+"""Reason for padded texts that the user chose."""
 TEXTS_PLANNED = 32_768
 """Maximum number of texts that are split into micro-batches together and can share prefixes; limits the memory."""
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def unit_rows(rows_ND: Rows) -> Rows:
+    """Return embeddings (N, D) scaled to length 1, float32; zero embeddings stay zero."""
+    lengths_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
+    return np.asarray(rows_ND / np.where(lengths_N1 == 0, 1, lengths_N1), dtype=np.float32)
 
 
 def encode_texts(

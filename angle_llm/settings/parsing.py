@@ -128,6 +128,8 @@ def _explain(kind: Any, problem: Any, *, is_flag: bool = False) -> str:
     `is_flag` is whether the message names the setting as a flag, such as `--max-length`.
     """
     path = [str(step) for step in problem["loc"]]
+    if path and path[0].isdigit():  # a positional argument
+        path[0] = fields(kind)[int(path[0])].name
     if problem["type"] == "unexpected_keyword_argument":
         owner = kind
         for step in path[:-1]:

@@ -12,8 +12,9 @@ and can stop the run:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +39,15 @@ class TrainingState:
     step: int = 0
     """Number of completed optimizer steps."""
     numbers: dict[str, Any] | None = None
-    """Numbers of the last step or evaluation: the last line of metrics.jsonl. None before the first."""
+    """Numbers of the last step or evaluation: the last line of metrics.jsonl. None before the first line."""
     stopped: str | None = None
     """Reason why a callback stopped the run; None if the run is not stopped."""
 
     def stop(self, reason: str) -> None:
-        """Stop the run after the current step; it is evaluated and saved as at its last step."""
+        """Stop the run after the current step, or the next one if called at a checkpoint or before step 1.
+
+        The run is evaluated and saved as at its last step.
+        """
         self.stopped = reason
 
     def history(self) -> list[dict[str, Any]]:
@@ -92,13 +96,14 @@ class EarlyStopping(Callback):
 
     def on_evaluation(self, state: TrainingState) -> None:
         key = DECIDES if self.metric is None else f"{DECIDES}/{self.metric}"
-        evaluations = [numbers for numbers in state.history() if DECIDES in numbers]
+        of_step = {numbers["step"]: numbers for numbers in state.history() if DECIDES in numbers}  # one per step
+        evaluations = list(of_step.values())
         if key not in evaluations[-1]:
             known = [name.removeprefix(f"{DECIDES}/") for name in evaluations[-1] if name.startswith(f"{DECIDES}/")]
             raise ValueError(f"early_stopping.metric: expected one of {', '.join(known)}; got {self.metric!r}")
         best = evaluations[0]
         for numbers in evaluations[1:]:
-            if numbers[key] > best[key] + self.least:
+            if numbers[key] > best[key] + self.least or math.isnan(best[key]):
                 best = numbers
         age = len(evaluations) - 1 - evaluations.index(best)
         if age >= self.patience:
@@ -128,5 +133,12 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
 
 
 def names_of(callbacks: Sequence[Callback]) -> str:
-    """Return the classes of callbacks, with the fields of dataclasses; they must be equal when a run resumes."""
-    return ", ".join(repr(one) if is_dataclass(one) else type(one).__qualname__ for one in callbacks)
+    """Return the classes of callbacks, with their plain fields if they are dataclasses; equal when a run resumes."""
+    names = []
+    for callback in callbacks:
+        values = (
+            [(item.name, getattr(callback, item.name)) for item in fields(callback)] if is_dataclass(callback) else []
+        )
+        plain = [f"{name}={value!r}" for name, value in values if value is None or isinstance(value, str | int | float)]
+        names.append(f"{type(callback).__qualname__}({', '.join(plain)})")
+    return ", ".join(names)

@@ -105,8 +105,6 @@ class Checkpoints:
             if progress[name] is not None:
                 progress[name] = {key: math.nan if value is None else value for key, value in progress[name].items()}
         if progress["budget"] is not None:
-            for name in ("padded", "token_cost"):  # written by earlier versions
-                progress["budget"].pop(name, None)
             progress["budget"] = TokenBudget(**progress["budget"])
         return Progress(**progress)
 

@@ -73,7 +73,7 @@ def load_encoder(
     ranks; `ZeroStrategy` fills them.
 
     Raises:
-        RemoteRankError: with ZeRO-3, if rank 0 cannot load the weights.
+        RemoteRankError: with ZeRO-3, if another rank failed.
         SettingsError: if the model cannot be trained with the task of the settings.
         ArtifactError, SettingsError, QuantizationError, ValueError, FileNotFoundError: see
             `SentenceEncoder.from_pretrained`.
@@ -151,11 +151,7 @@ def _with_weights(source: ModelSource, settings: TrainSettings, processes: Proce
 
 
 def _with_equal_layouts(encoder: SentenceEncoder, processes: Processes) -> SentenceEncoder:
-    """Return an encoder with the same layouts on all ranks; with ZeRO-3, also with the base of rank 0.
-
-    Raises:
-        RemoteRankError: with ZeRO-3, if the layers of the ranks differ.
-    """
+    """Return an encoder with the same layouts on all ranks; with ZeRO-3, also with the base of rank 0."""
     if processes.zero_stage == 3 and processes.world_size > 1:
         base, base_revision, layouts, fingerprint = processes.from_main(
             lambda: (encoder.base, encoder.base_revision, encoder.layouts, weights_fingerprint(encoder.model.backbone))

@@ -133,7 +133,7 @@ class Metrics:
         self._file: IO[str] | None = None
         self._trackers: Trackers | None = None
         self.last: dict[str, Any] | None = None
-        """The last line that this process wrote."""
+        """The last line of metrics.jsonl."""
 
     def __enter__(self) -> Metrics:
         if self._enabled:
@@ -143,6 +143,8 @@ class Metrics:
             if size < self._kept_bytes:
                 log(f"warning: {self._path} is shorter than when the checkpoint was written: lines are lost")
             self._file.truncate(min(size, self._kept_bytes))
+            lines = self._path.read_text("utf-8").splitlines()
+            self.last = json.loads(lines[-1]) if lines else None
             step = self._step if self._kept_bytes else None  # None: a new run
             values = settings_to_dict(self._settings)
             self._trackers = Trackers(self._settings.report_to, self._path.parent, step, values)

@@ -97,6 +97,11 @@ def make_losses(settings: TrainSettings, loss: Objective | None = None) -> list[
             raise SettingsError(f"{name}: expected none with --pretraining.task. Omit it.")
         objectives.append(objective)
         losses.append(task.loss(_plain_loss(objective) if loss is None else loss))
+    if loss is not None and (missing := loss.needs & {"teacher_vectors", "guide"}):
+        raise SettingsError(
+            f"loss needs {', '.join(missing)}, which only objective.teacher and objective.false_negatives.guide supply. Set the "
+            "terms of the teacher in objective, and pass no loss."
+        )
     # Every setting must be used.
     if loss is not None and (
         settings.pretraining.task is not None or any(objective != ObjectiveSettings() for objective in objectives)

@@ -16,6 +16,7 @@ result.json       written last: number of steps, whether the model is better tha
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,7 +122,9 @@ class FineTuned:
             return []
         used = f"prompt {self.used['prompt']}, pooling {self.used['pooling']}, at most {self.used['max_length']} tokens"
         width = max(map(len, self.best))
-        rows = [f"{name:{width}} {self.start[name]:7.2f} {value:7.2f}" for name, value in self.best.items()]
+        rows = [
+            f"{name:{width}} {self.start.get(name, math.nan):7.2f} {value:7.2f}" for name, value in self.best.items()
+        ]
         verdict = [] if self.verdict is None else [self.verdict]
         return [f"evaluation ({used}):", f"{'':{width}} {'before':>7} {'saved':>7}", *rows, *verdict]
 

@@ -28,7 +28,15 @@ from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule, prefetch
 from angle_llm.train.best_model import BestModel, Evaluate
 from angle_llm.train.callbacks import Callback, TrainingState
-from angle_llm.train.checkpoint import Checkpoints, Progress, seed_rank, set_torch_state, torch_state
+from angle_llm.train.checkpoint import (
+    Checkpoints,
+    Progress,
+    random_state,
+    seed_rank,
+    set_random_state,
+    set_torch_state,
+    torch_state,
+)
 from angle_llm.train.distributed import exit_lock
 from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
 from angle_llm.train.run_folder import FineTuned, Run
@@ -205,7 +213,7 @@ class Trainer:
             self._run.log(f"budget of the checkpoint, or as set: {budget}")
         self._use(budget)
         self._step = self._resumed = progress.step
-        self._stopped = progress.stopped  # reason, equal on all ranks
+        self._stopped = self._state.stopped = progress.stopped  # reason, equal on all ranks
         self._learns = progress.step > 0  # whether a gradient was not 0 so far
         # Train; an error keeps the model so far.
         with (
@@ -379,8 +387,11 @@ class Trainer:
         state.numbers = self._metrics.last
 
         def call() -> str | None:
+            device = self._processes.device
+            generators = random_state(device)  # a callback that draws numbers must not change the training
             for callback in self._callbacks:
                 getattr(callback, event)(state)
+            set_random_state(generators, device)
             return state.stopped
 
         stopped = self._processes.from_main(call)

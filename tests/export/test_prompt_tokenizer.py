@@ -23,7 +23,7 @@ from angle_llm.export.tokenizer import PromptTokenizer, check_same_ids, prompt_t
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.tokenizer import SentenceTokenizer
-from angle_llm.prompts import TOKENIZATIONS, PromptTemplate, load_prompt
+from angle_llm.prompts import PromptTemplate, load_prompt
 
 PROMPTS = {
     "tail": load_prompt("summarize_one_word"),
@@ -48,6 +48,7 @@ pieces = st.one_of(
 texts_of_all_kinds = st.lists(pieces, min_size=1, max_size=6).map("".join).filter(str.strip)
 
 every_kind = pytest.mark.parametrize("kind", TOKENIZERS)
+TOKENIZATIONS = ("joined", "segments")
 every_tokenization = pytest.mark.parametrize("tokenization", TOKENIZATIONS)
 
 

@@ -24,7 +24,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.source.backbone import load_tokenizer
 from angle_llm.model.source.resolve import locate
 from angle_llm.model.source.tokenizer import SentenceTokenizer, SpecialTokens, find_special_tokens, plain_ids
-from angle_llm.prompts import TOKENIZATIONS, PromptTemplate, load_prompt
+from angle_llm.prompts import PromptTemplate, load_prompt
 
 HEAD, TAIL = 'Summarize sentence "', '" in one word:"'
 PAPER = load_prompt("summarize_one_word")
@@ -46,6 +46,7 @@ SPECIAL_NAMES = sorted({token for make in TOKENIZERS.values() for token in make(
 ODD = ["😀", "e\u0301", "\u200d", "日本語", "ﷺ", "\0", "\u00a0", "\ufeff", "\r\n", "   ", '."', '"', "?", "’", "{text}"]
 
 every_kind = pytest.mark.parametrize("kind", TOKENIZERS)
+TOKENIZATIONS = ("joined", "segments")
 every_tokenization = pytest.mark.parametrize("tokenization", TOKENIZATIONS)
 pieces = st.one_of(
     st.sampled_from([*ODD, *SPECIAL_NAMES, *(word for text in sentences()[:20] for word in (text, f" {text[:9]}"))]),

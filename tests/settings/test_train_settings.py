@@ -80,7 +80,7 @@ def test_yaml_overrides_defaults_key_by_key_and_the_command_line_overrides_yaml(
         ({"data": {"batches": "ignore"}}, ["data.batches", "by_set", "'ignore'"]),
         ({"data": {"path": "a.csv", "sets": [{"path": "b.csv"}]}}, ["data.path", "data.sets"]),
         ({"nested": {"layers": [4, 2]}}, ["nested.layers", "[4, 2]"]),
-        ({"optimizer": {"schedule": "cosine"}}, ["schedule", "optimizer", "learning_rate"]),
+        ({"optimizer": {"scheduel": "cosine"}}, ["'scheduel'", "'schedule'", "in optimizer"]),
         ({"model": None}, ["model"]),
     ],
 )

@@ -12,7 +12,7 @@ from runs import read_metrics
 from safetensors.torch import load_file
 from tiny import save_tiny_adapter, save_tiny_base
 
-from angle_llm import SentenceEncoder, fine_tune, resolve_models
+from angle_llm import SentenceEncoder, fine_tune
 from angle_llm.export.merge import merge
 from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.model.layers.lora import is_adapted
@@ -20,6 +20,7 @@ from angle_llm.model.source import saved_lora
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, resolve_model
+from angle_llm.run import resolve_models
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import (
     DataSettings,

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from angle_llm.device import evaluating, is_out_of_memory
+from angle_llm.settings.parsing import MissingLibraryError, SettingsError
 
 CARD_NAME = "angle_llm.json"
 EXPORT_NAME = "angle_llm_export.json"
@@ -109,13 +110,15 @@ def check_links(folder: Path) -> None:
 def as_artifact_error(place: object) -> Iterator[None]:
     """Convert errors that a library raises inside this context to an `ArtifactError` with the folder and the reason.
 
-    Libraries raise errors of any type for a damaged file, such as KeyError or TypeError. Out-of-memory errors are not
-    converted. `place` names the folder or file.
+    Libraries raise errors of any type for a damaged file, such as KeyError or TypeError. Errors of settings, missing
+    libraries and memory are not converted. `place` names the folder or file.
     """
     try:
         yield
     except Exception as error:
-        if isinstance(error, ArtifactError) or is_out_of_memory(error):
+        if isinstance(error, ArtifactError | SettingsError | ImportError | MissingLibraryError) or is_out_of_memory(
+            error
+        ):
             raise
         reason = " ".join(str(error).split())
         raise ArtifactError(
@@ -169,7 +172,7 @@ def check_states(backbone: nn.Module) -> torch.Tensor:
 def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None:
     """Check that a loaded tokenizer fits its model and that all weights are finite; `place` is the folder.
 
-    An added token without an embedding is allowed, such as the `<pad>` of early copies of LLaMA-2.
+    A special token without an embedding is allowed, such as the `<pad>` of early copies of LLaMA-2.
 
     Raises:
         ArtifactError: if a token has no embedding, the tokenizer has no token for any test text, or a weight is not
@@ -178,8 +181,8 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
     # Token ids beyond the embeddings.
     embeddings: Any = backbone.get_input_embeddings()  # type: ignore[operator]
     rows = int(embeddings.num_embeddings)
-    added = tokenizer.get_added_vocab()
-    beyond = [token for token, number in tokenizer.get_vocab().items() if number >= rows and token not in added]
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    beyond = [token for token, number in tokenizer.get_vocab().items() if number >= rows and number not in special]
     if beyond:
         raise ArtifactError(
             f"the tokenizer in {place} has {len(beyond)} tokens, {beyond[0]!r:.80} first, beyond the model's {rows} "

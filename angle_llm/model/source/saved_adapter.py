@@ -102,7 +102,7 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
         r=config["r"],
         lora_alpha=config["lora_alpha"],
         lora_dropout=float(config.get("lora_dropout") or 0.0),
-        target_modules=sorted(adapter.updates),
+        target_modules=_targets(backbone, adapter),
         use_rslora=bool(config.get("use_rslora")),
         use_dora=bool(config.get("use_dora")),
     )
@@ -116,6 +116,19 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
         set_peft_model_state_dict(adapted, tensors)
     use_fused_lora(adapted)
     return adapted.train(backbone.training)
+
+
+def _targets(backbone: nn.Module, adapter: LoraAdapter) -> list[str]:
+    """Return the LoRA targets for peft that select exactly the layers of a saved adapter.
+
+    These are the names in the configuration of the adapter, or full paths if the names would select other layers.
+    """
+    names = adapter.config.get("target_modules")
+    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        ends = tuple(f".{name}" for name in names)
+        if {path for path, _ in backbone.named_modules() if f".{path}".endswith(ends)} == set(adapter.updates):
+            return names
+    return sorted(adapter.updates)
 
 
 def read_adapter(folder: Path) -> LoraAdapter:

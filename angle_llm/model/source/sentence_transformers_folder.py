@@ -292,6 +292,14 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
         # A type of another package is code of the folder, which never runs.
         names = [re.sub(r"^sentence_transformers\..*\.", "", module["type"]) for module in modules]
         folders = [folder / module["path"] for module in modules]
+    for module in modules:
+        if Path(module["path"]).is_absolute() or ".." in Path(module["path"]).parts:
+            raise ArtifactError(f"{path}: expected folders of modules inside {folder}, got {module['path']!r}.")
+    if modules and modules[0]["path"]:
+        raise ArtifactError(
+            f"{path}: expected the Transformer module in {folder}, got {modules[0]['path']!r}. Open that folder with "
+            "sentence-transformers, and save the model again."
+        )
     dense = [folders[number] for number, name in enumerate(names) if name == "Dense"]
     usual = ["Transformer", "Pooling", *["Dense"] * len(dense)]
     if names not in (usual, [*usual, "Normalize"]):

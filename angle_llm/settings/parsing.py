@@ -129,7 +129,7 @@ def _explain(kind: Any, problem: Any, *, is_flag: bool = False) -> str:
     """
     path = [str(step) for step in problem["loc"]]
     if path and path[0].isdigit():  # a positional argument
-        path[0] = fields(kind)[int(path[0])].name
+        path[0] = [item.name for item in fields(kind) if not item.kw_only][int(path[0])]
     if problem["type"] == "unexpected_keyword_argument":
         owner = kind
         for step in path[:-1]:

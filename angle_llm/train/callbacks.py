@@ -136,9 +136,9 @@ def names_of(callbacks: Sequence[Callback]) -> str:
     """Return the classes of callbacks, with their plain fields if they are dataclasses; equal when a run resumes."""
     names = []
     for callback in callbacks:
-        values = (
-            [(item.name, getattr(callback, item.name)) for item in fields(callback)] if is_dataclass(callback) else []
-        )
+        values: list[tuple[str, Any]] = []
+        if is_dataclass(callback):
+            values = [(item.name, getattr(callback, item.name)) for item in fields(callback)]
         plain = [f"{name}={value!r}" for name, value in values if value is None or isinstance(value, str | int | float)]
         names.append(f"{type(callback).__qualname__}({', '.join(plain)})")
     return ", ".join(names)

@@ -156,8 +156,8 @@ class Run:
         for rank, values in enumerate(of_others, 1):
             if changed := differences(of_main, values):
                 raise RemoteRankError(
-                    f"{', '.join(changed)} differs between ranks 0 and {rank}; memory:… names rows of a Python program. Use the "
-                    "same settings and data on every rank."
+                    f"settings or data differ between rank 0 and rank {rank} (now): {', '.join(changed)}. Rows of a Python "
+                    "program are named memory:…. Use the same settings and data on every rank."
                 )
         run = cls(settings, processes)
         run.log(str(run.processes))

@@ -46,7 +46,7 @@ class LinearForecast(StepForecast):
     ):
         values = {
             "device": SimpleNamespace(kind=kind, sharding=Sharding(1, zero)),
-            "encoder": SimpleNamespace(max_length=longest),
+            "longest_text": longest,
             "step_tokens": step,
             "batch_tokens": batch or step,
             "supports_checkpointing": lambda: supports,
@@ -120,6 +120,7 @@ def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> No
     encoder = tiny_encoder("llama", max_length=100)
     encoder.add_lora(settings.lora)
     forecast = counted(encoder, settings)
+    assert forecast.longest_text < 60, "of the data, not the maximum length"
     assert forecast.supports_checkpointing()
     batch = TextBatch.from_examples(load_examples(DataSource(limit=40)).examples)
     plan = encoder.plan(batch.texts, 10_000)

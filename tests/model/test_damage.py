@@ -38,6 +38,15 @@ def test_an_added_token_beyond_the_embeddings_is_allowed(base: Path, tmp_path: P
     assert torch.from_numpy(rows).isfinite().all()
 
 
+def test_a_plain_token_beyond_the_embeddings_is_refused(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(ArtifactError, match="'zebra' first, beyond the model's"):
+        SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu")
+
+
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     save_tiny_base("llama", tmp_path)
     path = tmp_path / "tokenizer.json"

@@ -231,6 +231,8 @@ CONFIG, POOLING = "config_sentence_transformers.json", "1_Pooling/config.json"
 REFUSED: list[tuple[str, Callable[[Path], object]]] = [
     ("Router", lambda f: module(f, 2, type="sentence_transformers.models.Router")),
     ("my_code.Custom", lambda f: module(f, 0, type="my_code.Custom")),
+    ("0_Transformer", lambda f: module(f, 0, path="0_Transformer")),
+    ("folders of modules inside", lambda f: module(f, 1, path="../1_Pooling")),
     ("modules.json", lambda f: write(f, "modules.json", [])),
     ("modules.json", lambda f: write(f, "modules.json", {})),
     ("pooling_mode", lambda f: change(f, POOLING, pooling_mode_cls_token=True)),

@@ -74,6 +74,11 @@ def test_two_steps_and_two_from_the_saved_adapter_equal_those_in_memory(
     losses = [line["loss"] for line in read_metrics(tmp_path / "second") if "loss" in line]
     assert losses == [line["loss"] for line in read_metrics(tmp_path / "in_memory") if "loss" in line]
 
+    third = fine_tune(second(settings, "fourth", model=replace(settings.model, path=str(folder)))).folder
+    targets = [
+        json.loads((each / "adapter_config.json").read_text())["target_modules"] for each in (first, folder, third)
+    ]
+    assert [sorted(each) for each in targets] == [["q_proj", "v_proj"]] * 3
     cards = [EncoderCard.read(each) for each in (first, folder)]
     assert cards[0] == cards[1], "also base, fingerprint and maximum length"
     assert cards[1].base == settings.model.path

@@ -64,6 +64,9 @@ def test_flags_complete_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         cli.run([*split, "--out", str(tmp_path / "other"), "--parts", "test", "0.5"])
     assert "--parts.valid" in capsys.readouterr().err, "tyro makes a flag for each name in the file"
+    (tmp_path / "mine.yaml").write_text("{model: ./nowhere}")
+    with pytest.raises(SettingsError, match=r"--out.*\.jsonl"):  # the checks across fields follow the flags
+        cli.run(["data", "mine", "rows.csv", "--config", str(tmp_path / "mine.yaml"), "--out", "groups.txt"])
     for content, message in (
         ("{part: {valid: 1}}", "'part'.*'parts'"),
         ("{parts: {valid: 2}}", r"split\.yaml: parts\.valid.*2"),

@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import field, fields, make_dataclass
+from dataclasses import field, fields
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -258,7 +258,9 @@ def parse_settings(
     loaded, rest = config_defaults(kind, sys.argv[1:] if arguments is None else arguments, values)
     default = loaded or values
     options: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(kind, prog=prog, args=rest, description=describe(kind, description), **options)
+    settings: Any = tyro.cli(kind, prog=prog, args=rest, description=describe(kind, description), **options)
+    # Flags completed the settings of `_load_incomplete`: `kind` checks them now.
+    return settings if type(settings) is kind else kind(**vars(settings))
 
 
 def describe(kind: type, summary: str) -> str:
@@ -288,33 +290,28 @@ def config_defaults(
             if not path:
                 raise SettingsError("--config: expected a YAML file.")
             del rest[position : position + (1 if equals else 2)]
-            # Without defaults, flags must give the required settings that the file lacks.
-            incomplete = _completed_by_flags(kind, path) if defaults is None else None
-            return incomplete or load_settings(kind, path, defaults), rest
+            if defaults is None:
+                return _load_incomplete(kind, path), rest
+            return load_settings(kind, path, defaults), rest
     return None, rest
 
 
-def _completed_by_flags(kind: type[Settings], path: str) -> Settings | None:
-    """Read settings from a YAML file that lacks required keys; tyro then requires these keys as flags.
+def _load_incomplete(kind: type[Settings], path: str) -> Settings:
+    """Read settings from a YAML file; required keys that the file lacks become required flags.
 
-    Returns None if the file has all required keys.
+    The value of such a key is tyro's MISSING. The settings are then of a subclass of `kind`, without checks across fields.
     """
     from tyro import MISSING
 
     content = _read_yaml(path)
     known = fields(cast(Any, kind))
-    required = {item.name for item in known if item.default is item.default_factory is NO_DEFAULT}
-    if not isinstance(content, dict) or not required - content.keys():
-        return None
-    # A class with the same fields, but defaults for the required ones and without checks across fields.
-    hints = get_type_hints(kind, include_extras=True)
-    lenient = make_dataclass(
-        kind.__name__,
-        [(item.name, hints[item.name], MISSING if item.name in required else item) for item in known],
-        kw_only=True,
-    )
-    values = settings_from_dict(dataclass(config=STRICT)(lenient), content, where=path)
-    settings = object.__new__(kind)
-    for item in known:
-        object.__setattr__(settings, item.name, getattr(values, item.name))
-    return settings
+    required = [item.name for item in known if item.default is item.default_factory is NO_DEFAULT]
+    if isinstance(content, dict) and not content.keys() >= set(required):
+        hints = get_type_hints(kind, include_extras=True)
+        namespace = {
+            **dict.fromkeys(required, MISSING),
+            "__annotations__": {name: hints[name] for name in required},
+            "__post_init__": lambda _: None,
+        }
+        kind = settings_class(cast(type[Settings], type(kind.__name__, (kind,), namespace)))
+    return settings_from_dict(kind, content, where=path)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -241,24 +241,33 @@ class BatchPlanner:
         ids = [self.tokenize(planned.batch.texts, planned.batch.prompts) for planned in batches]
         head = self.encoder.model.head
         ids = [head.input_ids(texts, batch.epoch) for texts, batch in zip(ids, batches, strict=True)]
-        tokens = [sum(map(len, texts)) for texts in ids]
         groups: list[PlannedGroup] = []
-        share = 0.0  # tokens of the rank with the most tokens / tokens of all texts, in the last plan
-        first = 0
+        first, share = 0, 0.0
         while first < len(batches):
-            count = left = len(batches) - first
-            while True:
-                while count > 1 and share * sum(tokens[first : first + count]) > budget.graph_tokens:
-                    count -= 1
-                count = -(-left // -(-left // count))  # the same number of groups, with about equal numbers of batches
-                together = list(chain.from_iterable(ids[first : first + count]))
-                plan = self.encoder.plan_ids(together, budget.micro_batch_tokens, self.world_size)
-                share = plan.largest_share / sum(tokens[first : first + count])
-                if plan.largest_share <= budget.graph_tokens or count == 1:
-                    break
+            count, plan, share = self._next_group(ids[first:], budget, share)
             groups.append(PlannedGroup(list(batches[first : first + count]), plan))
             first += count
         return groups
+
+    def _next_group(self, ids: Sequence[list[list[int]]], budget: TokenBudget, share: float) -> tuple[int, Plan, float]:
+        """Plan the next group of the batches that are left: return its number of batches, its plan and its share.
+
+        `ids` has the token ids of the texts of each batch. The share of a plan is the tokens of the rank with the most
+        tokens / the tokens of all texts; `share` is the share of the plan before, 0 without a plan.
+        """
+        count = len(ids)
+        totals = list(accumulate(sum(map(len, texts)) for texts in ids))  # tokens of the first 1, 2, … batches
+        while True:
+            # The batches that fit if the share is as in the plan before.
+            count = max(1, sum(share * total <= budget.graph_tokens for total in totals[:count]))
+            # The same number of groups, with about equal numbers of batches; both divisions round up.
+            groups_left = -(-len(ids) // count)
+            count = -(-len(ids) // groups_left)
+            together = list(chain.from_iterable(ids[:count]))
+            plan = self.encoder.plan_ids(together, budget.micro_batch_tokens, self.world_size)
+            share = plan.largest_share / totals[count - 1]
+            if plan.largest_share <= budget.graph_tokens or count == 1:
+                return count, plan, share
 
     def digest(self) -> str:
         """Return a hash that differs if another rank would plan other micro-batches.

@@ -145,11 +145,11 @@ class DataParallelStrategy(SingleProcess):
         with torch.no_grad():
             for name, tensor in weights:
                 self.weights[name].copy_(tensor)
-        number = {name: number for number, name in enumerate(self.weights)}
+        number_of = {name: number for number, name in enumerate(self.weights)}
         numbered: dict[int, dict[str, Tensor]] = {}
         for full_name, tensor in optimizer:
             name, _, key = full_name.rpartition("/")
-            numbered.setdefault(number[name], {})[key] = tensor.clone()  # not a view of a file that may be removed
+            numbered.setdefault(number_of[name], {})[key] = tensor.clone()  # not a view of a file that may be removed
         if isinstance(self.optimizer, AdamW):
             groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
             self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})

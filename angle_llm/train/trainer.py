@@ -170,12 +170,9 @@ class Trainer:
                 "learned from them. Use texts that belong together, such as a title with its body or a question with its "
                 f"answer. {SINGLE_TEXTS}."
             )
-        # Every rank must have equal inputs.
-        same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
-        same |= {name: getattr(settings, name) for name in BUDGET_SETTINGS}
-        for fact, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
-            self._processes.check_equal(fact, value)
-        # Speed, strategy, checkpoints and the saved model.
+        self._check_ranks(identity)
+        # Speed, strategy, checkpoints and the saved model. Matrix products in float32 use TF32 on a GPU; the peak of these
+        # products is measured with the same precision.
         self._precision = "high" if encoder.dtype == torch.float32 else "highest"
         with matmul_precision(self._processes.device, self._precision):
             peak = peak_flops(
@@ -188,6 +185,14 @@ class Trainer:
         self._callbacks = callbacks
         self._state = TrainingState(run.folder, self._schedule.steps, encoder)
         self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
+
+    def _check_ranks(self, identity: Mapping[str, str | None]) -> None:
+        """Check that all ranks have equal inputs: `identity`, run directory, checkpoints, budget, tokens and layout."""
+        settings = self._settings
+        same = {"run directory": str(self._run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
+        same |= {name: getattr(settings, name) for name in BUDGET_SETTINGS}
+        for fact, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
+            self._processes.check_equal(fact, value)
 
     def fit(self) -> FineTuned:
         """Train from the first step, or from a checkpoint, to the end, and return the results of the run.
@@ -237,19 +242,7 @@ class Trainer:
                     ) from error
                 if not isinstance(error, DivergedError):
                     raise
-                rate = self._schedule.learning_rate(self._step + 1)
-                best = (
-                    f"The best model is in {self._model.folder}"
-                    if self._model.folder.exists()
-                    else "No model was saved"
-                )
-                # DeepSpeed checks no gradient norm before it updates the weights.
-                kept = "" if self._processes.zero_stage else "The optimizer did not take this step. "
-                raise TrainingError(
-                    f"step {self._step + 1}: {error}. {kept}Lower the learning rate "
-                    f"(--optimizer.learning-rate; {rate:.3g} in this step), do not train in float16, or check the texts of the "
-                    f"batch. {best}."
-                ) from error
+                raise TrainingError(self._diverged_message(error)) from error
         # Result.
         encoder = self._encoder
         model = self._model
@@ -269,6 +262,18 @@ class Trainer:
             self._run.log(f"stopped after step {self._step} of {self._schedule.steps}: {self._stopped}")
         self._run.finish(result)
         return result
+
+    def _diverged_message(self, error: DivergedError) -> str:
+        """Return the error message of a step whose loss or gradient norm is not finite: what to change, and what is saved."""
+        rate = self._schedule.learning_rate(self._step + 1)
+        folder = self._model.folder
+        best = f"The best model is in {folder}" if folder.exists() else "No model was saved"
+        # DeepSpeed checks no gradient norm before it updates the weights.
+        kept = "" if self._processes.zero_stage else "The optimizer did not take this step. "
+        return (
+            f"step {self._step + 1}: {error}. {kept}Lower the learning rate (--optimizer.learning-rate; {rate:.3g} in this "
+            f"step), do not train in float16, or check the texts of the batch. {best}."
+        )
 
     def _train(self, bar: tqdm[Any]) -> None:
         """Run all remaining optimizer steps, with evaluations and checkpoints, and show progress in `bar`.

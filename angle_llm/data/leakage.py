@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -325,33 +325,34 @@ def _words(name: str) -> set[str]:
 def _read_set(source: Source, name: str, skipped: list[str]) -> EvaluationSet:
     """Read an evaluation file or a split of a BEIR folder, and return the hashes of its pairs and texts.
 
-    All texts of a row in different columns are pairs; of two lists in a row, the texts are not paired. A message with
-    the number of unreadable rows is appended to `skipped`.
+    All texts of a row in different columns are pairs, except the texts of two lists of several texts. A message with the
+    number of unreadable rows is appended to `skipped`.
 
     Raises:
         DataError: if the source cannot be read or has no rows.
     """
-    identity = source.files[0].identity
+    identity = source.files[0].identity  # a source is one file here, or all files of a split: the first identifies it
     if source.kind == "beir":
         judged = [row.values for row in source.good_rows()]
         queries = [row["query"] for row in judged]
         pairs = [(row["query"], passage["text"]) for row in judged for passage in row["positive_passages"]]
-        return EvaluationSet.of(name, pairs, queries, queries, identity)
+        return EvaluationSet.of(name, pairs, texts=queries, queries=queries, identity=identity)
     rows = list(source.rows())
     cells_of_row = [[_texts_in(value) for value in row.values.values()] for row in rows if not isinstance(row, BadRow)]
     if not cells_of_row:
         raise DataError(f"{source.name}: no usable row")
     if bad := len(rows) - len(cells_of_row):
         skipped.append(f"{bad:,} unreadable rows of {name}")
-    paired = (
-        pair
-        for cells in cells_of_row
-        for left, right in combinations(cells, 2)
-        if len(left) == 1 or len(right) == 1
-        for pair in product(left, right)
-    )
+    paired = chain.from_iterable(map(_pairs_of_row, cells_of_row))
     texts = (text for cells in cells_of_row for cell in cells for text in cell)
     return EvaluationSet.of(name, paired, texts, identity=identity)
+
+
+def _pairs_of_row(cells: Iterable[list[str]]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of texts in different cells of a row, except of two cells with several texts each."""
+    for left, right in combinations(cells, 2):
+        if len(left) == 1 or len(right) == 1:
+            yield from product(left, right)
 
 
 def _texts_in(value: Any) -> list[str]:

@@ -270,7 +270,7 @@ def _function_task(name: str, function: EvaluationFunction) -> HeldOutTask:
 
 
 def _sts_task(task: StsTask) -> HeldOutTask:
-    """Convert an STS task to a held-out task with the metrics Spearman and Pearson correlation."""
+    """Convert an STS task to a held-out task; its metrics are Spearman and Pearson correlation, alignment and uniformity."""
 
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> tuple[MetricValues, Items]:
         correlations = evaluate_defined(encode, encode_document, task)

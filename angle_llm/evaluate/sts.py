@@ -277,13 +277,14 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
     if settings.edits == "published":
         tasks = [with_published_edits(task) for task in tasks]
     against = settings.against
+    other = ""  # name of the second model in the report
     theirs = None
     remarks: list[str] = []
     if against is not None and against.endswith(".json"):
-        name, theirs, texts = read_scores(against)
-        against = f"{name}, {against}"
+        name, theirs, text_of_task = read_scores(against)
+        other = f"{name}, {against}"
         here = {task.name: (task.variant, task.edits) for task in tasks}
-        if differ := [name for name, text in texts.items() if here.get(name, text) != text]:
+        if differ := [name for name, text in text_of_task.items() if here.get(name, text) != text]:
             remarks.append(
                 f"Other sentences for the other (--variant, --edits), so not the same test: {', '.join(differ)}."
             )
@@ -295,16 +296,16 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
         return results, EncoderFacts.of(encoder)
 
     # Evaluate, compare, report.
-    results, encoder = evaluate_model(settings.model, RESAMPLES)
+    results, facts = evaluate_model(settings.model, RESAMPLES)
     comparison = None
     if against is not None:
         if theirs is None:
-            their_results, other_encoder = evaluate_model(against, resamples=0)
-            against = f"{against} ({other_encoder})"
+            their_results, their_facts = evaluate_model(against, resamples=0)
+            other = f"{against} ({their_facts})"
             theirs = their_results.scores
         comparison = compare(results.scores, theirs)
-    text = sts_report(results, settings.model, [str(encoder), *remarks], comparison=comparison, other=against or "")
-    write_results(settings, METRIC, text, results.to_dict() | {"comparison": comparison}, encoder)
+    text = sts_report(results, settings.model, [str(facts), *remarks], comparison=comparison, other=other)
+    write_results(settings, METRIC, text, results.to_dict() | {"comparison": comparison}, facts)
     return results
 
 

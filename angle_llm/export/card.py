@@ -47,7 +47,7 @@ class CardFacts:
     """Whether sentence-transformers opens the folder unchanged and gives the same vectors."""
     notes: Sequence[str] = ()
     """Notes for users of other programs, from `program_notes`."""
-    use: str = ""
+    instructions: str = ""
     """How to use a folder that no library for models opens, in Markdown; empty for other forms."""
 
     @classmethod
@@ -59,26 +59,26 @@ class CardFacts:
         """
         origin = _read_optional(folder / MERGE_NAME)
         of_all: dict[str, Any] = {"origin": origin, "report": _read_optional(folder / REPORT_NAME)}
-        of_all |= {"base": origin.get("base"), "revision": origin.get("base_revision")}
+        of_whole = of_all | {"base": origin.get("base"), "revision": origin.get("base_revision")}
         # Exported encoders.
         if is_gguf_export(folder):
-            usage = Usage.read(folder)
+            stored = Usage.read(folder)
             _, pooling = stored_facts(folder / GGUF_NAME)
-            facts = ExportFacts(usage.prompt, pooling, usage.max_length, normalize=usage.normalize)
-            return cls(form="gguf", usage=facts, use=usage.described(), **of_all)
+            facts = ExportFacts(stored.prompt, pooling, stored.max_length, normalize=stored.normalize)
+            return cls(form="gguf", usage=facts, instructions=stored.described(), **of_whole)
         exported = ExportFacts.read(folder)
         if exported is not None and is_onnx_folder(folder):
-            return cls(form="onnx", usage=exported, use=onnx_usage(folder), **of_all)
+            return cls(form="onnx", usage=exported, instructions=onnx_usage(folder), **of_whole)
         if exported is not None:
             notes = program_notes(folder, exported)
-            return cls(form=LIBRARY, usage=exported, opens_in_library=True, notes=notes, **of_all)
+            return cls(form=LIBRARY, usage=exported, opens_in_library=True, notes=notes, **of_whole)
         # Saved encoders.
         if not is_saved_encoder(folder):
             raise ArtifactError(f"{folder} is neither a saved encoder nor an exported encoder.{model_inside(folder)}")
         card = EncoderCard.read(folder)
         if card.base is None:
-            return cls(form="whole", usage=card, opens_in_library=opens_in_library(folder), **of_all)
-        return cls(form="adapter", usage=card, **{**of_all, "base": card.base, "revision": card.base_revision})
+            return cls(form="whole", usage=card, opens_in_library=opens_in_library(folder), **of_whole)
+        return cls(form="adapter", usage=card, base=card.base, revision=card.base_revision, **of_all)
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def export_main(settings: ExportSettings) -> None:
     # Instructions.
     facts = CardFacts.read(Path(settings.out).expanduser())
     print(f"\nThe folder for {settings.to} is {settings.out}. To use it", end="")
-    if facts.use:
-        print(f", in this folder:\n\n{facts.use}")
+    if facts.instructions:
+        print(f", in this folder:\n\n{facts.instructions}")
         return
     methods = ("encode_query", "encode_document") if facts.usage.prompt.differ else ("encode",)
     code = [f"SentenceTransformer({settings.out!r}).{method}(texts)" for method in methods]

@@ -32,6 +32,11 @@ TIMES_SMALLER = 100
 
 The untrained base must differ this many times more from the first stored version of the encoder than all later versions
 do. Otherwise the agreement of the versions shows nothing."""
+TIMES_DIRECTION, LEAST_RELATIVE = 10, 0.1
+"""Factor and lower bound of the largest allowed |v - u| / |u|.
+
+The factor multiplies the difference that vectors of the same length have at the allowed 1 - cos. The limit is wide,
+because rounding changes lengths too: it only finds vectors of another scale."""
 NOISE = 1e-10
 """Values of 1 - cos below this are rounding errors of float32."""
 
@@ -211,24 +216,32 @@ def compare_forms(
     worst = int(np.nan_to_num(differences_N, nan=np.inf).argmax())
     worst_text, _ = texts[worst]
     largest, mean = float(differences_N[worst]), float(differences_N.mean())
+    relative = float(relative_N.max())
+    # Vectors whose direction differs by `allowed` differ by sqrt(2 · allowed) of their length.
+    largest_relative = max(TIMES_DIRECTION * np.sqrt(2 * allowed), LEAST_RELATIVE)
     if not largest <= allowed:  # true for NaN too
         problems.append(f"1-cos {largest:.1e} exceeds {allowed:.0e}, for the text {worst_text!r:.60}")
-    # Vectors whose direction differs by `allowed` differ by sqrt(2 · allowed) of their length.
-    elif theirs.normalize == ours.normalize and relative_N.max() > max(10 * np.sqrt(2 * allowed), 0.1):
-        problems.append(f"the vectors have other lengths: the largest relative difference is {relative_N.max():.1e}")
-
-    # The distance from the untrained base. Rounding to 8 bits changes vectors by about 1e-3, training by 0.1 and more.
-    times = TIMES_SMALLER_QUANTISED if theirs.is_quantised else TIMES_SMALLER
-    difference = mean if theirs.is_quantised else largest
-    if base_difference is not None and not base_difference >= times * difference:
-        problems.append(
-            f"1-cos {difference:.1e} is not {times} times smaller than the difference from the base, {base_difference:.1e}"
-        )
+    elif theirs.normalize == ours.normalize and relative > largest_relative:
+        problems.append(f"the vectors have other lengths: the largest relative difference is {relative:.1e}")
+    problems += _base_problems(theirs, largest, mean, base_difference)
 
     # Spearman on scored pairs.
     if ours.spearman is not None and theirs.spearman is not None:
         apart = abs(theirs.spearman - ours.spearman)
         if not apart <= (SPEARMAN_TOLERANCE_HALF if ours.is_rounded or theirs.is_rounded else SPEARMAN_TOLERANCE):
             problems.append(f"Spearman {theirs.spearman:.2f}, expected {ours.spearman:.2f}")
-    relative = float(relative_N.max())
     return Comparison(theirs, allowed, largest, mean, relative, worst_text, other_ids, tuple(problems))
+
+
+def _base_problems(form: FormFacts, largest: float, mean: float, base_difference: float | None) -> list[str]:
+    """Return a problem if the untrained base is not much farther from the first version than this form is.
+
+    `largest` and `mean` are of 1 - cos between this form and the first version. In 8 bits the mean is checked: rounding
+    changes vectors by about 1e-3, but the worst text by up to 1e-2. Training changes vectors by 0.1 and more.
+    """
+    times, difference = (TIMES_SMALLER_QUANTISED, mean) if form.is_quantised else (TIMES_SMALLER, largest)
+    if base_difference is None or base_difference >= times * difference:
+        return []
+    return [
+        f"1-cos {difference:.1e} is not {times} times smaller than the difference from the base, {base_difference:.1e}"
+    ]

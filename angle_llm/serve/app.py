@@ -126,8 +126,10 @@ def encode_requests(
             tokens = [int(lengths.sum()) for lengths in np.split(np.array(stats.lengths), ends)]
             results |= dict(zip(group, map(EncodedRequest, np.split(rows_ND, ends), tokens), strict=True))
         except Exception as error:
-            alone = {number: encode_requests(encoder, [requests[number]])[0] for number in group if len(group) > 1}
-            results |= alone or {group[0]: error}
+            if len(group) == 1:
+                results[group[0]] = error
+            else:  # compute each alone, to find the bad one
+                results |= {number: encode_requests(encoder, [requests[number]])[0] for number in group}
     return [results[number] for number in range(len(requests))]
 
 

@@ -152,12 +152,12 @@ def finish(
 ) -> None:
     """Write the file of groups, then its report, and remove the working folder; print the report.
 
-    `identity` are the settings and hashes that determine the groups. Numbers of groups and texts, and the median cosines of
-    the queries with their texts, are added to `counts`.
+    The report has `identity` (settings and hashes that determine the groups), all settings, `counts`, the numbers of groups
+    and texts, and the median cosines of the queries with their texts.
     """
     out = settings.out.expanduser()
     write_file(out, lambda file: file.writelines(lines), writer="")
-    # Cosines of all texts in the file.
+    # Cosines of all texts in the file. `scores` of a row: positives, then negatives. Rank None: a negative of the data.
     rows = 0
     cosines: dict[str, list[float]] = {"positives": [], "own_negatives": [], "mined_negatives": []}
     with out.open(encoding="utf-8") as file:

@@ -160,7 +160,7 @@ def write_gguf(
         writer.add_rope_dimension_count(head_size)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_pooling_type(gguf.PoolingType[pooling.upper()])
-        _add_rope(writer, config, architecture, head_size)
+        _add_positions(writer, config, architecture, head_size)
         vocabulary.add_to(writer, config.vocab_size)
         _add_tensors(writer, weights, architecture, dtype)
         writer.write_header_to_file()
@@ -221,7 +221,7 @@ def _check_config(config: Any, architecture: str) -> None:
         raise ArtifactError(f"llama.cpp computes {architecture} with causal attention; this model is bidirectional.")
 
 
-def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size: int) -> None:
+def _add_positions(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size: int) -> None:
     """Add the rotary positions and sliding windows.
 
     Raises:
@@ -248,6 +248,7 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_size
 
         scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         plain = rope["rope_theta"] ** -(torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+        # llama.cpp divides each frequency by this factor.
         writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy().astype(np.float32))
     elif scaling == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)

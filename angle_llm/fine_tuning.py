@@ -108,9 +108,9 @@ def fine_tune(
 
 
 def _data_settings(data: Any, rows: dict[str, Source]) -> dict[str, Any]:
-    """Return the settings of training data, with the text of its source in place of an object.
+    """Return the settings of training data; replace each Python object by a generated path `memory:NAME-DIGEST`.
 
-    The sources are added to `rows`, by text.
+    `rows` is an output argument: the sources of the objects are added to it, by path.
     """
     from angle_llm.data.in_memory import source_in_memory
 
@@ -123,7 +123,7 @@ def _data_settings(data: Any, rows: dict[str, Source]) -> dict[str, Any]:
 
     if isinstance(data, DataSettings):
         return settings_to_dict(data)
-    if not _names_settings(data, DataSettings):
+    if not _is_settings_dict(data, DataSettings):
         return settings_to_dict(DataSettings(path=path_of(data, "data")))
     values = dict(data)
     if values.keys() & {"path", "sets"}:  # other data, not a change of the data in the settings
@@ -139,9 +139,9 @@ def _data_settings(data: Any, rows: dict[str, Source]) -> dict[str, Any]:
 
 
 def _evaluation_settings(evaluation: Any, tasks: dict[str, Source | EvaluationFunction]) -> dict[str, Any]:
-    """Return the settings of an evaluation, with a text in place of an object.
+    """Return the settings of an evaluation; replace each Python object by a generated name, such as `memory:NAME-DIGEST`.
 
-    The sources and functions are added to `tasks`, by text.
+    `tasks` is an output argument: the sources and functions are added to it, by name.
     """
     from angle_llm.data.in_memory import source_in_memory
     from angle_llm.evaluate.held_out import FUNCTION
@@ -161,7 +161,7 @@ def _evaluation_settings(evaluation: Any, tasks: dict[str, Source | EvaluationFu
     if isinstance(evaluation, EvaluationSettings):
         return settings_to_dict(evaluation)
     values = {"tasks": evaluation, "columns": {}, "corpus": None, "metric": None}
-    if _names_settings(evaluation, EvaluationSettings):
+    if _is_settings_dict(evaluation, EvaluationSettings):
         values = dict(evaluation)
     named = values.get("tasks")
     if named is None:
@@ -175,7 +175,7 @@ def _evaluation_settings(evaluation: Any, tasks: dict[str, Source | EvaluationFu
     return values
 
 
-def _names_settings(value: Any, kind: type) -> bool:
+def _is_settings_dict(value: Any, kind: type) -> bool:
     """Return whether a value is a dictionary whose keys are settings of the class `kind`."""
     names = {item.name for item in fields(kind)}
     return type(value) is dict and bool(value) and value.keys() <= names

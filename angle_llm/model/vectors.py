@@ -109,7 +109,7 @@ class VectorForm:
                     "--precision float32."
                 )
             rows = rows.astype(np.float16)
-        if self.complex:
+        if self.complex:  # only with float32 or float16, checked in `EmbedSettings`
             return dict(zip(("real", "imaginary"), np.split(rows, 2, axis=1), strict=True))
         return {"embedding": rows}
 

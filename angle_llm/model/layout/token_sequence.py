@@ -237,7 +237,8 @@ def build_sequence(
     ids_T = np.fromiter(chain.from_iterable(added), dtype=np.int64, count=sum(map(len, added)))
     depth_T = np.concatenate([np.arange(common, len(text)) for text, common in zip(texts, shared, strict=True)])
     lengths_R, shared_R = np.array([len(text) for text in texts]), np.array(shared)
-    # A text that adds no node equals the text before it, because texts are sorted.
+    # A text that adds no node equals the text before it, because texts are sorted. So its last node is the last node of
+    # that text: the cumulative sum does not move.
     last_R = np.cumsum(lengths_R - shared_R) - 1
     ids_1T, depth_1T, end_R = map(torch.from_numpy, (ids_T[None], depth_T[None], last_R))
     return ids_1T, TokenSequence(depth_1T, end_R, lengths_R, shared_R, causal)

@@ -289,7 +289,7 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
     path = folder / MODULES_NAME
     modules = read_json(path, list)
     with as_artifact_error(path):
-        # A type of another package is code of the folder, which never runs.
+        # Other types keep their full name and are refused below: they are code of the folder, which never runs.
         names = [re.sub(r"^sentence_transformers\..*\.", "", module["type"]) for module in modules]
         folders = [folder / module["path"] for module in modules]
     for module in modules:
@@ -308,10 +308,9 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
             "folder with sentence-transformers."
         )
     for module in modules:
-        check_settings(path, module, dict.fromkeys(("idx", "name", "path", "type")))
-    # Normalize must apply to the embedding.
-    config, config_path = _read_config(folders[-1], "config.json")
-    if names[-1] == "Normalize":
+        check_settings(path, module, dict.fromkeys(("idx", "name", "path", "type")))  # None: any value
+    if names[-1] == "Normalize":  # it must apply to the embedding
+        config, config_path = _read_config(folders[-1], "config.json")
         rows = ["sentence_embedding"]
         check_settings(config_path, config, {"module_input_name": rows, "module_output_name": rows})
     return modules[1]["path"], dense, names[-1] == "Normalize"

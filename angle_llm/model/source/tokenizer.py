@@ -273,7 +273,7 @@ class SideTokenizers:
 
 
 def warn_of_other_tokens(tokenizers: SideTokenizers, config: Mapping[str, Any]) -> None:
-    """Warn if texts have BOS or EOS, or not, against the content of `tokenizer_config.json`, `config`.
+    """Warn if BOS or EOS of texts contradict `tokenizer_config.json`, whose content is `config`.
 
     transformers 4 follows `add_bos_token` and `add_eos_token` for some classes; version 5 follows `tokenizer.json`.
     """
@@ -281,6 +281,7 @@ def warn_of_other_tokens(tokenizers: SideTokenizers, config: Mapping[str, Any]) 
     for sentences in tokenizers.distinct if affected else ():
         before, after = sentences.special_tokens
         tokenizer = sentences.tokenizer
+        # An EOS of the prompt satisfies the key, but never contradicts it.
         appended = sentences.template.after if config.get("add_eos_token") else []
         has_bos, has_eos = tokenizer.bos_token_id in before, tokenizer.eos_token_id in after + appended
         for key, has_token in (("add_bos_token", has_bos), ("add_eos_token", has_eos)):

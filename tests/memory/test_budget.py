@@ -120,7 +120,7 @@ def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> No
     encoder = tiny_encoder("llama", max_length=100)
     encoder.add_lora(settings.lora)
     forecast = counted(encoder, settings)
-    assert forecast.longest_text < 60, "of the data, not the maximum length"
+    assert forecast.longest_text < 80, "of the data, not the maximum length"
     assert forecast.supports_checkpointing()
     batch = TextBatch.from_examples(load_examples(DataSource(limit=40)).examples)
     plan = encoder.plan(batch.texts, 10_000)

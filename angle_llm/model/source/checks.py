@@ -116,9 +116,7 @@ def as_artifact_error(place: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, ArtifactError | SettingsError | ImportError | MissingLibraryError) or is_out_of_memory(
-            error
-        ):
+        if isinstance(error, ArtifactError | SettingsError | MissingLibraryError) or is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())
         raise ArtifactError(

@@ -100,7 +100,9 @@ class Batcher:
             results: list[EncodedRequest | Exception]
             try:
                 results = await loop.run_in_executor(self.thread, encode_requests, self.encoder, requests)
-            except Exception as error:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # such as a panic of a library in Rust
                 results = [RuntimeError(f"a batch of requests could not be computed: {error}")] * len(jobs)
             for job, result in zip(jobs, results, strict=True):
                 if job.result.done():  # cancelled
@@ -125,9 +127,9 @@ def encode_requests(
             ends = np.cumsum([len(requests[number][0]) for number in group])[:-1]
             tokens = [int(lengths.sum()) for lengths in np.split(np.array(stats.lengths), ends)]
             results |= dict(zip(group, map(EncodedRequest, np.split(rows_ND, ends), tokens), strict=True))
-        except Exception as error:
+        except BaseException as error:  # such as a panic of a library in Rust
             if len(group) == 1:
-                results[group[0]] = error
+                results[group[0]] = error if isinstance(error, Exception) else RuntimeError(str(error))
             else:  # compute each alone, to find the bad one
                 results |= {number: encode_requests(encoder, [requests[number]])[0] for number in group}
     return [results[number] for number in range(len(requests))]

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 
 from angle_llm.prompts import Side, SidePrompts
+from angle_llm.settings.parsing import SettingsError
 
 TOKEN_VARIABLE = "ANGLE_LLM_SERVER_TOKEN"
 """Environment variable with the bearer token of the server, for `serve` and for `verify --server`."""
@@ -57,6 +58,7 @@ class ServerModel:
             model: model name in requests; None: the first name in `/v1/models`.
 
         Raises:
+            SettingsError: for a malformed URL.
             ServerError: if the server does not answer with an embedding.
         """
         self.prompts, self.pooling, self.max_length = prompt, pooling, max_length
@@ -65,7 +67,10 @@ class ServerModel:
         self.notes: list[str] = []
         """What a client of this server must send, for the report."""
         address = url.rstrip("/")
-        loopback = httpx.URL(address).host in ("127.0.0.1", "localhost", "::1")
+        try:
+            loopback = httpx.URL(address).host in ("127.0.0.1", "localhost", "::1")
+        except httpx.InvalidURL as error:
+            raise SettingsError(f"--server: expected a URL, got {url!r} ({error}).") from None
         # Redirects are errors: they would send texts and token to an address that the user did not give.
         limits = httpx.Limits(max_keepalive_connections=0)  # nothing has to be closed
         self._client = httpx.Client(timeout=600, trust_env=not loopback, limits=limits)
@@ -84,9 +89,12 @@ class ServerModel:
         self.normalize = bool(abs(np.linalg.norm(probe_ND[0]) - 1) < 1e-3)  # rounding in bfloat16
 
     def _model_names(self, base: str) -> list[str]:
-        """Return the names in `/v1/models`; an empty list if the server does not have this address."""
+        """Return the names in `/v1/models`; an empty list if the server lists no names there."""
         reply = self._send(f"{base}/v1/models")
-        return [] if reply.status_code in (404, 405) else [str(model["id"]) for model in _content(reply)["data"]]
+        try:
+            return [] if reply.status_code in (404, 405) else [str(model["id"]) for model in _content(reply)["data"]]
+        except (KeyError, TypeError):  # another protocol
+            return []
 
     def for_side(self, side: Side | None) -> ServerModel:
         """Return a client that requests the vectors of queries or of documents, if the server has sides."""
@@ -127,7 +135,10 @@ class ServerModel:
         answer = _content(reply)
         try:
             if self._protocol == "openai":
-                answer = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
+                items = sorted(answer["data"], key=lambda item: item["index"])
+                if [item["index"] for item in items] != list(range(len(items))):
+                    raise ValueError("an index that is missing or repeated")
+                answer = [item["embedding"] for item in items]
             rows_ND: Rows = np.array(answer, dtype=np.float32)
             if rows_ND.ndim != 2 or len(rows_ND) != len(texts) or not np.isfinite(rows_ND).all():
                 raise ValueError(f"an array of shape {rows_ND.shape}, or values that are not finite")

@@ -30,13 +30,16 @@ def serve_main(settings: ServeSettings) -> None:
     token = read_token(settings.host)
     try:  # before the model is loaded, which takes longer
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        listener = socket.create_server((settings.host, settings.port), family=family)  # requests wait for the model
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))  # connections are refused until the model is loaded
     except OSError as error:
         raise SettingsError(f"--host {settings.host} --port {settings.port}: cannot listen there ({error}).") from None
     with listener:
         encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
         app = make_app(encoder, settings, token)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        listener.listen()  # requests that arrive before uvicorn is ready wait
         print(f"Serving {settings.model} on http://{host}:{listener.getsockname()[1]}", flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Clients (httpx) and proxies (nginx) keep unused connections for 5 to 60 s. If the server closed one first, a

@@ -6,6 +6,7 @@ import importlib
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from tiny import tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder
 from angle_llm.prompts import SidePrompts
+from angle_llm.serve.listen import serve_main
 from angle_llm.settings.serve import ServeSettings
 
 for name in ("fastapi", "prometheus_client", "uvicorn"):
@@ -163,15 +165,35 @@ def test_a_text_without_a_token_is_refused_and_the_requests_beside_it_are_answer
     assert "adds no token" in refused.json()["error"]["message"]
 
 
+class Panic(BaseException):
+    """As `PanicException` of libraries in Rust, such as tokenizers."""
+
+
+def test_a_panic_fails_its_request_only(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = encoder.encode
+
+    def panic(texts: list[str], **options: Any) -> Any:
+        if "bad" in texts:
+            raise Panic("not reachable")
+        return encode(texts, **options)
+
+    monkeypatch.setattr(encoder, "encode", panic)
+    answered, failed = app_module.encode_requests(encoder, [(["good"], None), (["bad"], None)])
+    assert near(answered.rows_ND, encode(["good"]))
+    assert isinstance(failed, RuntimeError)
+    assert str(failed) == "not reachable"
+
+
+@pytest.mark.parametrize("error", [MemoryError, Panic])
 def test_an_unexpected_error_fails_the_requests_of_its_batch_only(
-    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = [app_module.encode_requests(encoder, [(["text"], None)]), None]
 
     def fail_once(*_: Any) -> Any:
         result = results.pop()
         if result is None:
-            raise MemoryError
+            raise error
         return result
 
     monkeypatch.setattr(app_module, "encode_requests", fail_once)
@@ -345,6 +367,36 @@ def test_malformed_requests_never_give_5xx(number: int, encoder: SentenceEncoder
     assert statuses <= {200, 400, 404, 413, 422, 429}, statuses
     assert statuses >= {400, 413}
     assert all("error" in reply.json() for reply in answers if reply.status_code != 200)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::"])
+def test_connections_are_refused_until_the_model_is_loaded(
+    host: str, encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address `::` is for IPv4 too."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as unused:
+        try:
+            unused.bind((host, 0))
+        except OSError:
+            pytest.skip(f"{host} is not available")
+        port = unused.getsockname()[1]
+    steps = []
+
+    def load(*_: Any, **__: Any) -> SentenceEncoder:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        steps.append("loaded")
+        return encoder
+
+    def serve(*_: Any, **__: Any) -> None:
+        socket.create_connection(("127.0.0.1", port)).close()
+        steps.append("served")
+
+    monkeypatch.setattr(SentenceEncoder, "from_pretrained", load)
+    monkeypatch.setattr("uvicorn.Server.run", serve)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    serve_main(ServeSettings(model="runs/tiny", host=host, port=port))
+    assert steps == ["loaded", "served"]
 
 
 Start: TypeAlias = Callable[..., tuple[subprocess.Popen[str], str]]

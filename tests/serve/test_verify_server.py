@@ -19,6 +19,7 @@ from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.prompts import SidePrompts
 from angle_llm.serve.client import ServerError, ServerModel
+from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.serve import ServeSettings
 
 for name in ("fastapi", "prometheus_client", "uvicorn"):
@@ -29,6 +30,7 @@ served, transformers_app = (getattr(importlib.import_module("served"), name) for
 PROMPT = load_prompt("summarize_one_word")
 TEXTS = [*SENTENCES[:9], *SENTENCES[18:21], SENTENCES[-3], SENTENCES[-2]]
 """Twelve short texts and two that are longer than the maximum length."""
+USAGE: dict[str, Any] = {"prompt": SidePrompts(PROMPT, PROMPT), "pooling": "last", "max_length": 100}
 TWO = SidePrompts(PromptTemplate("ask", "Question: {text}"), PromptTemplate("answer", "Answer: {text} ->"))
 
 
@@ -176,6 +178,42 @@ def test_an_answer_without_a_vector_for_each_text_is_an_error(answer: Any, messa
     def embed(body: dict[str, Any]) -> Response:
         return Response(json.dumps([[1.0, 2.0]] if len(body["inputs"]) == 1 else answer))
 
-    usage: Any = {"prompt": SidePrompts(PROMPT, PROMPT), "pooling": "last", "max_length": 100}
     with served(app) as url, pytest.raises(ServerError, match=message):
-        ServerModel(url, **usage).encode(TEXTS)
+        ServerModel(url, **USAGE).encode(TEXTS)
+
+
+@pytest.mark.parametrize("indexes", [[7] * 14, [*range(1, 15)], [0, *range(13)]])
+def test_a_missing_or_repeated_index_is_an_error(indexes: list[int]) -> None:
+    app = FastAPI()
+
+    @app.post("/v1/embeddings")
+    def embeddings(body: dict[str, Any]) -> Any:
+        numbers = [0] if len(body["input"]) == 1 else indexes
+        return {"data": [{"index": number, "embedding": [1.0, 2.0]} for number in numbers]}
+
+    with served(app) as url:
+        model = ServerModel(f"{url}/v1/embeddings", **USAGE)
+        with pytest.raises(ServerError, match="an index that is missing or repeated"):
+            model.encode(TEXTS)
+
+
+@pytest.mark.parametrize("names", [{"object": "list"}, {"models": []}, {"data": None}, {"data": [{}]}, []])
+def test_a_server_without_names_of_models_is_used_as_tei(names: Any) -> None:
+    app = FastAPI()
+
+    @app.get("/v1/models")
+    def models() -> Any:
+        return names
+
+    @app.post("/embed")
+    def embed(body: dict[str, Any]) -> Any:
+        return [[1.0, 2.0]] * len(body["inputs"])
+
+    with served(app) as url:
+        assert ServerModel(url, **USAGE).encode(TEXTS).shape == (len(TEXTS), 2)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:80a", "http://[::1"])
+def test_a_malformed_url_is_an_error_of_the_settings(url: str) -> None:
+    with pytest.raises(SettingsError, match="--server: expected a URL, got 'http"):
+        ServerModel(url, **USAGE)

@@ -37,6 +37,8 @@ TIMES_DIRECTION, LEAST_RELATIVE = 10, 0.1
 
 The factor multiplies the difference that vectors of the same length have at the allowed 1 - cos. The limit is wide,
 because rounding changes lengths too: it only finds vectors of another scale."""
+LENGTH_TOLERANCE = 1e-3
+"""Largest allowed difference from 1 of the length of a normalised vector."""
 NOISE = 1e-10
 """Values of 1 - cos below this are rounding errors of float32."""
 
@@ -221,6 +223,10 @@ def compare_forms(
     largest_relative = max(TIMES_DIRECTION * np.sqrt(2 * allowed), LEAST_RELATIVE)
     if not largest <= allowed:  # true for NaN too
         problems.append(f"1-cos {largest:.1e} exceeds {allowed:.0e}, for the text {worst_text!r:.60}")
+    elif theirs.normalize and ours.normalize:
+        length_error = float(abs(np.linalg.norm(other.rows_ND, axis=1) - 1).max())
+        if length_error > LENGTH_TOLERANCE:
+            problems.append(f"the vectors have other lengths: expected 1, got a difference of {length_error:.1e}")
     elif theirs.normalize == ours.normalize and relative > largest_relative:
         problems.append(f"the vectors have other lengths: the largest relative difference is {relative:.1e}")
     problems += _base_problems(theirs, largest, mean, base_difference)

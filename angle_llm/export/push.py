@@ -10,6 +10,7 @@ printed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -22,7 +23,6 @@ from angle_llm.export.card import REPORT_NAME, CardFacts, file_name, model_card
 from angle_llm.export.exported_folder import LIBRARY
 from angle_llm.export.formats.llama_cpp import GGUF_NAME, USAGE_NAME
 from angle_llm.export.formats.onnx_folder import GRAPH_NAME
-from angle_llm.io import json_text
 from angle_llm.model.source.checks import (
     CARD_NAME,
     EXPORT_NAME,
@@ -133,7 +133,10 @@ def _content(path: Path, facts: CardFacts) -> Path | bytes:
     cleaned = _without_paths(values, _PATH_KEYS)
     if path.name == "adapter_config.json":
         cleaned |= {"base_model_name_or_path": facts.base, "revision": facts.revision}
-    return path if cleaned == values else json_text(cleaned).encode()
+    if cleaned == values:
+        return path
+    # Infinity and lone surrogates are kept, as transformers writes and reads them.
+    return json.dumps(cleaned, indent=2, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _without_paths(value: Any, keys: Container[str] | None = None, key: str = "") -> Any:
@@ -166,7 +169,9 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     about: dict[str, Any] = {}
     if run is not None:
         try:
-            about["settings"] = _without_paths(yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8")))
+            about["settings"] = _without_paths(
+                yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8")) or {}
+            )
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
         best = read_json(run / "best.json") if (run / "best.json").is_file() else {}

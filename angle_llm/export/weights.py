@@ -156,7 +156,7 @@ def count_differences(stored: BaseWeights, names: Iterable[str], merged: MergedW
         exact, reach = merged.tensor(name, exactly=True)
         number = stored.read(name)
         low, high = (exact + -reach).to(number.dtype), (exact + reach).to(number.dtype)
-        right = (low <= number) & (number <= high)
+        right = (low <= number) & (number <= high) & number.isfinite()
         count = int(right.numel() - right.sum())
         numbers, wrong = numbers + right.numel(), wrong + count
         if count > worst_part * right.numel():

@@ -435,6 +435,8 @@ def test_what_a_file_cannot_hold_is_refused_by_name(kind: str, options: Any, mes
             "windows",
         ),
         (lambda: LlamaConfig(**SIZES, is_causal=False), "smollm2", "bidirectional"),
+        (lambda: LlamaConfig(**SIZES, hidden_act="gelu_pytorch_tanh"), "smollm2", "activation gelu_pytorch_tanh"),
+        (lambda: gemma(hidden_activation="silu"), "gemma", "activation silu"),
         (lambda: gemma(layer_types=["full_attention", "sliding_attention"] * 2), "gemma", "every n-th layer"),
     ],
 )

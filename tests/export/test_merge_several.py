@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from kills import contents
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny import PeftLora, add_adapter, save_tiny_base, tiny_encoder
 from torch import Tensor
 
@@ -343,6 +343,16 @@ def test_a_fault_leaves_nothing(fault: str, two: list[Path], tmp_path: Path, mon
         merge(two[0], tmp_path / "out", others=[two[1]], device="cpu")
     assert len(calls) == 2
     assert contents(tmp_path) == kept
+
+
+def test_a_combination_that_overflows_is_refused(tmp_path: Path) -> None:
+    models = [save_whole("llama", tmp_path / name, seed) for seed, name in enumerate("ab")]
+    weights = load_file(models[1] / "model.safetensors")
+    weights["layers.1.mlp.down_proj.weight"][0, 0] = 3e5  # half of it exceeds the largest float16, 65504
+    save_file(weights, models[1] / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(VerificationError, match="stored weights differ"):
+        merge(models[0], tmp_path / "out", others=[models[1]], dtype="float16", device="cpu")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_gives_other_vectors_is_not_written(

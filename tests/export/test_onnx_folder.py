@@ -142,6 +142,21 @@ def test_verify_finds_a_wrong_tokenizer(name: str, run: Path, tmp_path: Path) ->
         assert any(message in problem for problem in problems), problems
 
 
+def test_verify_finds_another_maximum_length_without_long_texts(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "onnx", tmp_path / "wrong")
+    change_json(tmp_path / "wrong" / "tokenizer.json", lambda spec: spec["truncation"].update(max_length=64))
+    problems = compare(run / "adapter", tmp_path / "wrong", ["hello", "A man is eating."]).problems
+    assert problems == ("max_length 64, expected 100",)
+
+
+@pytest.mark.parametrize("name", [GRAPH_NAME, "tokenizer.json"])
+def test_a_damaged_file_is_refused(name: str, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "onnx", tmp_path / "damaged")
+    (tmp_path / "damaged" / name).write_bytes((run / "onnx" / name).read_bytes()[:200])
+    with pytest.raises(ArtifactError, match="damaged cannot be opened"):
+        OnnxModel(tmp_path / "damaged")
+
+
 def test_damaged_folders_and_other_targets_are_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "onnx", tmp_path / "damaged")
     (tmp_path / "damaged" / EXPORT_NAME).write_bytes((run / "onnx" / EXPORT_NAME).read_bytes()[:200])
@@ -225,6 +240,11 @@ def without_mask(self: Any, input_ids: torch.Tensor, attention_mask: torch.Tenso
     return FORWARD(self, input_ids, attention_mask.new_ones(attention_mask.shape))
 
 
+def a_little_longer(self: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    rows_BD, *others = FORWARD(self, input_ids, attention_mask)
+    return (1.05 * rows_BD, *others)
+
+
 def without_normalisation(self: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
     self.normalize = False
     return FORWARD(self, input_ids, attention_mask)
@@ -256,6 +276,11 @@ WRONG_GRAPHS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] =
     "not normalised": (
         "normalised",
         lambda patch: patch.setattr(onnx_graph._Graph, "forward", without_normalisation),
+        "the vectors have other lengths",
+    ),
+    "length 1.05": (
+        "normalised",
+        lambda patch: patch.setattr(onnx_graph._Graph, "forward", a_little_longer),
         "the vectors have other lengths",
     ),
 }

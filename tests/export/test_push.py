@@ -1,6 +1,7 @@
 """`push` uploads a whole encoder with a correct card, and no local paths or other files."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,12 @@ def test_a_dry_run_uses_no_network(hub: Hub, adapter: Path, capsys: pytest.Captu
     assert hub.requests == []
 
 
+def test_settings_of_the_run_can_be_empty(hub: Hub, adapter: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (adapter.parent / "settings.yaml").write_text("")
+    push(adapter, "user/mine", "--dry-run")
+    assert "adapter_model.safetensors\n" in capsys.readouterr().out
+
+
 def test_the_license_of_a_base_without_a_user_name_is_in_the_card(hub: Hub, adapter: Path, tmp_path: Path) -> None:
     hub.put("gpt2", {"README.md": b"---\nlicense: mit\n---\n"})
     card = json.loads((adapter / CARD_NAME).read_text())
@@ -217,7 +224,12 @@ def test_paths_are_removed_and_texts_that_look_like_paths_are_kept(hub: Hub, tmp
     config = tmp_path / "whole" / "tokenizer_config.json"
     extra = {"name_or_path": "/home/me/base", "extra_special_tokens": ["/", "~~"], "cls_token": "[CLS]"}
     config.write_text(json.dumps(json.loads(config.read_text()) | extra))
+    config = tmp_path / "whole" / "config.json"
+    extra = {"_name_or_path": "/home/me/base", "time_step_limit": [0.0, math.inf]}  # as Mamba2 has
+    config.write_text(json.dumps(json.loads(config.read_text()) | extra))
     push(tmp_path / "whole", "user/mine")
+    model = json.loads(head(hub)["config.json"])
+    assert (model["_name_or_path"], model["time_step_limit"]) == ("base", [0.0, math.inf])
     prompt = json.loads(head(hub)["angle_llm.json"])["prompt"]
     assert (prompt["name"], prompt["template"]) == ("~mine", template)
     tokenizer = json.loads(head(hub)["tokenizer_config.json"])

@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 
 from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.evaluate import sts_score
-from angle_llm.export.comparison import TIMES_SMALLER, Verification
+from angle_llm.export.comparison import TIMES_SMALLER, Encoded, FormFacts, Verification, compare_forms
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.formats.onnx_folder import GRAPH_NAME
 from angle_llm.export.merge import merge
@@ -179,6 +179,15 @@ def test_the_tolerance_may_be_0(forms: Path) -> None:
     merged, itself = found.comparisons
     assert (merged.tolerance, itself.problems) == (0, ())
     assert "exceeds 0e+00" in problems(found)
+
+
+@pytest.mark.parametrize(("length", "same"), [(1.0005, True), (1.05, False), (0.95, False)])
+def test_vectors_of_a_normalised_encoder_have_length_1(length: float, same: bool) -> None:
+    facts = FormFacts("name", "onnx", "float32", "prompt", "last", 100, 2, normalize=True)
+    rows_ND = np.array([[1.0, 0.0], [0.6, 0.8]])
+    first, other = (Encoded(facts, [[1], [2]], rows) for rows in (rows_ND, rows_ND * [[1.0], [length]]))
+    found = compare_forms(first, other, [("one", None), ("two", None)], None, None)
+    assert ["the vectors have other lengths" in problem for problem in found.problems] == ([] if same else [True])
 
 
 def test_versions_are_those_of_the_imported_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,12 @@ def _converted(source: str, values: Tensor, config: Any, architecture: str) -> T
 
 
 def _check_config(config: Any, architecture: str) -> None:
-    """Raise `ArtifactError` for a model with an attention that llama.cpp does not compute for its architecture."""
+    """Raise `ArtifactError` for a model whose activation or attention llama.cpp does not compute for its architecture."""
+    name, expected = ("hidden_activation", "gelu_pytorch_tanh") if architecture == "gemma3" else ("hidden_act", "silu")
+    if (activation := getattr(config, name)) != expected:
+        raise ArtifactError(
+            f"llama.cpp computes {architecture} without activation {activation}, but this model has it."
+        )
     if architecture != "gemma3" and "sliding_attention" in (getattr(config, "layer_types", None) or []):
         raise ArtifactError(f"llama.cpp computes {architecture} without sliding windows, but this model has them.")
     if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from angle_llm.export.exported_folder import ExportFacts
-from angle_llm.model.source.checks import EXPORT_NAME, ArtifactError, read_json
+from angle_llm.model.source.checks import EXPORT_NAME, ArtifactError, as_artifact_error, read_json
 from angle_llm.prompts import Side
 from angle_llm.settings.parsing import need_library
 
@@ -61,7 +61,7 @@ class OnnxModel:
 
         Raises:
             MissingLibraryError: if onnxruntime is not installed.
-            ArtifactError: for a folder without facts of the export, or with damaged facts.
+            ArtifactError: for a folder without facts of the export, or with damaged files.
         """
         need_library("onnxruntime", "an ONNX folder", "onnx")
         runtime: Any = importlib.import_module("onnxruntime")
@@ -72,10 +72,12 @@ class OnnxModel:
         library = read_json(folder / "config_sentence_transformers.json")
         self._heads: dict[str, str] = library["prompts"]
         self._default = library["default_prompt_name"]
-        self.prompts, self.max_length = facts.prompt, facts.max_length
-        self.pooling, self.normalize, self.bits = facts.pooling, facts.normalize, facts.bits
-        self.session: Any = runtime.InferenceSession(str(folder / GRAPH_NAME), providers=["CPUExecutionProvider"])
-        self.tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.prompts, self.pooling = facts.prompt, facts.pooling
+        self.normalize, self.bits = facts.normalize, facts.bits
+        with as_artifact_error(folder):
+            self.session: Any = runtime.InferenceSession(str(folder / GRAPH_NAME), providers=["CPUExecutionProvider"])
+            self.tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self.max_length = int((self.tokenizer.truncation or {})["max_length"])
         self.texts_together = texts_together
         self.side: Side | None = None
 

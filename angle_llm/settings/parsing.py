@@ -125,7 +125,7 @@ def settings_from_dict(kind: type[Settings], values: object, where: str) -> Sett
 def _explain(kind: Any, problem: Any, *, is_flag: bool = False) -> str:
     """Return an error message for a validation error of pydantic (`problem`) in the settings class `kind`.
 
-    `is_flag` is whether the message names the setting as a flag, such as `--max-length`.
+    `is_flag` is whether the message names the setting as in a flag, such as `max-length`, without the group of the flag.
     """
     path = [str(step) for step in problem["loc"]]
     if path and path[0].isdigit():  # a positional argument
@@ -142,7 +142,7 @@ def _explain(kind: Any, problem: Any, *, is_flag: bool = False) -> str:
     if problem["type"] == "value_error":  # raised by __post_init__ above; names the setting and the value
         return str(problem["ctx"]["error"])
     name = ".".join(path) or "settings"
-    name = f"--{name}".replace("_", "-") if is_flag else name
+    name = name.replace("_", "-") if is_flag else name
     return f"{name}: {problem['msg']}, got {problem['input']!r}."
 
 

@@ -6,6 +6,7 @@ not depend on which rows are skipped.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
@@ -76,7 +77,8 @@ class Corpus:
             id_column: Name of the column with the ids; None: texts have no ids.
 
         Raises:
-            DataError: if the source does not exist, or if `column` is None and several columns are possible.
+            DataError: if the source does not exist, if a table has no column `column`, or if `column` is None and several
+                columns are possible.
         """
         rows = resolve_source(source)
         tables = [file for file in rows.files if not isinstance(file, TextFile)]
@@ -89,6 +91,17 @@ class Corpus:
                     "rename it to text."
                 )
             column = (usual or names)[0]
+            if column == "text" and "title" in names:
+                print(
+                    f"warning: {tables[0].name}: the column title is not read. An encoder that was trained on titles and "
+                    "texts needs a column with both, joined by a space",
+                    file=sys.stderr,
+                )
+        for file in tables:
+            # All columns of a JSON file take a reading of the whole file, so the first row is checked before.
+            first = next((row for row in file.rows() if isinstance(row, Row)), None)
+            if first is not None and column not in first.values and column not in file.columns:
+                raise DataError(f"{file.name}: no column {column!r}; columns: {', '.join(file.columns)}")
         return cls(rows, column or _USUAL_COLUMNS[0], id_column)
 
     def __iter__(self) -> Iterator[CorpusText | BadRow]:

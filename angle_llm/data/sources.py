@@ -308,6 +308,8 @@ class _Resolver(NamedTuple):
 
         try:
             saved = datasets.load_from_disk(str(folder))
+        except IndexError:  # a split has no files
+            raise DataError(f"{folder}: a split has no rows; save the dataset without it") from None
         except Exception as error:  # many types
             raise DataError(f"{folder}: cannot be read as a dataset of save_to_disk, save it again: {error}") from error
         splits = saved if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}

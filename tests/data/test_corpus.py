@@ -62,6 +62,25 @@ def test_the_column_is_not_that_of_a_first_row_that_lacks_the_usual_one(tmp_path
     assert texts(Corpus.open(tmp_path / "a.jsonl")) == ["long"]
 
 
+def test_a_table_without_the_column_is_refused_and_not_skipped(tmp_path: Path) -> None:
+    lines(tmp_path / "in" / "a.jsonl", ['{"text": "one"}'])
+    lines(tmp_path / "in" / "empty.jsonl", [])
+    lines(tmp_path / "in" / "mixed.jsonl", ['{"id": 1}', '{"text": "two"}'])
+    assert Corpus.open(tmp_path / "in").survey(skip_bad=True).rows == 3
+    lines(tmp_path / "in" / "b.csv", ["id,body", "x,two"])
+    with pytest.raises(DataError, match=r"b\.csv: no column 'text'; columns: id, body"):
+        Corpus.open(tmp_path / "in")
+
+
+def test_titles_that_are_not_read_get_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(tmp_path / "corpus.jsonl", ['{"_id": "d1", "title": "One", "text": "long"}'])
+    Corpus.open(tmp_path / "corpus.jsonl", "text")
+    assert not capsys.readouterr().err
+    Corpus.open(tmp_path / "corpus.jsonl")
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "corpus.jsonl: the column title is not read" in warning
+
+
 def test_standard_input_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("one\nzwei – 2\n".encode())))
     corpus = Corpus.open("-")
@@ -103,7 +122,7 @@ def test_bad_row_of_parquet_is_reported_with_its_number(id_column: str | None, r
     ("name", "content", "options", "reason"),
     [
         ("a.csv", "a,b\n1,2\n", {}, "--column"),
-        ("a.jsonl", '{"text": "x"}\n', {"column": "txt"}, "a.jsonl:1: no column 'txt'; columns: text"),
+        ("a.jsonl", '{"text": "x"}\n', {"column": "txt"}, "a.jsonl: no column 'txt'; columns: text"),
         ("a.tsv", "text\tb\n1\t2\n", {"id_column": "id"}, "a.tsv:2: no column 'id'; columns: text, b"),
         ("a.txt", "x\n", {"id_column": "id"}, "a.txt:1: no column 'id'"),
         ("folder/a.md", "", {}, "folder"),

@@ -327,6 +327,9 @@ def test_folder_of_save_to_disk_is_opened_by_every_command(tmp_path: Path) -> No
         resolve_source(f"{tmp_path}/saved@dev")
     with pytest.raises(DataError, match=r"no split 'test'; splits there: train"):
         resolve_source(f"{tmp_path}/saved/train@test")
+    datasets.Dataset.from_dict({"text": []}).save_to_disk(tmp_path / "empty")
+    with pytest.raises(DataError, match=r"empty: a split has no rows"):
+        resolve_source(f"{tmp_path}/empty")
     (tmp_path / "x.arrow").write_bytes(b"ARROW1")
     with pytest.raises(DataError, match=r"x\.arrow: cannot be read as \.arrow"):
         resolve_source(tmp_path / "x.arrow").columns  # noqa: B018

@@ -88,6 +88,25 @@ def test_windows_line_ends_and_blank_lines_are_not_rows(tmp_path: Path, name: st
     assert values(tmp_path / name)[0]["text1"] == ROWS[0]["text1"]
 
 
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.tsv"])
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_a_lone_cr_does_not_end_a_row(tmp_path: Path, name: str, line_end: bytes) -> None:
+    content = {
+        "x.jsonl": b'{"text1": "a",\r"text2": "b"}\n',
+        "x.csv": b'text1,text2\n"a\rb",c\n',
+        "x.tsv": b'text1\ttext2\na\rb\tsay "c"\n',
+    }[name]
+    rows = values(write(tmp_path / name, content.replace(b"\n", line_end)))
+    first = {"text1": "a", "text2": "b"} if name == "x.jsonl" else {"text1": "a\rb", "text2": "c"}
+    assert rows == [first if name != "x.tsv" else first | {"text2": 'say "c"'}]
+
+
+def test_line_ends_in_quoted_csv_fields_are_kept(tmp_path: Path) -> None:
+    assert values(write(tmp_path / "x.csv", b'text1,text2\r\n"a\r\nb",c\r\n')) == [{"text1": "a\r\nb", "text2": "c"}]
+    with pytest.raises(DataError, match=r"x\.csv:2: .*quote fields with a line end"):
+        values(write(tmp_path / "x.csv", b"text1,text2\na\rb,c\n"))
+
+
 def test_quoted_csv_field_may_span_lines_and_be_long(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", b'text1,text2\n"a\nb","say ""hi"""\n' + b"x" * 10_000_000 + b",y\n")
     first, second = resolve_source(path).rows()

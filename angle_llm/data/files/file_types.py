@@ -141,10 +141,11 @@ class FileReader:
         """Open the content of the file, as it is stored, for reading."""
         return self.path.open("rb") if self.content is None else io.BytesIO(self.content)
 
-    def lines(self) -> Iterator[tuple[int, str]]:
-        """Yield (line number from 1, line with "\\n" at its end) for every line of a text file.
+    def lines(self, *, any_line_end: bool = False) -> Iterator[tuple[int, str]]:
+        """Yield (line number from 1, line with its line end) for every line of a text file.
 
-        A line ends with \\n, \\r\\n or \\r. Invalid bytes become lone surrogates; `_refuse_bad_bytes` detects them.
+        A line ends with \\n, or with \\r if the start of the file has \\r and no \\n. With `any_line_end`, a line ends with
+        \\n, \\r\\n or \\r, each of which becomes \\n. Invalid bytes become lone surrogates; `_refuse_bad_bytes` detects them.
 
         Raises:
             DataError: for a damaged gzip file, or a file that cannot be decoded at all.
@@ -153,7 +154,12 @@ class FileReader:
         try:
             with self._open() as file:
                 stream: Any = gzip.GzipFile(fileobj=file) if self.path.suffix.lower() == ".gz" else file
-                with io.TextIOWrapper(stream, self._codec, "surrogateescape") as text:
+                newline = None
+                if not any_line_end:
+                    start = stream.read1(1 << 16)
+                    stream.seek(0)
+                    newline = "\r" if b"\r" in start and b"\n" not in start else "\n"  # \r: as Excel for Mac writes
+                with io.TextIOWrapper(stream, self._codec, "surrogateescape", newline) as text:
                     for number, line in enumerate(text, 1):
                         yield number, line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -206,12 +212,15 @@ class RowsInMemory(FileReader):
 
 
 class TextFile(FileReader):
-    """Reader of text files: a row is a line, in the column `text`. An empty line is a row too."""
+    """Reader of text files: a row is a line, in the column `text`. An empty line is a row too.
+
+    Lines end with \\n, \\r\\n or \\r.
+    """
 
     columns = ["text"]  # noqa: RUF012
 
     def _records(self) -> Iterator[tuple[int, Any]]:
-        return self.lines()
+        return self.lines(any_line_end=True)
 
     def _parse(self, record: Any) -> dict[str, Any]:
         self._refuse_bad_bytes(record)
@@ -255,7 +264,7 @@ class JsonFile(JsonLinesFile):
     unit = "row"
 
     def _records(self) -> Iterator[tuple[int, Any]]:
-        text = "".join(line for _, line in self.lines())
+        text = "".join(line for _, line in self.lines(any_line_end=True))
         try:
             self._refuse_bad_bytes(text)
             objects = json.loads(text)
@@ -284,6 +293,11 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _CELL = r'(?:"(?:[^"]|"")*"|[^"\t\n]*)'
 _CSV_ROW = re.compile(rf"{_CELL}(?:\t{_CELL})*")
 """Pattern of a row with the quoting of CSV and tabs between cells."""
+
+
+def _without_line_end(line: str) -> str:
+    """Return a line without its line end: \\n, \\r\\n or \\r."""
+    return line.removesuffix("\n").removesuffix("\r")
 
 
 class TsvFile(FileReader):
@@ -330,8 +344,8 @@ class TsvFile(FileReader):
     def _lists(self) -> Iterator[tuple[int, list[str]]]:
         """Yield (line number, cells) for every line, including the header."""
         for number, line in self.lines():
-            if line.strip("\n"):
-                yield number, line.removesuffix("\n").split("\t")
+            if line.strip("\r\n"):
+                yield number, _without_line_end(line).split("\t")
 
     def _fields(self, cells: list[str]) -> list[str]:
         """Return the cells of a line. Raises `RowError` for bytes that cannot be decoded."""
@@ -347,7 +361,8 @@ class TsvFile(FileReader):
     def _csv_quoting_at(self) -> int:
         """Line of the first cell that shows the quoting of CSV; 0 if a cell has quotes that are not this quoting."""
         first = end = width = 0
-        lines = [line.replace("\0", " ") for _, line in self.lines()]  # Python 3.10 reads no NUL
+        lines = [_without_line_end(line).replace("\r", " ") + "\n" for _, line in self.lines()]
+        lines = [line.replace("\0", " ") for line in lines]  # Python 3.10 reads no NUL
         reader = csv.reader(lines, delimiter="\t")
         for cells in reader:
             start, end = end, reader.line_num  # the lines of a row: a cell in quotes may span lines
@@ -382,7 +397,7 @@ class CsvFile(TsvFile):
         except csv.Error as error:
             raise DataError(
                 f"{self.name}:{first}: broken quoting up to line {reader.line_num}, with delimiter {self._separator!r}: "
-                f'{error}; close the quote, and write a quote inside a field twice ("")'
+                f'{error}; close the quote, write a quote inside a field twice (""), and quote fields with a line end'
             ) from None
 
     @cached_property
@@ -430,7 +445,7 @@ class StsPartFile(TsvFile):
             if line is None or score is None:
                 raise DataError(f"{self.name} and {gold.name} have different numbers of lines")
             if score.strip():
-                yield number, [*line.rstrip("\n").split("\t")[:2], score.strip()]
+                yield number, [*_without_line_end(line).split("\t")[:2], score.strip()]
 
 
 # ------------------------------------------------------------------------------------------------ Parquet and datasets

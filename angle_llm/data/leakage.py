@@ -63,7 +63,8 @@ class RowKeys(NamedTuple):
 class RowPlace(NamedTuple):
     """The location of a row in one of several files."""
 
-    file: str
+    file: int
+    """Index of the file."""
     line: int
 
 
@@ -107,15 +108,13 @@ class FileKeys:
         self.sentences.update(key(bare_of[text]) for text in new.values() if is_distinctive(bare_of[text]))
         return list(new.values())
 
-    def report(self, kind: str, line: int, text: str, matching: RowPlace | None = None, reason: str = "") -> None:
+    def report(self, kind: str, line: int, text: str, matching: str = "", reason: str = "") -> None:
         """Record a problem of a row, which `--fix` removes for `reason` (default: `kind`).
 
         `text` completes the sentence "rows that …"; `matching` is the location of the other row of a repeat or
-        contradiction.
+        contradiction, for messages.
         """
-        place = f"{line}"
-        if matching is not None:
-            place += f" and {'' if matching.file == self.name else f'{matching.file}:'}{matching.line}"
+        place = f"{line} and {matching}" if matching else f"{line}"
         self._places.setdefault((kind, text), {}).setdefault(line, place)
         self.removed.setdefault(line, reason or kind)
 
@@ -125,10 +124,10 @@ class FileKeys:
             count = len(place_of)
             places = list(place_of.values())[:SHOWN_PLACES]
             yield Finding(kind, kind in _TROUBLE, count, f"rows that {text}: {count:,}", places)
-        counts = {tested.name: len(self.sentences & tested.sentences) for tested in self.sets}
-        if listed := ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count):
+        counts = [(tested.name, len(self.sentences & tested.sentences)) for tested in self.sets]
+        if listed := ", ".join(f"{count:,} in {name}" for name, count in counts if count):
             text = f"texts of 4 words or more that are also in evaluation sets: {listed}"
-            yield Finding("sentences", False, sum(counts.values()), text)
+            yield Finding("sentences", False, sum(count for _, count in counts), text)
 
 
 def _row_key(pairs: Iterable[tuple[int, float]]) -> int:
@@ -211,10 +210,10 @@ def compare_rows(files: Sequence[FileKeys]) -> None:
     """
     # The lowest and the highest score of each pair, with their rows.
     extremes: dict[int, tuple[tuple[float, RowPlace], tuple[float, RowPlace]]] = {}
-    for file in files:
+    for index, file in enumerate(files):
         for row in file.rows:
             for pair, score in row.pairs:
-                labelled = (score, RowPlace(file.name, row.line))
+                labelled = (score, RowPlace(index, row.line))
                 lowest, highest = extremes.setdefault(pair, (labelled, labelled))
                 if score < lowest[0]:
                     extremes[pair] = (labelled, highest)
@@ -223,29 +222,34 @@ def compare_rows(files: Sequence[FileKeys]) -> None:
     # Every row; a repeat is compared with the first equal row.
     first_exact: dict[int, RowPlace] = {}
     first_near: dict[int, RowPlace] = {}
-    for file in files:
+    for index, file in enumerate(files):
         for row in file.rows:
             for pair, score in row.pairs:
                 opposite_score, opposite = max(extremes[pair], key=lambda labelled: abs(labelled[0] - score))
                 if abs(opposite_score - score) > CONTRADICTION + 1e-9:
                     text = "contain pairs that have the opposite label elsewhere"
-                    file.report("contradiction", row.line, text, opposite)
+                    file.report("contradiction", row.line, text, _location(opposite, index, files))
             if row.is_unlike_itself:
                 text = "label two equal texts as dissimilar (case, spacing and punctuation ignored)"
                 file.report("unlike itself", row.line, text)
             _compare_with_sets(file, row)
-            place = RowPlace(file.name, row.line)
+            place = RowPlace(index, row.line)
             exact = first_exact.setdefault(row.exact, place)
             near = first_near.setdefault(row.near, place)
-            if near.file != file.name:
+            if near.file != index:
                 text = "repeat a row of an earlier file (case, spacing and punctuation ignored)"
-                file.report("across files", row.line, text, near)
+                file.report("across files", row.line, text, _location(near, index, files))
             elif exact != place:
                 text = "repeat an earlier row exactly (pairs in any order)"
-                file.report("duplicate", row.line, text, exact)
+                file.report("duplicate", row.line, text, _location(exact, index, files))
             elif near != place:
                 text = "repeat an earlier row (case, spacing and punctuation ignored)"
-                file.report("near duplicate", row.line, text, near)
+                file.report("near duplicate", row.line, text, _location(near, index, files))
+
+
+def _location(place: RowPlace, index: int, files: Sequence[FileKeys]) -> str:
+    """Return the location of a row for the report of the file with an index; the name of the same file is omitted."""
+    return f"{place.line}" if place.file == index else f"{files[place.file].name}:{place.line}"
 
 
 def _compare_with_sets(file: FileKeys, row: RowKeys) -> None:
@@ -298,9 +302,10 @@ def _sources_in(folder: Path, skipped: list[str]) -> list[tuple[str, str]]:
     The names of skipped files and splits are appended to `skipped`. BEIR folders come first.
     """
     judged = sorted(qrels.parent for qrels in folder.rglob(QRELS) if qrels.is_dir())
+    name_of = {beir: folder.name if beir == folder else str(beir.relative_to(folder)) for beir in judged}
     splits = [(beir, split) for beir in judged for split in splits_of(beir)]
     chosen = {
-        f"{beir.name}@{split}": f"{beir}@{split}" for beir, split in splits if not _words(split) & _TRAINING_WORDS
+        f"{name_of[beir]}@{split}": f"{beir}@{split}" for beir, split in splits if not _words(split) & _TRAINING_WORDS
     }
     files = {
         str(file.relative_to(folder)): str(file)
@@ -312,7 +317,7 @@ def _sources_in(folder: Path, skipped: list[str]) -> list[tuple[str, str]]:
     not_training = {name: file for name, file in files.items() if not _words(name) & _TRAINING_WORDS}
     tested_files = {name: file for name, file in not_training.items() if _words(name) & _EVALUATION_WORDS}
     chosen |= tested_files or not_training
-    names = [*(f"{beir.name}@{split}" for beir, split in splits), *files]
+    names = [*(f"{name_of[beir]}@{split}" for beir, split in splits), *files]
     skipped += [f"{name} (because of its name)" for name in names if name not in chosen]
     return list(chosen.items())
 

@@ -27,6 +27,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -380,7 +381,7 @@ def write_fixed(files: Sequence[tuple[DataSource, FileReport]], folder: Path, ou
     for source, report in files:
         # The names of the copies.
         name = Path(source.path.removeprefix(STARTER).removesuffix(".gz")).stem
-        if (folder / f"{name}.jsonl").exists():
+        while any((folder / f"{name}{ending}").exists() for ending in (".jsonl", ".quarantine.jsonl")):
             name = f"{name}-{len(fixed) + 1}"
         cleaned = f"{name}.jsonl"
         quarantine = f"{name}.quarantine.jsonl"
@@ -415,5 +416,10 @@ def write_fixed(files: Sequence[tuple[DataSource, FileReport]], folder: Path, ou
 
 
 def json_row(row: Mapping[str, Any]) -> str:
-    """Return a row (column → value) as a line of JSON, with lone surrogates escaped."""
-    return printable(json.dumps(plain(row), ensure_ascii=False, default=str)) + "\n"
+    """Return a row (column → value) as a line of JSON, with lone surrogates escaped. Decimals become floats."""
+    return printable(json.dumps(plain(row), ensure_ascii=False, default=_json_value)) + "\n"
+
+
+def _json_value(value: Any) -> float | str:
+    """Return a value that JSON cannot represent as a float if it is a decimal, else as text."""
+    return float(value) if isinstance(value, Decimal) else str(value)

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -144,14 +145,30 @@ def test_pairs_and_queries_of_a_beir_folder_are_found(tmp_path: Path, beir: Path
     assert sorted((finding.kind, finding.count) for finding in report.findings if finding.kind != "short") == [
         ("contamination", 1), ("contamination", 1), ("sentences", 1),
     ]  # fmt: skip
-    for against in ([beir], [beir.parent], [beir / ".." / ".."]):
-        sets, skipped = read_evaluation_sets(against)
-        assert [each.name for each in sets if each.name != "pairs.jsonl"] == ["beir@dev", "beir@test"]
-        assert "beir@train (because of its name)" in skipped
+    for against, name in ((beir, "beir"), (beir.parent, "beir"), (beir / ".." / "..", "sets/beir")):
+        sets, skipped = read_evaluation_sets([against])
+        assert [each.name for each in sets if each.name != "pairs.jsonl"] == [f"{name}@dev", f"{name}@test"]
+        assert f"{name}@train (because of its name)" in skipped
     (report,) = reports(path, against=[beir])
     assert report.removed[5] == "its query is in beir@dev", "a short query is compared too"
     assert reports(f"{beir}@train", against=[beir])[0].removed == {2: "its query is in beir@dev"}
     assert found(reports(f"{beir}@test", against=[f"{beir}@test"])[0]) == {}
+
+
+def test_evaluation_sets_with_one_name_are_all_compared(tmp_path: Path, beir: Path) -> None:
+    other = tmp_path / "sets" / "second" / "beir"
+    write(other / "queries.jsonl", {"_id": "t1", "text": "Where do I find the red lamp?"})
+    write(other / "corpus.jsonl", *CORPUS)
+    write(other / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "t1\td1\t1")
+    rows = [
+        {"query": QUERIES[0]["text"], "positive": "some other text"},
+        {"query": "Where do I find the red lamp?", "positive": "another text again"},
+    ]
+    path = write(tmp_path / "pairs.jsonl", *rows)
+    (report,) = reports(path, against=[tmp_path / "sets"])
+    assert report.removed == {1: "its query is in beir@test", 2: "its query is in second/beir@test"}
+    (report,) = reports(path, against=[f"{beir}@test", f"{other}@test"])
+    assert found(report)["sentences"] == 2, "one text of each set"
 
 
 def test_all_columns_of_evaluation_sets_are_compared(tmp_path: Path) -> None:
@@ -240,6 +257,8 @@ def test_repeats_and_near_repeats_are_notes_with_the_earlier_row(tmp_path: Path)
     assert (found(one), places(one)) == ({"duplicate": 2, "near duplicate": 1}, ["3 and 1", "4 and 1", "5 and 1"])
     assert (found(two), places(two)) == ({"across files": 1}, [f"1 and {first}:1"])
     assert not one.trouble
+    _, again = reports(second, second)
+    assert (found(again), places(again)) == ({"across files": 2}, [f"1 and {second}:1", f"2 and {second}:2"])
 
 
 def test_pair_with_two_labels_is_trouble_in_any_order_and_file(tmp_path: Path) -> None:
@@ -414,6 +433,12 @@ def test_cleaned_rows_are_json(tmp_path: Path) -> None:
     assert data(str(tmp_path / "x.parquet"), "--model", "none", "--fix", str(tmp_path / "out")) == 0
     (line,) = (tmp_path / "out" / "x.jsonl").read_text().splitlines()
     assert line == '{"text1": "a", "text2": "b", "at": "2026-01-02 00:00:00", "size": null}'
+    decimals = pyarrow.array([Decimal("0.50"), Decimal("1.00")])
+    table = {"text1": ["a", "b"], "text2": ["c", "d"], "score": decimals}
+    parquet.write_table(pyarrow.table(table), tmp_path / "y.parquet")
+    assert data(str(tmp_path / "y.parquet"), "--fix", str(tmp_path / "copies")) == 0
+    rows = (tmp_path / "copies" / "y.jsonl").read_text().splitlines()
+    assert [json.loads(row)["score"] for row in rows] == [0.5, 1.0]
 
 
 texts = st.sampled_from(["a", "A.", "b", "c d", "", " ", "\0", "\ud800", "🙂", "🙁", "é"])
@@ -441,8 +466,14 @@ def test_every_row_is_kept_or_quarantined(tmp_path_factory: pytest.TempPathFacto
         assert not {"rejected", "duplicate", "near duplicate", "contradiction", "unlike itself"} & set(found(again))
 
 
-def test_files_with_one_name_do_not_overwrite_each_other(tmp_path: Path) -> None:
-    names = ("a/x.jsonl", "b/x.jsonl", "c/x-2.jsonl", "d/x.quarantine.jsonl")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a/x.jsonl", "b/x.jsonl", "c/x-2.jsonl", "d/x.quarantine.jsonl"),
+        ("d/x.quarantine.jsonl", "c/x-3.jsonl", "a/x.jsonl", "b/x.jsonl"),
+    ],
+)
+def test_files_with_one_name_do_not_overwrite_each_other(tmp_path: Path, names: Sequence[str]) -> None:
     rows = [{"text1": f"a man eats {number}", "text2": "b", "score": number / 4} for number in range(4)]
     paths = [write(tmp_path / name, row) for name, row in zip(names, rows, strict=True)]
     data(*paths, "--model", "none", "--fix", str(tmp_path / "out"))

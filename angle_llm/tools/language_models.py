@@ -88,6 +88,9 @@ class Answers:
         self.by_key = {key: Answer(*values) for row in journal.rows for key, *values in row["answers"]}
         answered = self._answered()
         self.requests = len(answered)
+        keys = {request.key for request in requests}
+        charged = [(key, Answer(*values)) for row in journal.rows for key, *values in row.get("charged", ())]
+        answered += [answer for key, answer in charged if key in keys]
         self.cost = sum(settings.prices.cost(answer.read_tokens, answer.new_tokens) for answer in answered)
 
     def collect(self, llms: Sequence[LocalModel | ChatServer], progress: Callable[[int], object]) -> None:
@@ -125,9 +128,11 @@ class Answers:
         return self._settings.prices.cost(read_tokens, self._settings.max_new_tokens)
 
     def _record(self, answered: Answered) -> None:
-        """Write answers to the journal, and replace their largest possible cost by their cost."""
-        if rows := [[request.key, *answer[:-1]] for request, answer in answered if not answer.failure]:
-            self._journal.append({"answers": rows})
+        """Write answers and failures with a cost to the journal, and replace the largest possible cost by the cost."""
+        rows = [[request.key, *answer[:-1]] for request, answer in answered if not answer.failure]
+        charged = [[request.key, *answer] for request, answer in answered if answer.failure and any(answer[2:4])]
+        if rows or charged:
+            self._journal.append({"answers": rows} | ({"charged": charged} if charged else {}))
         for request, answer in answered:
             cost = self._settings.prices.cost(answer.read_tokens, answer.new_tokens)
             self.cost += cost - self._largest_cost(request)
@@ -204,18 +209,8 @@ def _generate(model: Any, tokenizer: Any, requests: Sequence[LlmRequest]) -> Ans
     """Return the answers of a local model to a batch of requests."""
     import torch
 
-    # Messages, in the chat template if the tokenizer has a template.
-    messages = [request.message for request in requests]
-    if tokenizer.chat_template:
-        turns = [[{"role": "user", "content": message}] for message in messages]
-        messages = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    inputs = tokenizer(
-        messages,
-        add_special_tokens=not tokenizer.chat_template,
-        padding=True,
-        return_token_type_ids=False,
-        return_tensors="pt",
-    )
+    ids_of_messages = [message_ids(tokenizer, request.message) for request in requests]
+    inputs = tokenizer.pad({"input_ids": ids_of_messages}, return_tensors="pt")
     # Answers, up to the first token that ends an answer.
     torch.manual_seed(int.from_bytes(_digest([request.key for request in requests])[:4], "big"))
     with torch.inference_mode():
@@ -229,6 +224,21 @@ def _generate(model: Any, tokenizer: Any, requests: Sequence[LlmRequest]) -> Ans
         answer = Answer(text=text, finished=end is not None, read_tokens=count, new_tokens=new_tokens)
         answered.append((request, answer))
     return answered
+
+
+def message_ids(tokenizer: Any, message: str) -> list[int]:
+    """Return the token ids of a message in the chat template, if the tokenizer has a template.
+
+    Names of special tokens in the message are tokenized as plain text.
+    """
+    from angle_llm.model.source.tokenizer import plain_ids
+
+    if not tokenizer.chat_template:
+        return list(tokenizer(message, split_special_tokens=True)["input_ids"])
+    turn = [{"role": "user", "content": "TEXT"}]
+    head, _, tail = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False).rpartition("TEXT")
+    before, after = tokenizer([head, tail], add_special_tokens=False)["input_ids"]
+    return [*before, *plain_ids(tokenizer, [message])[0], *after]
 
 
 class ChatServer:
@@ -297,7 +307,7 @@ class ChatServer:
             time.sleep(max(0.0, self._next_request - time.monotonic()))
             self._next_request = time.monotonic() + 60 / (settings.requests_per_minute or math.inf)
         try:
-            completion = self._client.chat.completions.create(
+            completion: Any = self._client.chat.completions.create(
                 model=self._model,
                 messages=[{"role": "user", "content": request.message}],
                 temperature=settings.temperature,
@@ -305,18 +315,37 @@ class ChatServer:
                 seed=request.seed,
                 max_tokens=settings.max_new_tokens,
             )
-            choice = completion.choices[0]
-            text = choice.message.content or ""
         except self._errors as error:
-            return Answer(failure=f"{type(error).__name__}: {error}".replace(self._key or "\0", "***")[:300])
-        # If the server does not count tokens, four characters are estimated as a token.
-        usage = completion.usage
+            return Answer(failure=self._problem(error))
+        # The text, without lone surrogates, which no tokenizer reads.
+        usage = getattr(completion, "usage", None)
+        text, reason = "", None
+        try:
+            choice = completion.choices[0]
+            reason = choice.finish_reason
+            text = (choice.message.content or "").encode(errors="replace").decode()
+            failure = "" if text else f"the answer has no text (finish reason: {reason})"
+        except self._errors as error:
+            failure = self._problem(error)
+            if usage is None:  # such as a page of HTML
+                return Answer(failure=failure)
+        # The tokens, also of a failed answer, because the server charges for it.
         return Answer(
-            text=text.encode(errors="replace").decode(),  # without lone surrogates, which no tokenizer reads
-            finished=choice.finish_reason not in ("length", "content_filter"),
-            read_tokens=usage.prompt_tokens if usage else len(request.message) // 4 + 1,
-            new_tokens=usage.completion_tokens if usage else len(text) // 4 + 1,
+            text=text,
+            finished=reason not in ("length", "content_filter"),
+            read_tokens=_count(getattr(usage, "prompt_tokens", None), request.message),
+            new_tokens=_count(getattr(usage, "completion_tokens", None), text),
+            failure=failure,
         )
+
+    def _problem(self, error: Exception) -> str:
+        """Return the message of an error, without the key of the server."""
+        return f"{type(error).__name__}: {error}".replace(self._key or "\0", "***")[:300]
+
+
+def _count(tokens: object, text: str) -> int:
+    """Return the number of tokens that a server counted; if it did not count, an estimate of a token per 4 characters."""
+    return tokens if isinstance(tokens, int) else len(text) // 4 + 1
 
 
 def open_language_model(name: str, settings: LanguageModelSettings) -> LocalModel | ChatServer:

@@ -109,7 +109,7 @@ def questions_main(settings: QuestionSettings) -> None:
     for module in ("semantic_text_splitter", "py3langid"):
         need_library(module, "data questions", "questions")
     prompts = _read_prompts(settings)
-    llms = [open_language_model(name, settings) for name in settings.llm]
+    llms = [open_language_model(name, settings) for name in dict.fromkeys(settings.llm)]
     passages = read_passages(settings)
     requests = list(_requests(settings, prompts, passages))
     # Answers, within the budget.
@@ -196,8 +196,8 @@ def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Seq
             continue
         shown = random.Random(settings.seed + number).sample(examples, min(_EXAMPLES_SHOWN, len(examples)))
         before = prompts[_EXAMPLES].replace("{examples}", "\n".join(shown)) + "\n\n" if shown else ""
-        for llm in settings.llm:
-            for style in settings.styles:
+        for llm in dict.fromkeys(settings.llm):
+            for style in dict.fromkeys(settings.styles):
                 message = prompts[style].replace("{count}", str(settings.count)).replace("{passage}", passage.text)
                 yield make_request(settings, llm, number, passage.text, style, before + message)
 

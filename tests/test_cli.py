@@ -61,9 +61,11 @@ def test_flags_complete_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "split.yaml").write_text("{columns: {text1: a, text2: b}, parts: {valid: 0.5}}")
     cli.run([*split, "--out", str(tmp_path / "out")])
     assert "20 rows = 10 in train.jsonl + 10 in valid.jsonl;" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        cli.run([*split, "--out", str(tmp_path / "other"), "--parts", "test", "0.5"])
-    assert "--parts.valid" in capsys.readouterr().err, "tyro makes a flag for each name in the file"
+    for flags in (["--parts", "test", "0.5"], ["--columns", "text1", "b"]):
+        with pytest.raises(SettingsError, match=f"{flags[0]} is set by --config. .* {flags[0]}.NAME VALUE"):
+            cli.run([*split, "--out", str(tmp_path / "other"), *flags])
+    cli.run([*split, "--out", str(tmp_path / "changed"), "--parts.valid", "0.1"])
+    assert "20 rows = 18 in train.jsonl + 2 in valid.jsonl;" in capsys.readouterr().out
     (tmp_path / "mine.yaml").write_text("{model: ./nowhere}")
     with pytest.raises(SettingsError, match=r"--out.*\.jsonl"):  # the checks across fields follow the flags
         cli.run(["data", "mine", "rows.csv", "--config", str(tmp_path / "mine.yaml"), "--out", "groups.txt"])
@@ -106,6 +108,7 @@ def test_flags_complete_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFi
         (["eval", "sts", "--model", "./nowhere", "--max-length", "-1"], ["max-length: ", "-1"]),
         (["eval", "sts", "--model", "./nowhere", "--config"], ["--config: expected a YAML file"]),
         ([*EMBED, "--input", "README.md", "--output", "x", "--shard-rows", "0"], ["shard-rows: ", "got 0"]),
+        (["data", "check"], ["FILE is missing"]),
         (["data", "check", "README.md", "--fix", "Makefile"], ["--fix Makefile", "not an empty folder"]),
     ],
 )

@@ -284,7 +284,7 @@ class GetSettings:
 class CheckSettings(RowFilter, TextEncoding, RowSettings):
     """Check data files: format, bad, repeated and contradictory rows, overlap with evaluation sets, token lengths."""
 
-    files: Annotated[tuple[str, ...], MinLen(1), tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
     """Data files, as for training. A row that repeats a row of an earlier file is reported for the later file."""
     against: tuple[str, ...] = ()
     """Evaluation sets that must not be trained on: files (also FOLDER@NAME, starter:NAME), BEIR folders (or one split,
@@ -302,6 +302,10 @@ class CheckSettings(RowFilter, TextEncoding, RowSettings):
     """A new folder for cleaned copies, NAME.jsonl, without bad rows, repeated rows and rows of --against. Rows
     that contradict each other, and rows that label equal texts as dissimilar, are all removed too. Case, spacing and
     punctuation are ignored. Removed rows are written to NAME.quarantine.jsonl with the reason."""
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise SettingsError("FILE is missing: expected at least one data file.")
 
 
 # --- data split -------------------------------------------------------------------------------------------------------
@@ -364,6 +368,10 @@ class NegativeRules:
             if first < 1 or (last is not None and last < first):
                 raise SettingsError(
                     f"--ranks needs a first and a last rank, from 1, such as 10 50; got {first} {last}."
+                )
+            if last is not None and self.negatives > last - first + 1:
+                raise SettingsError(
+                    f"--negatives {self.negatives} needs as many ranks; --ranks {first} {last} has {last - first + 1} ranks."
                 )
 
 

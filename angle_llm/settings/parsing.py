@@ -11,9 +11,9 @@ import inspect
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import field, fields
+from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -256,11 +256,27 @@ def parse_settings(
     kind: Any = defaults if isinstance(defaults, type) else type(defaults)
     values = None if isinstance(defaults, type) else defaults
     loaded, rest = config_defaults(kind, sys.argv[1:] if arguments is None else arguments, values)
+    names = {argument.partition("=")[0].replace("_", "-") for argument in rest}
+    for flag in _mapping_flags(loaded) if loaded else ():
+        if flag in names:
+            raise SettingsError(f"{flag} is set by --config. Change single values with {flag}.NAME VALUE.")
     default = loaded or values
     options: dict[str, Any] = {} if default is None else {"default": default}
     settings: Any = tyro.cli(kind, prog=prog, args=rest, description=describe(kind, description), **options)
     # Flags completed the settings of `_load_incomplete`: `kind` checks them now.
     return settings if type(settings) is kind else kind(**vars(settings))
+
+
+def _mapping_flags(settings: Any, prefix: str = "--") -> Iterator[str]:
+    """Yield the flags of the mappings that are not empty. In place of these flags, tyro has a flag for each key."""
+    hints = get_type_hints(type(settings))
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        flag = f"{prefix}{item.name}".replace("_", "-")
+        if is_dataclass(value):
+            yield from _mapping_flags(value, f"{flag}.")
+        elif value and get_origin(hints[item.name]) is dict:
+            yield flag
 
 
 def describe(kind: type, summary: str) -> str:

@@ -116,6 +116,11 @@ def _check_output(path: Path, input: Path) -> None:
     """Check that the output can be written. Raises `SettingsError` if it cannot."""
     if path.name.lower().endswith(EXTENSIONS):
         raise SettingsError(f"--output must end in .npy, or name a folder; got {path}.")
+    if path.suffix == ".npy" and path.is_dir():
+        raise SettingsError(f"--output must name the .npy file to write; {path} is a folder. Name a file in it.")
+    existing = path if path.is_dir() else next(folder for folder in path.absolute().parents if folder.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        raise SettingsError(f"--output {path}: expected a writable folder, got {existing}. Choose another path.")
     if input.is_dir() and path.resolve().is_relative_to(input.resolve()):
         raise SettingsError(
             f"--output {path} is inside --input {input}, so it would be read as input. Choose another path."

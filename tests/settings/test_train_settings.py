@@ -132,6 +132,15 @@ def test_an_invalid_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.data.columns == {"text1": "question"}
 
 
+def test_a_mapping_of_a_settings_file_is_changed_value_by_value(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("{data: {path: x.jsonl, columns: {text1: a}}}")
+    with pytest.raises(SettingsError, match=r"--data\.columns is set by --config\. .*--data\.columns\.NAME VALUE"):
+        parse_settings(TrainSettings(), ["--config", str(path), "--data.columns", "text1", "b"])
+    found = parse_settings(TrainSettings(), ["--config", str(path), "--data.columns.text1", "b"])
+    assert found.data.columns == {"text1": "b"}
+
+
 def test_every_field_is_documented_in_the_source_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     """tyro takes the string below a field as its help text; a comment beside it would not be printed."""
     with pytest.raises(SystemExit):

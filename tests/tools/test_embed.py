@@ -261,6 +261,12 @@ def test_input_model_and_output_are_checked(tmp_path: Path, monkeypatch: pytest.
     refused(SettingsError, "--dim", "--dim", "33", model=base)
     refused(SettingsError, r"--output .* --input", input=tmp_path)
     refused(FolderError, "--output", output=tmp_path)
+    refused(SettingsError, r"--output .*in\.txt.*expected a writable folder", output=lines / "out")
+    (tmp_path / "folder.npy").mkdir()
+    refused(
+        SettingsError, r"--output must name the \.npy file .*folder\.npy is a folder", output=tmp_path / "folder.npy"
+    )
+    (tmp_path / "folder.npy").rmdir()
     monkeypatch.setenv("WORLD_SIZE", "2")
     refused(SettingsError, "--input -", input="-")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "in.txt"]

@@ -105,7 +105,22 @@ def settings_class(kind: type[Settings]) -> type[Settings]:
             ) from None
 
     made.__init__ = checked
+    for item in fields(made):
+        if is_dataclass(item.default_factory):
+            _PLACE_OF.setdefault(item.default_factory, (made, item.name))
     return cast(type[Settings], made)
+
+
+_PLACE_OF: dict[Any, tuple[Any, str]] = {}
+"""Settings class → the class that has it as a group, and the name of the group."""
+
+
+def _flag_prefix(kind: Any) -> str:
+    """Return the start of the flags of a settings class, such as `--lora.`; `--` for the settings of a command."""
+    if kind not in _PLACE_OF:
+        return "--"
+    owner, group = _PLACE_OF[kind]
+    return f"{_flag_prefix(owner)}{group}."
 
 
 def settings_from_dict(kind: type[Settings], values: object, where: str) -> Settings:
@@ -125,7 +140,7 @@ def settings_from_dict(kind: type[Settings], values: object, where: str) -> Sett
 def _explain(kind: Any, problem: Any, *, is_flag: bool = False) -> str:
     """Return an error message for a validation error of pydantic (`problem`) in the settings class `kind`.
 
-    `is_flag` is whether the message names the setting as in a flag, such as `max-length`, without the group of the flag.
+    `is_flag` is whether the message names the setting as a flag, such as `--lora.rank`.
     """
     path = [str(step) for step in problem["loc"]]
     if path and path[0].isdigit():  # a positional argument
@@ -142,7 +157,7 @@ def _explain(kind: Any, problem: Any, *, is_flag: bool = False) -> str:
     if problem["type"] == "value_error":  # raised by __post_init__ above; names the setting and the value
         return str(problem["ctx"]["error"])
     name = ".".join(path) or "settings"
-    name = name.replace("_", "-") if is_flag else name
+    name = f"{_flag_prefix(kind)}{name}".replace("_", "-") if is_flag else name
     return f"{name}: {problem['msg']}, got {problem['input']!r}."
 
 

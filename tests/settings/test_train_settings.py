@@ -122,7 +122,7 @@ def test_an_invalid_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data.fromat", "triple"], ["--data.fromat", "--data.format"]),
         (["--data.columns", "text1", "question", "answer.csv", "--seed", "1"], ["--data.columns"]),
         (["--data.where", "language", "--seed", "1"], ["--data.where"]),
-        (["--lora.rank", "-1"], ["lora: rank: ", "-1"]),
+        (["--lora.rank", "-1"], ["--lora.rank: ", "-1"]),
     ):
         with pytest.raises(SystemExit):
             parse_settings(TrainSettings(), words)

@@ -63,7 +63,7 @@ def test_other_parts_and_formats(tmp_path: Path) -> None:
 def test_wrong_settings_and_rows_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", ROWS)
     for parts in ({"train": 0.2}, {"../a": 0.2}, {"a": 0}, {"a": 0.5, "b": 0.5}):
-        with pytest.raises(SettingsError, match="parts"):
+        with pytest.raises(SettingsError, match="--parts"):
             SplitSettings(path, tmp_path / "out", parts)
     with pytest.raises(SettingsError, match="--out"):
         SplitSettings(path, tmp_path)

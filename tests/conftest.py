@@ -50,11 +50,6 @@ LONGEST = (
 pytest_plugins = ["optional_packages"]
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores, because tests wait for processes that they start."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs, unless only their tests are selected (`pytest -m gpu`): all other tests are for a CPU."""
     if config.option.markexpr != "gpu":

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -530,9 +532,30 @@ def test_the_identity_of_a_run_has_what_its_loss_and_callbacks_compute() -> None
     tenth = FunctionTerm("own", lambda embeddings, relation: 0.1 * embeddings.mean())
     fifty = FunctionTerm("own", lambda embeddings, relation: 50.0 * embeddings.mean())
     assert identity(tenth) != identity(fifty)
+    assert identity(FunctionTerm("own", loss(1.0))) == identity(FunctionTerm("own", loss(1.0)))
+    assert identity(FunctionTerm("own", loss(1.0))) != identity(FunctionTerm("own", loss(2.0))), "a captured value"
     assert identity(FunctionTerm("own", partial(spread, relation=1))) != identity(FunctionTerm("own", spread))
     assert identity(callbacks=[Counts([])]) == identity(callbacks=[Counts([1.0])])
     assert identity(callbacks=[Counts([])]) != identity(callbacks=[Counts([], limit=4)])
+
+
+def test_the_identity_of_a_run_is_the_same_in_every_process() -> None:
+    """The order of a set of texts depends on PYTHONHASHSEED."""
+    code = (
+        "from angle_llm.losses import FunctionTerm; from angle_llm.losses.terms import described\n"
+        "def own(embeddings, relation): return 'a' in {'a', 'b', 'c', 'd'}\n"
+        "print(described(FunctionTerm('own', own, needs=frozenset(['guide', 'teacher', 'text', 'group']))))"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
 
 
 def test_a_metric_that_appears_later_and_no_evaluation_at_all(common: dict[str, Any], tmp_path: Path) -> None:

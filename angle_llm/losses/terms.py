@@ -247,10 +247,16 @@ def described(value: object) -> str:
         return f"[{', '.join(map(described, value))}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {described(item)}' for key, item in value.items())}}}"
-    if value is None or isinstance(value, str | bytes | int | float | frozenset):
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(described, value)))}}}"  # its own order differs between processes
+    if value is None or isinstance(value, str | bytes | int | float):
         return repr(value)
     code: CodeType | None = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
     if code is None:
         return type(value).__qualname__
-    content = f"{code.co_code!r} {code.co_names} {described(code.co_consts)}"
+    # Values that the function captured or has as defaults: plain ones, because others may refer to the function.
+    held = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    held += getattr(value, "__defaults__", None) or ()
+    plain = [item for item in held if isinstance(item, str | int | float)]
+    content = f"{code.co_code!r} {code.co_names} {described(code.co_consts)} {plain}"
     return f"{code.co_name} {sha256(content.encode()).hexdigest()[:8]}"

@@ -13,7 +13,7 @@ rows = result.encoder.encode(["Who eats?"])
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,4 +183,4 @@ def _is_settings_dict(value: Any, kind: type) -> bool:
 
 def _measures_encoder(task: Any) -> bool:
     """Return whether an evaluation task is a function of the encoder, not data."""
-    return isinstance(task, Callable) and not hasattr(task, "column_names") and not hasattr(task, "__arrow_c_stream__")  # type: ignore[arg-type]
+    return callable(task) and not hasattr(task, "column_names") and not hasattr(task, "__arrow_c_stream__")

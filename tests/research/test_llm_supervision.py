@@ -234,10 +234,13 @@ def test_budgets_hold_for_all_runs_together(server: ChatServer, folder: Path) ->
     assert 2 <= report["requests"]["answered"] <= 8
     server.rule = lambda text, times: None
     sent = len(server.requests)
-    for _ in range(2):
-        assert make(folder, server.name, flags=f"--seed 2 {prices} --concurrency 1", out="empty.jsonl") == 1
-    assert len(server.requests) <= sent + 8, "an answer without a text is paid for once"
-    assert report_of(folder, "empty")["lines"][f"synonym by {server.name}"]["blank"] > 0
+    assert make(folder, server.name, flags=f"--seed 2 {prices} --concurrency 1", out="empty.jsonl") == 1
+    report = report_of(folder, "empty")
+    assert report["failures"] == {"the answer has no text (finish reason: stop)": len(server.requests) - sent}
+    assert report["cost"] == pytest.approx(120e-6 * (len(server.requests) - sent))
+    sent = len(server.requests)
+    assert make(folder, server.name, flags=f"--seed 2 {prices} --concurrency 1", out="empty.jsonl") == 1
+    assert len(server.requests) == sent, "answers without a text have used up the cost"
 
 
 def test_requests_stay_below_the_rate_limit(server: ChatServer, folder: Path) -> None:

@@ -336,6 +336,10 @@ def _read_set(source: Source, name: str, skipped: list[str]) -> EvaluationSet:
     Raises:
         DataError: if the source cannot be read or has no rows.
     """
+    if source.kind == "mteb":
+        raise DataError(
+            f"{source.name}: expected a file or a folder, got a task of MTEB; `angle-llm data get` writes evaluation sets"
+        )
     identity = source.files[0].identity  # a source is one file here, or all files of a split: the first identifies it
     if source.kind == "beir":
         judged = [row.values for row in source.good_rows()]

@@ -29,6 +29,7 @@ TIMEOUT = 120.0
 """Seconds to wait for an answer of a server."""
 MAX_FAILURES = 20
 """Number of consecutive failed requests after which the program stops."""
+_NO_TEXT = "the answer has no text"
 
 
 class LlmRequest(NamedTuple):
@@ -221,8 +222,8 @@ def _generate(model: Any, tokenizer: Any, requests: Sequence[LlmRequest]) -> Ans
         end = next((n for n, token in enumerate(ids) if token in model.generation_config.eos_token_id), None)
         text = tokenizer.decode(ids[:end], skip_special_tokens=True)
         new_tokens = len(ids) if end is None else end + 1
-        answer = Answer(text=text, finished=end is not None, read_tokens=count, new_tokens=new_tokens)
-        answered.append((request, answer))
+        failure = "" if text else _NO_TEXT
+        answered.append((request, Answer(text, end is not None, count, new_tokens, failure)))
     return answered
 
 
@@ -324,7 +325,7 @@ class ChatServer:
             choice = completion.choices[0]
             reason = choice.finish_reason
             text = (choice.message.content or "").encode(errors="replace").decode()
-            failure = "" if text else f"the answer has no text (finish reason: {reason})"
+            failure = "" if text else f"{_NO_TEXT} (finish reason: {reason})"
         except self._errors as error:
             failure = self._problem(error)
             if usage is None:  # such as a page of HTML

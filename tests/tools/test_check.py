@@ -155,6 +155,13 @@ def test_pairs_and_queries_of_a_beir_folder_are_found(tmp_path: Path, beir: Path
     assert found(reports(f"{beir}@test", against=[f"{beir}@test"])[0]) == {}
 
 
+def test_a_task_of_mteb_is_no_evaluation_set_for_a_comparison() -> None:
+    with pytest.raises(
+        DataError, match=r"--against: mteb:STSBenchmark: expected a file or a folder, got a task of MTEB"
+    ):
+        read_evaluation_sets(["mteb:STSBenchmark"])
+
+
 def test_evaluation_sets_with_one_name_are_all_compared(tmp_path: Path, beir: Path) -> None:
     other = tmp_path / "sets" / "second" / "beir"
     write(other / "queries.jsonl", {"_id": "t1", "text": "Where do I find the red lamp?"})

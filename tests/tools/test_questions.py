@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fake_server import Reply, Writer
 from programs import run, start
 from tiny import save_tiny_base
@@ -370,6 +371,16 @@ def test_a_local_model_answers_messages_of_any_length(tmp_path: Path) -> None:
     (answered,) = model.answer(requests)
     tokenizer = load_tokenizer(locate(str(folder)))
     assert [answer.read_tokens for _, answer in answered] == [len(message_ids(tokenizer, text)) for text in messages]
+
+
+def test_an_empty_answer_of_a_local_model_fails(tmp_path: Path) -> None:
+    folder = save_tiny_base("llama", tmp_path / "base")
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    torch.nn.init.zeros_(model.lm_head.weight)  # equal logits: only the special token 0 is generated
+    model.save_pretrained(folder)
+    local = LocalModel(f"local:{folder}", LanguageModelSettings(temperature=0, max_new_tokens=2, device="cpu"))
+    ((_, answer),) = next(local.answer([LlmRequest(0, "", "question", local.name, "A man eats.", 1, "key")]))
+    assert (answer.failure, answer.text, answer.new_tokens) == ("the answer has no text", "", 2)
 
 
 def test_an_estimate_sends_and_writes_nothing(

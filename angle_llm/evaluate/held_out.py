@@ -29,7 +29,7 @@ from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_answers, read
 from angle_llm.evaluate.sts import evaluate_defined
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
 from angle_llm.evaluate.task_files import unique_names
-from angle_llm.model.vectors import unit_rows
+from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.settings.parsing import SettingsError, need_library, settings_class, unknown_name
 from angle_llm.settings.train import DataSource, EvaluationSettings
 

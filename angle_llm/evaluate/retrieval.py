@@ -62,7 +62,7 @@ from angle_llm.evaluate.retrieval_tasks import (
     read_groups,
 )
 from angle_llm.evaluate.task_files import unique_names
-from angle_llm.model.vectors import unit_rows
+from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.settings.commands import RetrievalSettings
 
 METRIC = "exact retrieval by cosine similarity, × 100; ties go to the candidate that is not an answer"

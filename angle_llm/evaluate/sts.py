@@ -61,7 +61,7 @@ from angle_llm.evaluate.sts_tasks import (
     select_tasks,
     with_published_edits,
 )
-from angle_llm.model.vectors import unit_rows
+from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.settings.commands import StsEvalSettings
 
 if TYPE_CHECKING:

@@ -59,6 +59,7 @@ from angle_llm.model.source.tokenizer import (
     checked_length,
     warn_of_other_tokens,
 )
+from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.prompts import PromptChoice, PromptTemplate, Side, SidePrompts, load_prompts
 from angle_llm.settings.train import LoraSettings
 
@@ -378,7 +379,7 @@ class SentenceEncoder:
                 `encode_query` and `encode_document`).
         """
         rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress)
-        rows_ND = unit_rows(rows_ND) if normalize else rows_ND
+        rows_ND = unit_rows(rows_ND, np.float32) if normalize else rows_ND
         return (rows_ND, stats) if return_stats else rows_ND
 
     def encode_query(
@@ -409,8 +410,12 @@ class SentenceEncoder:
 
     @staticmethod
     def similarity(left: Rows, right: Rows) -> Rows:
-        """Return the cosines of all pairs of embeddings, (N, M) float32 for embeddings (N, D) and (M, D)."""
-        cosines: Rows = unit_rows(left) @ unit_rows(right).T
+        """Return the cosines of all pairs of embeddings, (N, M) float32 for embeddings (N, D) and (M, D).
+
+        A single embedding (D,) is a matrix (1, D). Lists and CPU tensors are embeddings too.
+        """
+        left_ND, right_MD = (unit_rows(np.atleast_2d(rows), np.float32) for rows in (left, right))
+        cosines: Rows = left_ND @ right_MD.T
         return cosines
 
     def encode_complex(
@@ -479,12 +484,6 @@ TEXTS_PLANNED = 32_768
 """Maximum number of texts that are split into micro-batches together and can share prefixes; limits the memory."""
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
-
-
-def unit_rows(rows_ND: Rows) -> Rows:
-    """Return embeddings (N, D) scaled to length 1, float32; zero embeddings stay zero."""
-    lengths_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
-    return np.asarray(rows_ND / np.where(lengths_N1 == 0, 1, lengths_N1), dtype=np.float32)
 
 
 def encode_texts(

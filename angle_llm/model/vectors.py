@@ -24,6 +24,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from angle_llm.io import FolderError, check_files
+from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.prompts import Side, SidePrompts
 from angle_llm.settings.parsing import SettingsError
 
@@ -48,14 +49,6 @@ def cosine_differences(rows_ND: Array, others_ND: Array) -> Array:
     """
     differences_N: Array = ((unit_rows(rows_ND) - unit_rows(others_ND)) ** 2).sum(axis=1) / 2
     return differences_N
-
-
-def unit_rows(rows_ND: Array) -> Array:
-    """Return rows (N, D) scaled to length 1, in float64. Zero rows stay zero; rows that are not finite become NaN."""
-    rows = rows_ND.astype(np.float64)
-    length_N1 = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit_ND: Array = rows / np.where(length_N1 == 0, 1, length_N1)
-    return unit_ND
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ from angle_llm.data.formats import DataError
 from angle_llm.data.keys import normalized
 from angle_llm.data.sources import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
-from angle_llm.model.vectors import Array, unit_rows
+from angle_llm.model.unit_vectors import unit_rows
+from angle_llm.model.vectors import Array
 from angle_llm.settings.commands import QuestionFiles, QuestionSettings
 from angle_llm.settings.parsing import SettingsError, need_library
 from angle_llm.tools.journal import Journal

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.model.vectors import VectorForm
 from angle_llm.settings.parsing import SettingsError
 
@@ -15,6 +16,14 @@ ROWS[3] = 0
 def unit(rows: np.ndarray) -> np.ndarray:
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(length, length, 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_unit_rows_have_the_requested_dtype(dtype: type[np.floating[Any]]) -> None:
+    rows = unit_rows(ROWS, dtype)
+    assert rows.dtype == dtype
+    np.testing.assert_array_equal(rows, unit(ROWS.astype(dtype)))
+    assert not rows[3].any(), "a zero row stays zero"
 
 
 def test_float32_keeps_values_and_input() -> None:

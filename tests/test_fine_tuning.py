@@ -271,6 +271,38 @@ def test_callbacks_see_all_events_and_can_stop_the_run(common: dict[str, Any], t
     assert json.loads((tmp_path / "run/result.json").read_text())["stopped"] == "test"
 
 
+class StopsAt(Callback):
+    """Stops a run at its start, or at a checkpoint."""
+
+    def __init__(self, event: str) -> None:
+        self.event = event
+
+    def on_start(self, state: TrainingState) -> None:
+        if self.event == "start":
+            state.stop("start")
+
+    def on_checkpoint(self, state: TrainingState) -> None:
+        if self.event == "checkpoint":
+            state.stop("checkpoint")
+
+
+@pytest.mark.parametrize(("event", "steps"), [("start", 1), ("checkpoint", 2)])
+def test_a_stop_before_a_step_ends_the_run_after_it(
+    common: dict[str, Any], tmp_path: Path, event: str, steps: int
+) -> None:
+    result = fine_tune(
+        data=PAIRS,
+        evaluation=GRADED,
+        callbacks=[StopsAt(event)],
+        checkpoint={"every_steps": 1},
+        run_dir=str(tmp_path / "run"),
+        epochs=2,
+        **common,
+    )
+    assert (result.steps, result.stopped) == (steps, event)
+    assert [row["step"] for row in result.metrics if "evaluation" in row] == [0, steps]
+
+
 class Interrupt(Callback):
     """Ends a run after the checkpoint of a step, as Ctrl-C twice does."""
 

@@ -218,7 +218,7 @@ class Trainer:
             self._run.log(f"budget of the checkpoint, or as set: {budget}")
         self._use(budget)
         self._step = self._resumed = progress.step
-        self._stopped = self._state.stopped = progress.stopped  # reason, equal on all ranks
+        self._state.stopped = progress.stopped
         self._learns = progress.step > 0  # whether a gradient was not 0 so far
         # Train; an error keeps the model so far.
         with (
@@ -256,10 +256,10 @@ class Trainer:
             budget=self._budget,
             used=used,
             verdict=verdict,
-            stopped=self._stopped,
+            stopped=self._state.stopped,
         )
-        if self._stopped is not None:
-            self._run.log(f"stopped after step {self._step} of {self._schedule.steps}: {self._stopped}")
+        if result.stopped is not None:
+            self._run.log(f"stopped after step {self._step} of {self._schedule.steps}: {result.stopped}")
         self._run.finish(result)
         return result
 
@@ -280,18 +280,18 @@ class Trainer:
 
         Steps are planned ahead for one token budget. If it changes, planning starts again after the current step.
         """
-        self._evaluate_and_save()
+        stops = self._evaluate_and_save()
         # One thread for the whole run: after an out-of-memory error, memory may not suffice for the stack of another.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
-            while self._step < self._schedule.steps and self._stopped is None:
+            while self._step < self._schedule.steps and not stops:
                 budget = self._budget
                 started = time.perf_counter()
                 for epoch, groups in prefetch(self._planner.steps(self._schedule.after(self._step), budget), worker):
                     # Increments `_step`; lowers `_budget` after an out-of-memory error.
                     self._take_step(epoch, groups, started, bar)
                     self._call("on_step")
-                    self._evaluate_and_save()
-                    if self._stopped is not None or self._budget != budget:  # the steps ahead are planned again
+                    stops = self._evaluate_and_save()
+                    if stops or self._budget != budget:  # the steps ahead are planned again
                         break
                     started = time.perf_counter()
 
@@ -384,7 +384,7 @@ class Trainer:
             self._encoder.model.checkpoint_activations(True)
 
     def _call(self, event: Literal["on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end"]) -> None:
-        """Call a method of all callbacks, on the first process. A stop takes effect after a step or its evaluation."""
+        """Call a method of all callbacks, on the first process; `TrainingState.stopped` is then equal on all ranks."""
         if not self._callbacks:
             return
         state = self._state
@@ -399,14 +399,14 @@ class Trainer:
             set_random_state(generators, device)
             return state.stopped
 
-        stopped = self._processes.from_main(call)
-        if event in ("on_step", "on_evaluation") and self._step > 0:
-            self._stopped = stopped
+        state.stopped = self._processes.from_main(call)
 
-    def _evaluate_and_save(self) -> None:
+    def _evaluate_and_save(self) -> bool:
         """Evaluate the encoder and write a checkpoint if the schedule has them after the current step.
 
-        After a signal, the evaluation is skipped, and a checkpoint is always written. The resumed run evaluates then.
+        Returns whether a callback stops the run after this step, with its evaluation and checkpoint. A stop at a checkpoint
+        or before step 1 is for the next step. After a signal, the evaluation is skipped, and a checkpoint is always written.
+        The resumed run evaluates then.
 
         Raises:
             Interrupted: after the checkpoint, if any rank received a signal.
@@ -416,25 +416,27 @@ class Trainer:
         model = self._model
         signal = self._signal()
         changed = step == 0 or self._learns
-        is_last = self._stopped is not None
-        if (schedule.evaluates_at(step) or is_last) and changed and not signal:
+        stops = self._state.stopped is not None and step > 0
+        if (schedule.evaluates_at(step) or stops) and changed and not signal:
             if model.evaluate(step, self._metrics):
                 self._call("on_evaluation")
+                stops = self._state.stopped is not None and step > 0
             signal = self._signal()
-        is_due = step > self._resumed and schedule.saves_at(step, stops=self._stopped is not None)
+        is_due = step > self._resumed and schedule.saves_at(step, stops=stops)
         if signal or is_due:
             self._strategy.check_replicas()
             metrics_bytes = self._metrics.bytes_on_disk()
-            budget = self._budget
+            stopped = self._state.stopped if stops else None
             path = self._checkpoints.write(
-                Progress(step, metrics_bytes, model.evaluated, model.start, model.best, budget, self._stopped)
+                Progress(step, metrics_bytes, model.evaluated, model.start, model.best, self._budget, stopped)
             )
             self._call("on_checkpoint")
             if signal:
                 self._run.log(
-                    f"checkpoint of step {step} in {path}; to resume, run the same command with --resume auto"
+                    f"checkpoint of step {step} in {path}; to resume, start again with --resume auto (in Python: resume='auto')"
                 )
                 raise Interrupted(128 + signal)
+        return stops
 
     def _signal(self) -> int:
         """Return the number of a stop signal that any rank received, equal on all ranks; 0 without a signal."""

@@ -584,11 +584,12 @@ def progress_bar(
     Args:
         done: Number of units that an earlier run completed; the rate does not count these units.
         enabled: Whether this process prints; of several processes, only the main process should print.
-        transient: Whether the bar disappears at the end. Without a terminal, lines are printed only after a minute.
+        transient: Whether the bar disappears at the end. It appears only after two seconds, in a log file after a minute.
     """
     from tqdm import tqdm  # not at the top: it reads TQDM_DISABLE on import, which the program sets for other libraries
 
     options: dict[str, Any] = {"total": total, "desc": name, "unit": unit, "initial": done, "leave": not transient}
+    options["delay"] = 2 if transient else 0
     if "ipykernel" in sys.modules and enabled:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text
@@ -597,8 +598,8 @@ def progress_bar(
             return notebook_tqdm(**options, smoothing=0.1)
     if has_terminal():
         return tqdm(**options, smoothing=0.1, disable=not enabled)
-    delay = LOG_EVERY_SECONDS if transient else 0
-    options |= {"mininterval": LOG_EVERY_SECONDS, "miniters": 1, "ncols": 0, "delay": delay, "smoothing": 0}
+    options |= {"mininterval": LOG_EVERY_SECONDS, "miniters": 1, "ncols": 0, "smoothing": 0}
+    options["delay"] = LOG_EVERY_SECONDS if transient else 0
     return tqdm(**options, file=_Lines(), disable=not enabled)
 
 

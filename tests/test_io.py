@@ -185,6 +185,17 @@ def test_a_log_gets_a_line_at_the_start_one_a_minute_and_one_at_the_end(
     assert found[-1].endswith("loss 9]")
 
 
+@pytest.mark.parametrize(("seconds", "shown"), [(1, False), (3, True)])
+def test_a_transient_bar_appears_for_long_work_only(
+    capsys: pytest.CaptureFixture[str], clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: int, shown: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_bar("encode", 2, "text", transient=True) as bar:
+        clock.now += seconds
+        bar.update()
+    assert ("encode" in capsys.readouterr().err) == shown
+
+
 def test_earlier_work_is_excluded_from_the_rate(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
     with progress_bar("embed", 1000, "row", done=900) as bar:
         clock.now += 10.0

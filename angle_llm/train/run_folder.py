@@ -105,7 +105,7 @@ class FineTuned:
                 axes.plot(steps, values, marker="o" if name == DECIDES else "", label=name.removeprefix("cosine/"))
             axes.set_xlabel("step")
             axes.set_ylabel(next(iter(self.best)) if title == "evaluation" and self.best else title)
-        axes.legend()
+        figure.legend(loc="outside right upper")
         pyplot.close(figure)  # a notebook would show it twice
         return figure
 

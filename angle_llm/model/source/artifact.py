@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -152,7 +153,9 @@ def save_parts(
 
     def fill(target: Path) -> None:
         # Otherwise peft would query the hub for a resized vocabulary.
-        backbone.save_pretrained(target, **({"save_embedding_layers": False} if is_adapted(backbone) else {}))
+        arguments = {"save_embedding_layers": False} if is_adapted(backbone) else {}
+        with _without_bars():
+            backbone.save_pretrained(target, **arguments)
         if not is_adapted(backbone):
             write_read_window(target, backbone.config)
             write_earlier_names(target)
@@ -166,6 +169,22 @@ def save_parts(
             write_library_refusal(target)
 
     write_directory(Path(folder), fill)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide the progress bars of `transformers` inside this context: a run saves its model after many evaluations."""
+    from transformers.utils import logging as transformers_logging
+
+    bars: Any = transformers_logging
+    shown = bars.is_progress_bar_enabled()
+    if shown:
+        bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
 
 
 def write_read_window(folder: Path, config: Any) -> None:

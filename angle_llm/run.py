@@ -81,7 +81,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
     ):
         raise SettingsError(
             "early stopping counts evaluations: expected evaluation.tasks, and evaluation.every_steps above 0. Set them, such as "
-            "every_steps to 100."
+            "--evaluation.every-steps 100; in Python: evaluation={'tasks': …, 'every_steps': 100}."
         )
     with Run.start(settings) as run:
         # 1. Settings, the evaluation tasks (read once, here) and the models: what can be checked before training data.

@@ -81,7 +81,7 @@ class Callback:
 
 @dataclass(frozen=True)
 class EarlyStopping(Callback):
-    """Stops a run when its evaluations no longer improve.
+    """Stops a run when its evaluations no longer improve; needs `evaluation={"tasks": …, "every_steps": 100}`.
 
     The run stops if the best value of the metric is `patience` evaluations old. A value improves if it is more than
     `least` above the best value before. The saved model is the best model in any case.

@@ -22,7 +22,7 @@ from torch import nn
 
 from angle_llm.io import json_text, write_folder, write_json
 from angle_llm.model.layers.fingerprint import weights_fingerprint
-from angle_llm.model.layers.lora import is_adapted
+from angle_llm.model.layers.lora import is_adapted, without_adapter
 from angle_llm.model.layers.quantization import QuantizationError, bits_of
 from angle_llm.model.source.backbone import BackboneLocation, load_backbone, load_tokenizer, state_sizes
 from angle_llm.model.source.checks import (
@@ -32,11 +32,12 @@ from angle_llm.model.source.checks import (
     is_saved_encoder,
     read_json,
 )
+from angle_llm.model.source.composite import COMPOSITE
 from angle_llm.model.source.dense import read_dense, write_dense
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.peft_adapter import fitted, read_peft_adapter
 from angle_llm.model.source.resolve import ModelSource
-from angle_llm.model.source.saved_adapter import LoraAdapter, read_adapter
+from angle_llm.model.source.saved_adapter import LoraAdapter, read_adapter, write_composite_names
 from angle_llm.model.source.sentence_transformers_folder import (
     SentenceTransformersFolder,
     library_prompts,
@@ -156,9 +157,12 @@ def save_parts(
         arguments = {"save_embedding_layers": False} if is_adapted(backbone) else {}
         with _without_bars():
             backbone.save_pretrained(target, **arguments)
+        composite = getattr(without_adapter(backbone), COMPOSITE, None)
         if not is_adapted(backbone):
             write_read_window(target, backbone.config)
             write_earlier_names(target)
+        elif composite is not None:
+            write_composite_names(target, composite)
         write_dense(target, dense)
         tokenizer.save_pretrained(target)
         (target / "README.md").unlink(missing_ok=True)  # the empty model card of peft

@@ -22,6 +22,7 @@ from angle_llm.model.source.checks import (
     check_model_files,
     check_states,
 )
+from angle_llm.model.source.composite import COMPOSITE, TEXT_PREFIX, Composite, text_part
 from angle_llm.settings.parsing import unknown_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -106,7 +107,8 @@ def tokenizer_config_of(location: BackboneLocation, revision: str | None = None)
 def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> Any:
     """Load a model with the `transformers` class named `kind`, such as AutoModel; check that no weights are missing.
 
-    `dtype` "auto" keeps the stored dtype; a GGUF file is then dequantized to float32. Code of a model never runs.
+    Of a composite model, only the text model is loaded (see `composite`). `dtype` "auto" keeps the stored dtype; a GGUF file
+    is then dequantized to float32. Code of a model never runs.
 
     Raises:
         ArtifactError: for a folder that cannot be opened or lacks weights, which `transformers` would set at random.
@@ -119,11 +121,14 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
     elif hasattr(transformers, "GgufConfig"):  # older versions always dequantize
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
     arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
-    if location.bidirectional:
-        arguments["config"] = load_config(location, revision)
     if location.is_local and not location.gguf_file:
         check_model_files(Path(location.name))
     with as_artifact_error(location.name), _without_load_report(), _header_read_once(location):
+        config, composite = _read_config(location, revision)
+        if composite is not None:
+            arguments["key_mapping"] = {TEXT_PREFIX: ""}
+        if composite is not None or location.bidirectional:
+            arguments["config"] = config
         model, report = getattr(transformers, kind).from_pretrained(
             location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
         )
@@ -138,6 +143,9 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
             if hasattr(owner, name):  # with this mark on dequantized weights, `save_pretrained` refuses
                 delattr(owner, name)
         model.is_quantized = False
+    if composite is not None:
+        model._weight_conversions = None  # otherwise `save_pretrained` gives tensors the names in the composite model
+        setattr(model, COMPOSITE, composite)
     return model
 
 
@@ -214,15 +222,25 @@ def use_capped_attention(backbone: Any) -> None:
 
 
 def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
-    """Load the configuration of a backbone from config.json, or from the header of a GGUF file."""
+    """Load the configuration of a backbone from config.json, or from the header of a GGUF file.
+
+    Raises:
+        ArtifactError: for a composite model whose text model cannot be opened (see `composite.text_part`).
+    """
+    return _read_config(location, revision)[0]
+
+
+def _read_config(location: BackboneLocation, revision: str | None) -> tuple[Any, Composite | None]:
+    """Return the configuration of a backbone, and the composite model if the backbone is its text model."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(location.name, revision=revision, trust_remote_code=False, **location.arguments)
     if location.gguf_file is not None:
         config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
+    config, composite = text_part(config, location.name)
     if location.bidirectional:
         config.get_text_config().is_causal = False
-    return config
+    return config, composite
 
 
 def is_made_bidirectional(backbone: nn.Module) -> bool:
@@ -303,8 +321,9 @@ def probes_as_causal(backbone: nn.Module) -> bool:
 def state_sizes(backbone: nn.Module) -> tuple[int, int]:
     """Return the number of dimensions of hidden states after the last layer, and between layers.
 
-    The two numbers differ in OPT-350m only.
+    The two numbers differ in OPT-350m and EmbeddingGemma 2.
     """
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     between: int = config.hidden_size
-    return getattr(config, "word_embed_proj_dim", None) or between, between
+    after = getattr(config, "word_embed_proj_dim", None) or getattr(config, "embedding_dim", None)
+    return after or between, between

@@ -7,6 +7,7 @@ error, because a merge would ignore it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from angle_llm.io import sha256_of
+from angle_llm.io import sha256_of, write_json
 from angle_llm.model.layers.fused_lora import use_fused_lora
 from angle_llm.model.layers.lora import LoraUpdate, is_transposed, peft_model, quiet_peft
 from angle_llm.model.source.checks import ArtifactError, as_artifact_error, check_settings, read_json
+from angle_llm.model.source.composite import Composite, text_name
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -45,7 +47,7 @@ class LoraAdapter:
     """The contents of a saved adapter: an update for every adapted layer, and the configuration."""
 
     updates: dict[str, LoraUpdate]
-    """Path of a layer in the backbone → update of its weight."""
+    """Path of a layer in the backbone (also of an adapter for a composite model) → update of its weight."""
     sha256: str
     """SHA-256 of the file `adapter_model.safetensors`."""
     config: dict[str, Any]
@@ -169,12 +171,32 @@ def read_adapter(folder: Path) -> LoraAdapter:
                 f"{file}: the update of {path} is incomplete, is not finite, or does not have the rank {rank} of {CONFIG_NAME}. "
                 "Save the adapter again."
             )
-        updates[path] = LoraUpdate(a_RI, b_OR, scaling, magnitude_O)
+        updates[text_name(path)] = LoraUpdate(a_RI, b_OR, scaling, magnitude_O)
     # All tensors must belong to an update.
     if tensors or not updates:
         odd = min(tensors, default="no update")
         raise ArtifactError(f"{file} contains {odd}; expected updates of linear layers alone. Save the adapter again.")
     return LoraAdapter(updates, sha256_of(file), config)
+
+
+def write_composite_names(folder: Path, composite: Composite) -> None:
+    """Rewrite a saved adapter of a text model with the layer names of the composite model that the text model is part of.
+
+    `AutoPeftModel` of peft then opens the composite model with this adapter, and vLLM applies it to the composite model.
+    vLLM would ignore the names of the text model without an error.
+    """
+    from safetensors.torch import load_file, save_file
+
+    file = folder / WEIGHTS_NAME
+    root = f"{_ROOT}{composite.path}."
+    tensors = {root + key.removeprefix(_ROOT): tensor for key, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    changes = {
+        "auto_mapping": {"base_model_class": composite.model_class, "parent_library": "transformers"},
+        "task_type": None,  # `AutoPeftModel` refuses a task
+        "exclude_modules": rf"(?!{re.escape(composite.path)}\.).*",  # the names of the targets are also in the towers
+    }
+    write_json(folder / CONFIG_NAME, read_json(folder / CONFIG_NAME) | changes)
 
 
 def _scaling(config: dict[str, Any]) -> float:

@@ -19,6 +19,7 @@ from angle_llm.model.layers.fingerprint import fingerprint_of, weights_fingerpri
 from angle_llm.model.layers.lora import is_transposed
 from angle_llm.model.layers.quantization import bits_of, check_bits, dequantize, quantize
 from angle_llm.model.source.backbone import BackboneLocation, empty_backbone, load_backbone, load_config, torch_dtype
+from angle_llm.model.source.composite import text_name
 
 _PLAIN = {"F32", "BF16", "F16", "I64", "I32", "BOOL"}
 """Names of safetensors dtypes whose values need no unpacking."""
@@ -110,20 +111,23 @@ def _streamed(
         return None
 
     opened: list[Any] = [safe_open(path, framework="pt") for path in files]
-    holder = {key: file for file in opened for key in file.keys()}  # noqa: SIM118  # no mapping
+    # Names as in the text model, if the files contain a composite model.
+    holder = {text_name(key): (file, key) for file in opened for key in file.keys()}  # noqa: SIM118  # no mapping
     key_of: dict[str, str] = {}
     for name, needed in skeleton.state_dict().items():
         # A model with a head stores the tensors of the backbone under its prefix, `model.` or `bert.`.
         keys = [key for key in (name, f"{skeleton.base_model_prefix}.{name}") if key in holder]
         if len(keys) != 1:
             return None
-        stored = holder[keys[0]].get_slice(keys[0])
+        file, key = holder[keys[0]]
+        stored = file.get_slice(key)
         if tuple(stored.get_shape()) != tuple(needed.shape) or stored.get_dtype() not in _PLAIN:
             return None
         key_of[name] = keys[0]
 
     def read(name: str) -> Tensor:
-        tensor: Tensor = holder[key_of[name]].get_tensor(key_of[name])
+        file, key = holder[key_of[name]]
+        tensor: Tensor = file.get_tensor(key)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     return BaseWeights(skeleton.eval(), read, dtype, bits, streamed=True)

@@ -2,7 +2,7 @@
 
 A template has exactly one `{text}`. The text is inserted literally: braces, quotes, format fields and names of special
 tokens in the text stay text. A text is embedded as a query or as a document; queries and documents can have different
-prompts.
+prompts. A template can have `{instruction}` before `{text}`; a text without an instruction gets the default of the prompt.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -20,6 +20,7 @@ from angle_llm.io import plain
 from angle_llm.settings.parsing import SettingsError, bundled_files, settings_class, settings_from_dict, unknown_name
 
 PLACEHOLDER = "{text}"
+INSTRUCTION = "{instruction}"
 Side: TypeAlias = Literal["query", "document"]
 SIDES: tuple[Side, ...] = get_args(Side)
 
@@ -41,13 +42,14 @@ class PromptTemplate:
     Two prompts give equal token ids for every text exactly if their `fingerprint` is equal.
 
     Raises:
-        SettingsError: if the template does not have exactly one `{text}`, or for a value of another type.
+        SettingsError: if the template does not have exactly one `{text}` and at most one `{instruction}` before it, for an
+            instruction without its place or a place without an instruction, or for a value of another type.
     """
 
     name: str
     """Short name of the prompt; also the name of the YAML file."""
     template: str
-    """The text of the prompt, with exactly one `{text}`."""
+    """The text of the prompt, with exactly one `{text}`, and optionally `{instruction}` before it."""
     description: str = ""
     """Purpose of the prompt, in one sentence."""
     source: str = ""
@@ -67,6 +69,8 @@ class PromptTemplate:
 
     The token is kept when a text is cut. None: no token is appended.
     """
+    instruction: str = ""
+    """Instruction of texts without one of their own; required if the template has `{instruction}`."""
 
     def __post_init__(self) -> None:
         count = self.template.count(PLACEHOLDER)
@@ -75,14 +79,41 @@ class PromptTemplate:
                 f"prompt {self.name!r}: expected exactly one {PLACEHOLDER} in the template, got {count}: {self.template!r}. "
                 f"Write {PLACEHOLDER} once, where the text is inserted."
             )
+        if self.template.count(INSTRUCTION) > 1 or INSTRUCTION in self.tail:
+            raise SettingsError(
+                f"prompt {self.name!r}: expected {INSTRUCTION} at most once, before {PLACEHOLDER}; got {self.template!r}."
+            )
+        if self.takes_instruction != bool(self.instruction.strip()):
+            raise SettingsError(
+                f"prompt {self.name!r}: expected {INSTRUCTION} in the template and a default `instruction`, or neither; got "
+                f"the template {self.template!r} and the instruction {self.instruction!r:.80}."
+            )
         for edit in self.edits:
             if edit not in TEXT_EDITS:
                 raise SettingsError(f"prompt {self.name!r}: {unknown_name('text edit', edit, TEXT_EDITS)}")
 
     @property
+    def takes_instruction(self) -> bool:
+        """Whether the template has the placeholder `{instruction}`."""
+        return INSTRUCTION in self.template
+
+    def with_instruction(self, instruction: str) -> PromptTemplate:
+        """Return the prompt with another default instruction.
+
+        Raises:
+            SettingsError: for a blank instruction, or if the template has no `{instruction}`.
+        """
+        if not self.takes_instruction:
+            raise SettingsError(
+                f"prompt {self.name!r} has no {INSTRUCTION} for the instruction {instruction!r:.80}. Omit the instruction, or "
+                "choose another prompt, such as e5_mistral_query."
+            )
+        return replace(self, instruction=instruction)
+
+    @property
     def head(self) -> str:
-        """Text of the template before the placeholder `{text}`."""
-        return self.template.partition(PLACEHOLDER)[0]
+        """Text of the template before the placeholder `{text}`, with the default instruction."""
+        return self.template.partition(PLACEHOLDER)[0].replace(INSTRUCTION, self.instruction)
 
     @property
     def tail(self) -> str:
@@ -101,16 +132,18 @@ class PromptTemplate:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the prompt fields that affect token ids: `template`, `edits`, `tokenization` and `append`."""
-        appended = [] if self.append is None else [self.append]
+        """SHA-256 of the prompt fields that affect token ids: `template`, `edits`, `tokenization`, `append`, `instruction`."""
+        appended: list[Any] = [] if self.append is None else [self.append]
+        appended += [{"instruction": self.instruction}] if self.takes_instruction else []
         content = json.dumps([self.template, self.edits, self.tokenization, *appended], ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the prompt as plain values, for JSON and YAML; `from_dict` reads them."""
         values: dict[str, Any] = plain(self)
-        if self.append is None:  # earlier versions refuse the key
-            del values["append"]
+        for name in ("append", "instruction"):
+            if not values[name]:  # earlier versions refuse the key
+                del values[name]
         return values
 
     @classmethod
@@ -142,6 +175,14 @@ class SidePrompts:
     def of(self, side: Side) -> PromptTemplate:
         """Return the prompt of queries or of documents."""
         return self.query if side == "query" else self.document
+
+    def with_instruction(self, instruction: str) -> SidePrompts:
+        """Return the prompts with another default instruction of queries; one prompt for all texts stays one prompt.
+
+        Raises the errors of `PromptTemplate.with_instruction`.
+        """
+        query = self.query.with_instruction(instruction)
+        return SidePrompts(query, self.document if self.differ else query)
 
     @property
     def name(self) -> str:

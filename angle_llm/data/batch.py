@@ -22,12 +22,13 @@ class TextBatch:
 
     A text that occurs five times in a batch is one entry of `texts`: it is encoded once and is never its own negative.
     A pair may consist of the same text twice (`left == right`), and the same pair may occur more than once. A text with
-    two prompts has two entries, for example as a query and as a document, or in two datasets.
+    two prompts or two instructions has two entries, for example as a query and as a document, or in two datasets.
 
-    `texts` and `prompts` have N entries; `left`, `right`, `score`, `group` and `teacher` have P entries.
+    `texts`, `prompts` and `instructions` have N entries; `left`, `right`, `score`, `group` and `teacher` have P entries.
 
     Raises:
-        ValueError: as in `Relation`, if a row number is outside of `texts`, or if a text occurs twice with the same prompt.
+        ValueError: as in `Relation`, if a row number is outside of `texts`, or if a text occurs twice with the same prompt and
+            instruction.
     """
 
     texts: list[str]
@@ -40,6 +41,8 @@ class TextBatch:
     """(P,) float32: similarity of each pair, from 0 (unrelated) to 1 (same meaning)."""
     prompts: list[int] = field(default_factory=list)
     """Prompt of each text, as an index into the list of prompts of the training run; empty means 0 for all texts."""
+    instructions: list[str | None] = field(default_factory=list)
+    """Instruction of each text; None: the default of its prompt. Empty: None for all texts."""
     group: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """(P,) int64: number of the training example that contains each pair; empty means one pair per example."""
     teacher: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
@@ -47,11 +50,12 @@ class TextBatch:
 
     def __post_init__(self) -> None:
         self.prompts = self.prompts or [0] * len(self.texts)
+        self.instructions = self.instructions or [None] * len(self.texts)
         pairs = len(self.left)
         self.group = self.group if len(self.group) else torch.arange(pairs)
         self.teacher = self.teacher if len(self.teacher) else torch.full((pairs,), torch.nan)
         Relation(self.left, self.right, self.score, self.group, self.teacher).check_rows(len(self.texts))
-        if len(set(zip(self.prompts, self.texts, strict=True))) != len(self.texts):
+        if len(set(zip(self.prompts, self.instructions, self.texts, strict=True))) != len(self.texts):
             raise ValueError("TextBatch.texts must be unique; use TextBatch.from_examples")
 
     def __len__(self) -> int:
@@ -70,31 +74,36 @@ class TextBatch:
             Group           (query, positive, 1) for each positive, then (query, negative, 0) for each negative
 
         `prompts` has two prompt indices for each example: the prompt of the first text of its pairs (the query) and the
-        prompt of the second text (the document). Without examples the batch is empty (N = P = 0).
+        prompt of the second text (the document). If they are equal, the instruction of an example is used for all its texts,
+        unless it has an instruction for documents. Without examples the batch is empty (N = P = 0).
 
         `group` has the index of the example of each pair, and `teacher` its teacher score; NaN without a teacher.
         """
-        row_of: dict[tuple[int, str], int] = {}
+        row_of: dict[tuple[int, str | None, str], int] = {}
         pairs: list[tuple[int, int, float, int]] = []
         teacher: list[float] = []
 
-        def row(prompt: int, text: str) -> int:
-            return row_of.setdefault((prompt, text), len(row_of))
+        def row(prompt: int, instruction: str | None, text: str) -> int:
+            return row_of.setdefault((prompt, instruction, text), len(row_of))
 
         prompts = prompts or [(0, 0)] * len(examples)
         for number, (example, (query_prompt, document_prompt)) in enumerate(zip(examples, prompts, strict=True)):
             pairs_of_example = pairs_of(example)
+            query = (query_prompt, example.instruction)
+            shared = example.instruction if query_prompt == document_prompt else None
+            document = (document_prompt, example.document_instruction or shared)
             for left, right, score in pairs_of_example:
-                pairs.append((row(query_prompt, left), row(document_prompt, right), score, number))
+                pairs.append((row(*query, left), row(*document, right), score, number))
             scores = example.scores if isinstance(example, Group) else None
             teacher += [math.nan] * len(pairs_of_example) if scores is None else scores
         left_P, right_P, score_P, group_P = zip(*pairs, strict=True) if pairs else ((), (), (), ())
         return cls(
-            texts=[text for _, text in row_of],
+            texts=[text for _, _, text in row_of],
             left=torch.tensor(left_P, dtype=torch.int64),
             right=torch.tensor(right_P, dtype=torch.int64),
             score=torch.tensor(score_P, dtype=torch.float32),
-            prompts=[prompt for prompt, _ in row_of],
+            prompts=[prompt for prompt, _, _ in row_of],
+            instructions=[instruction for _, instruction, _ in row_of],
             group=torch.tensor(group_P, dtype=torch.int64),
             teacher=torch.tensor(teacher, dtype=torch.float32),
         )

@@ -24,6 +24,9 @@ such as `query` and `answer`. The detected format is the format whose required f
 | `premise hypothesis label` | NLI, **0 entailment, 1 neutral, 2 contradiction** | AllNLI `pair-class`, SNLI and MNLI on the hub |
 | `sentence1 sentence2 gold_label` | NLI | SNLI and MNLI as released |
 
+Every format also takes `instruction`, the instruction of the first text for a prompt with `{instruction}`, and
+`document_instruction` for the second text; in a group, `prompt` (FlagEmbedding) is an instruction too.
+
 A group has a query, a list of positives and a list of negatives; the list of negatives may be empty or missing. An item
 of a list is a text, or an object with `text` and optionally `title`; a single text is read as a list with one item.
 Teacher scores are a list of numbers on any scale, positives first, or a list for the positives and a list for the
@@ -45,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from angle_llm.data.formats import FORMATS, NUMBERED_NEGATIVE, SINGLE_TEXTS, DataError, nearest
+from angle_llm.data.formats import FORMATS, INSTRUCTIONS, NUMBERED_NEGATIVE, SINGLE_TEXTS, DataError, nearest
 from angle_llm.data.keys import printable
 from angle_llm.settings.parsing import unknown_name
 
@@ -74,6 +77,8 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "scores": ("scores", "score", "label", "labels"),
     "positive_scores": ("positive_scores", "pos_scores"),
     "negative_scores": ("negative_scores", "neg_scores"),
+    "instruction": ("instruction",),
+    "document_instruction": ("document_instruction",),
 }
 """Field of a data format → column names that are recognized as this field without a mapping.
 
@@ -125,6 +130,9 @@ def resolve_format(
     column_of = {}
     for field in fields:
         possible = _candidates(field, mapping, columns)
+        if field in INSTRUCTIONS and field not in mapping:  # a mapping can read `instruction` and `prompt` as texts
+            possible += ["prompt"] if (field, name) == ("instruction", "group") and "prompt" in columns else []
+            possible = [column for column in possible if column not in mapping.values()]
         if not possible and field not in required:
             continue
         if len(possible) > 1:
@@ -154,7 +162,7 @@ def fields_of(name: str, mapping: Mapping[str, str], columns: Sequence[str]) -> 
     """
     format = FORMATS[name]
     numbered = dict.fromkeys(filter(NUMBERED_NEGATIVE.fullmatch, (*mapping, *columns))) if name == "group" else ()
-    return (*format.fields, *format.optional, *numbered)
+    return (*format.fields, *format.optional, *numbered, *(INSTRUCTIONS if name != "text" else ()))
 
 
 def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) -> list[str]:

@@ -169,7 +169,8 @@ class ExampleReader:
             fields["label"] = label_word(fields.get("label"), labels)
             if (number := str(fields["label"]).strip()).isdecimal() and number not in labels:
                 raise RowError(f"label is {number}, expected a number from 0 to {len(labels) - 1}: {', '.join(labels)}")
-        return FORMATS[self.format].read(fields, self.settings.score_range)
+        result = FORMATS[self.format].read(fields, self.settings.score_range)
+        return result if isinstance(result, Dropped) else result.with_instructions(fields)
 
     def is_wanted(self, row: Values) -> bool:
         """Return whether a row (column → value) passes the row filter `settings.where`."""
@@ -387,7 +388,7 @@ def _store_name(settings: DataSource, source: Source) -> str:
     `shuffle_seed`.
     """
     reading = asdict(replace(settings, limit=None, shuffle_seed=None))
-    content = json.dumps([3, *source.identity, reading], sort_keys=True)
+    content = json.dumps([4, *source.identity, reading], sort_keys=True)
     name = re.sub(r"[^\w.-]", "-", settings.path)[-40:]
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 

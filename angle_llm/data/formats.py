@@ -12,15 +12,42 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 from angle_llm.objective import POSITIVE_ABOVE as POSITIVE_ABOVE
 
+INSTRUCTIONS = ("instruction", "document_instruction")
+"""Fields of every format except `text` that may be missing in a row."""
+_Kind = TypeVar("_Kind", bound="Instructed")
 
-@dataclass(frozen=True, slots=True)
-class ScoredPair:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instructed:
+    """The instructions of a training example for its prompts; None: the default instruction of the prompt."""
+
+    instruction: str | None = None
+    """Instruction for the first text of each pair (the query); for all texts if queries and documents have one prompt."""
+    document_instruction: str | None = None
+    """Instruction for the second text of each pair (the document)."""
+
+    def __repr__(self) -> str:
+        """Return the fields, without instructions that are None; digests of examples depend on it."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        shown = (f"{name}={value!r}" for name, value in values.items() if name not in INSTRUCTIONS or value is not None)
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
+    def with_instructions(self: _Kind, row: Values) -> _Kind:
+        """Return the example with the instructions in the fields of its row; a missing or blank value is None."""
+        if "instruction" not in row and "document_instruction" not in row:
+            return self
+        instruction, document = (None if _is_blank(row.get(name)) else read_text(row, name) for name in INSTRUCTIONS)
+        return replace(self, instruction=instruction, document_instruction=document)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ScoredPair(Instructed):
     """Two texts and their similarity, from 0 (unrelated) to 1 (same meaning)."""
 
     left: str
@@ -28,16 +55,16 @@ class ScoredPair:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class PositivePair:
+@dataclass(frozen=True, slots=True, repr=False)
+class PositivePair(Instructed):
     """Two texts that belong together, such as a question and its answer."""
 
     left: str
     right: str
 
 
-@dataclass(frozen=True, slots=True)
-class Triple:
+@dataclass(frozen=True, slots=True, repr=False)
+class Triple(Instructed):
     """An anchor text, a positive that belongs to the anchor, and a hard negative."""
 
     anchor: str
@@ -45,8 +72,8 @@ class Triple:
     negative: str
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+@dataclass(frozen=True, slots=True, repr=False)
+class Group(Instructed):
     """A query with one positive or more, and any number of hard negatives; no text is both positive and negative."""
 
     query: str
@@ -366,16 +393,19 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
 def pair_by_premise(pairs: Iterable[Example]) -> list[Triple]:
     """Combine NLI pairs to triples: premise, k-th entailed hypothesis, k-th contradicted hypothesis of the premise.
 
+    Premises with different instructions are different premises.
+
     Hypotheses of a premise are counted in file order. A pair is used at most once; surplus pairs of a label are not
     used. Triples are in the order in which their premises first occur.
     """
-    labelled: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    labelled: dict[tuple[str, str | None, str | None], tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for pair in pairs:
         assert isinstance(pair, ScoredPair)
-        labelled[pair.left][0 if pair.score == 1.0 else 1].append(pair.right)
+        key = (pair.left, pair.instruction, pair.document_instruction)
+        labelled[key][0 if pair.score == 1.0 else 1].append(pair.right)
     return [
-        Triple(premise, entailed, contradicted)
-        for premise, (positives, negatives) in labelled.items()
+        Triple(premise, entailed, contradicted, instruction=instruction, document_instruction=document_instruction)
+        for (premise, instruction, document_instruction), (positives, negatives) in labelled.items()
         for entailed, contradicted in zip(positives, negatives, strict=False)
     ]
 

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ class StoredExamples(Sequence[Example]):
         self.digest: str = written["digest"]
         reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(folder / "examples.arrow")))
         self._kind = _KINDS[reader.schema.metadata[b"kind"].decode()]
+        self._names = reader.schema.names
         self._columns = reader.read_all().columns
         self._order = order
         if order is not None:
@@ -89,8 +91,10 @@ class StoredExamples(Sequence[Example]):
 
     def __getitem__(self, index: int) -> Example:  # type: ignore[override]  # no slices
         row = index if self._order is None else int(self._order[index])
-        values = (column[row].as_py() for column in self._columns)
-        return self._kind(*(tuple(value) if isinstance(value, list) else value for value in values))
+        values = {name: column[row].as_py() for name, column in zip(self._names, self._columns, strict=True)}
+        return self._kind(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        )
 
 
 def write_store(folder: Path, examples: Iterable[Example], account: Callable[[], dict[str, Any]]) -> StoredExamples:
@@ -116,7 +120,8 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
             "positives": pyarrow.list_(text), "negatives": pyarrow.list_(text),
         }  # fmt: skip
         schema = pyarrow.schema(
-            [(name, types.get(name, text)) for name in example_class.__slots__], {"kind": example_class.__name__}
+            [(item.name, types.get(item.name, text)) for item in fields(example_class)],
+            {"kind": example_class.__name__},
         )
         with pyarrow.ipc.new_file(str(target / "examples.arrow"), schema) as writer:
             while batch := list(islice(rows, _ROWS_PER_BATCH)):

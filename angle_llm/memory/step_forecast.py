@@ -190,10 +190,12 @@ def _longest_text(planner: BatchPlanner) -> int:
     searched = range(0, len(data), max(1, len(data) // SEARCHED_EXAMPLES))
 
     def characters(index: int) -> int:
-        return max(max(len(left), len(right)) for left, right, _ in pairs_of(data[index]))
+        example = data[index]
+        instruction = max(len(example.instruction or ""), len(example.document_instruction or ""))
+        return instruction + max(max(len(left), len(right)) for left, right, _ in pairs_of(example))
 
     batch = planner.batch(heapq.nlargest(LONGEST_TEXTS, searched, key=characters))
-    return max(map(len, planner.tokenize(batch.texts, batch.prompts)))
+    return max(map(len, planner.tokenize(batch)))
 
 
 def product_weights(backbone: nn.Module) -> int:

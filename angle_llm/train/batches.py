@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from angle_llm.data.batch import TextBatch
-from angle_llm.data.formats import pairs_of
+from angle_llm.data.formats import INSTRUCTIONS, DataError, pairs_of
 from angle_llm.data.mixture import Mixture
 from angle_llm.data.order import Draws
 from angle_llm.losses import MixedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.model.text_vectors import PrecomputedVectors
-from angle_llm.prompts import SIDES
+from angle_llm.prompts import INSTRUCTION, SIDES
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.token_budget import TokenBudget
 
@@ -168,12 +168,15 @@ class BatchPlanner:
             losses: one loss per dataset of `data`.
             world_size: number of processes that share the micro-batches.
             vectors: vectors of the training texts from a guide or teacher encoder, by field of `Relation`.
+
+        Raises:
+            DataError: for an instruction that leaves no token for a text.
         """
         self._vectors = vectors or {}
         self.encoder, self.data, self.losses, self.world_size = encoder, data, losses, world_size
         encoders = [encoder if dataset.prompt is None else encoder.with_prompt(dataset.prompt) for dataset in data.sets]
         tokenizers = {
-            set_encoder.prompts.of(side).fingerprint: set_encoder.for_side(side).tokenize
+            set_encoder.prompts.of(side).fingerprint: set_encoder.for_side(side).tokenizers.selected
             for set_encoder in (encoder, *encoders)
             for side in SIDES
         }
@@ -191,6 +194,36 @@ class BatchPlanner:
         ]
         self._first_set_with_same_loss = np.array([keys.index(key) for key in keys])
         """Number of the first dataset with the same loss and prompts, for each dataset."""
+        self.warnings = self._check_instructions()
+        """Messages about instructions in the data that no prompt uses."""
+
+    def _check_instructions(self) -> list[str]:
+        """Return messages about datasets with instructions that a prompt has no place for.
+
+        Raises `DataError` for an instruction that leaves no token for a text, with the query of its first example.
+        """
+        messages: dict[str, None] = {}
+        for dataset, numbers in zip(self.data.sets, self.prompts, strict=True):
+            if dataset.report is not None and not dataset.report.columns.keys() & set(INSTRUCTIONS):
+                continue  # without reading the examples
+            query_of: dict[tuple[int, str | None], str] = {}  # prompt number and instruction → first query
+            for example in dataset.examples:
+                for key in zip(numbers, (example.instruction, example.document_instruction), strict=True):
+                    query_of.setdefault(key, pairs_of(example)[0][0])
+            for (number, instruction), query in query_of.items():
+                sentences = self._tokenizers[number]
+                if instruction is not None and not sentences.prompt.takes_instruction:
+                    messages[
+                        f"{dataset.name}: its instructions are not used, because prompt {sentences.prompt.name!r} has no "
+                        f"{INSTRUCTION}. Choose another --model.prompt: `query e5_mistral_query document plain_eos`."
+                    ] = None
+                elif instruction is not None:
+                    try:
+                        sentences.with_instruction(instruction)
+                    except ValueError as error:
+                        row = f"instruction {instruction!r:.80} of the query {query!r:.80}"
+                        raise DataError(f"{dataset.name}: {row}: {error}") from None
+        return list(messages)
 
     def sets_without_pairs(self) -> Iterator[str]:
         """Yield the names of datasets from which nothing can be learned, because every pair is a text with itself.
@@ -221,12 +254,15 @@ class BatchPlanner:
         prompts = [self.prompts[self.data.set_of(index)] for index in indices]
         return TextBatch.from_examples([self.data[index] for index in indices], prompts)
 
-    def tokenize(self, texts: Sequence[str], prompts: Sequence[int]) -> list[list[int]]:
-        """Return the token ids of each text inside its prompt; `prompts` has a prompt number per text."""
-        ids: list[list[int]] = [[] for _ in texts]
-        for prompt in set(prompts):
-            positions = [position for position, number in enumerate(prompts) if number == prompt]
-            ids_of_prompt = self._tokenizers[prompt]([texts[position] for position in positions])
+    def tokenize(self, batch: TextBatch) -> list[list[int]]:
+        """Return the token ids of each text of a batch inside its prompt, with its instruction if the prompt takes one."""
+        ids: list[list[int]] = [[] for _ in batch.texts]
+        for prompt in set(batch.prompts):
+            sentences = self._tokenizers[prompt]
+            positions = [position for position, number in enumerate(batch.prompts) if number == prompt]
+            texts = [batch.texts[position] for position in positions]
+            instructions = [batch.instructions[position] for position in positions]
+            ids_of_prompt = sentences(texts, 0, instructions if sentences.prompt.takes_instruction else ())
             for position, text_ids in zip(positions, ids_of_prompt, strict=True):
                 ids[position] = text_ids
         return ids
@@ -238,7 +274,7 @@ class BatchPlanner:
         the group. A single batch with more tokens is its own group and is encoded twice (gradient caching). So grouping
         never causes a batch to be encoded twice. The result depends on token ids, budget and number of ranks only.
         """
-        ids = [self.tokenize(planned.batch.texts, planned.batch.prompts) for planned in batches]
+        ids = [self.tokenize(planned.batch) for planned in batches]
         head = self.encoder.model.head
         ids = [head.input_ids(texts, batch.epoch) for texts, batch in zip(ids, batches, strict=True)]
         groups: list[PlannedGroup] = []
@@ -276,7 +312,7 @@ class BatchPlanner:
         """
         some = self.batch(range(min(DIGEST_EXAMPLES, len(self.data))))
         encoder = self.encoder
-        values = (encoder.layouts, encoder.pooling, encoder.pad_id, self.tokenize(some.texts, some.prompts))
+        values = (encoder.layouts, encoder.pooling, encoder.pad_id, self.tokenize(some))
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
     def _batch(self, indices: list[int], epoch: int) -> PlannedBatch:

@@ -164,6 +164,8 @@ class Trainer:
         self._encoder = encoder
         self._budget = budget or default_budget(settings)
         self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, vectors)
+        for warning in self._planner.warnings:
+            run.log(f"warning: {warning}")
         for name in self._planner.sets_without_pairs():
             raise TrainingError(
                 f"{name}: expected pairs of two different texts, got rows that all pair a text with itself: nothing can be "

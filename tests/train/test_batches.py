@@ -67,7 +67,9 @@ def test_each_text_is_formatted_with_its_own_prompt() -> None:
     texts = TextBatch.from_examples(TRIPLES[:1]).texts
     assert made.batch([0, 1]).texts == texts
     assert made.batch([0, 2]).texts == texts * 2
-    assert made.tokenize(["Hi", "Ho", "Hi"], [1, 0, 0]) == [*plain(["Hi"]), *encoder.tokenize(["Ho", "Hi"])]
+    nothing = torch.empty(0, dtype=torch.int64)
+    mixed = TextBatch(["Hi", "Ho", "Hi"], nothing, nothing, torch.empty(0), prompts=[1, 0, 0])
+    assert made.tokenize(mixed) == [*plain(["Hi"]), *encoder.tokenize(["Ho", "Hi"])]
     assert made.digest() == planner(encoder, sets).digest() != planner(encoder, sets[:1]).digest()
 
 

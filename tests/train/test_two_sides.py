@@ -112,7 +112,7 @@ def test_datasets_with_prompts_of_their_own() -> None:
         (0, "Who eats?"), (1, "A man eats."), (2, "Who eats?"), (2, "A man eats."), (3, "A man eats."),
     ]  # fmt: skip
     plain = encoder.with_prompt("plain").tokenize(["Who eats?"])
-    assert made.tokenize(batch.texts, batch.prompts)[2] == plain[0]
+    assert made.tokenize(batch)[2] == plain[0]
     # Texts of datasets with other prompts are no negatives: the loss is the mean of the losses of the parts.
     parts = [step(made, [at, at + 1]) for at in (0, 2, 4)]
     loss, gradients, _, _ = step(made, [0, 1, 2, 3, 4, 5])

@@ -5,9 +5,11 @@ Only the text is truncated. Names of special tokens in a text, such as `</s>`, a
 
 from __future__ import annotations
 
+import copy
 import re
 import string
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -177,20 +179,43 @@ class SentenceTokenizer:
         self.prompt = prompt
         self.max_length = max_length
         self.special_tokens = find_special_tokens(tokenizer)
+        names = [name for name in tokenizer.all_special_tokens if prompt.takes_instruction and name in prompt.template]
+        if names:
+            raise ValueError(
+                f"prompt {prompt.name!r} has special tokens of the tokenizer: {', '.join(names)}. They would be read as plain "
+                "text, unlike in sentence-transformers, which gives other vectors. Choose another prompt."
+            )
         template = _joined if prompt.tokenization == "joined" else _segments
         self.template = template(tokenizer, prompt)
         if prompt.append == "eos":
             self.template = self.template._replace(after=[*self.template.after, *self._end_of_sequence()])
+        self._set_lengths()
+
+    def _set_lengths(self) -> None:
+        """Set the maximum number of tokens of a text; raise `ValueError` if `max_length` is too small for the prompt."""
+        tokenizer, prompt, max_length = self.tokenizer, self.prompt, self.max_length
         before, head, merge_span, after = self.template
         special = len(self.special_tokens.before) + len(self.special_tokens.after)
         overhead = len(before) + sum(map(len, plain_ids(tokenizer, [head, merge_span]))) + len(after)
         if max_length - special <= overhead:
             raise ValueError(
                 f"max_length {max_length} is too small for a text: prompt {prompt.name!r} takes {overhead} tokens and special "
-                f"tokens {special}. Raise max_length, or choose a shorter prompt."
+                f"tokens {special}. Raise max_length, or choose a shorter prompt or instruction."
             )
         self._text_tokens = max_length - special - len(before) - len(after)
         (self._textless_ids,) = self._apply([""])
+
+    def with_instruction(self, instruction: str) -> SentenceTokenizer:
+        """Return a tokenizer with another instruction in the prompt. Raises `ValueError` if the instruction is too long."""
+        sentences = copy.copy(self)
+        prompt = sentences.prompt = self.prompt.with_instruction(instruction)
+        # The part after the text does not depend on the instruction, which is before the text.
+        if prompt.tokenization == "joined":
+            sentences.template = self.template._replace(head=prompt.head)
+        else:
+            sentences.template = self.template._replace(before=plain_ids(self.tokenizer, [prompt.head])[0])
+        sentences._set_lengths()
+        return sentences
 
     def _end_of_sequence(self) -> list[int]:
         """Return a list with the EOS id that the prompt appends; an empty list if the tokenizer adds EOS itself.
@@ -206,21 +231,34 @@ class SentenceTokenizer:
             )
         return [] if eos in self.special_tokens.after else [eos]
 
-    def __call__(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
+    def __call__(
+        self, texts: Sequence[str], first: int = 0, instructions: Sequence[str | None] = ()
+    ) -> list[list[int]]:
         """Return the token ids of each text, with prompt and special tokens.
 
-        Error messages give the position of the text in `texts` plus `first`.
+        Error messages give the position of the text in `texts` plus `first`. `instructions` has the instruction of each
+        text; None: the default of the prompt. Empty: the default for all texts.
         """
         check_texts(texts, first)
-        ids_of_texts = self._apply([self.prompt.edit(text) for text in texts])
-        for position, ids in enumerate(ids_of_texts):
-            if ids == self._textless_ids:
-                raise ValueError(
-                    f"text {first + position}: {texts[position]!r:.80} adds no token to prompt {self.prompt.name!r}. Either "
-                    f"the tokenizer drops all characters of the text, or max_length {self.max_length} is too small for the "
-                    "first token."
-                )
-        return [self.special_tokens.before + ids + self.special_tokens.after for ids in ids_of_texts]
+        positions_of: defaultdict[str | None, list[int]] = defaultdict(list)
+        for position, instruction in enumerate(instructions or [None] * len(texts)):
+            positions_of[instruction].append(position)
+        ids_of_texts: list[list[int]] = [[] for _ in texts]
+        for instruction, positions in positions_of.items():
+            try:
+                sentences = self if instruction is None else self.with_instruction(instruction)
+            except ValueError as error:
+                raise ValueError(f"text {first + positions[0]}: instruction {instruction!r:.80}: {error}") from None
+            ids_of_group = sentences._apply([self.prompt.edit(texts[position]) for position in positions])
+            for position, ids in zip(positions, ids_of_group, strict=True):
+                if ids == sentences._textless_ids:
+                    raise ValueError(
+                        f"text {first + position}: {texts[position]!r:.80} adds no token to prompt {self.prompt.name!r}. "
+                        f"Either the tokenizer drops all characters of the text, or max_length {self.max_length} is too "
+                        "small for the first token."
+                    )
+                ids_of_texts[position] = self.special_tokens.before + ids + self.special_tokens.after
+        return ids_of_texts
 
     def _apply(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the truncated token ids of texts with the prompt, without special tokens; edits are already applied."""

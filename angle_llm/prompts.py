@@ -56,13 +56,15 @@ class PromptTemplate:
     """Origin of the prompt: a paper, a repository, or this project."""
     edits: tuple[str, ...] = ()
     """Names of edits (keys of `TEXT_EDITS`) that are applied in order to a text before the text is inserted."""
-    tokenization: Literal["joined", "segments"] = "joined"
-    """How a prompt with a text is tokenized: "joined" or "segments".
+    tokenization: Literal["joined", "segments", "chat"] = "joined"
+    """How a prompt with a text is tokenized: "joined", "segments" or "chat".
 
     joined: the formatted prompt is tokenized as one string, as for the published models; the end of the text may merge
     with the tail (the template after the text) into one token. segments: head, text and tail are tokenized separately,
-    so the ids of the prompt do not depend on the text. A text that is too long loses its end, including a full stop
-    that an edit added. With joined, the quote after the text is lost too; the rest of the tail is always kept.
+    so the ids of the prompt do not depend on the text. chat: names of special tokens in head and tail, such as
+    <|im_start|>, are these tokens; between them as joined; the tokenizer adds no other special tokens. A text that is
+    too long loses its end, including a full stop that an edit added. With joined and chat, a quote after the text is
+    lost too; the rest of the tail is always kept.
     """
     append: Literal["eos"] | None = None
     """eos: the end-of-sequence token is appended after the prompt, as in E5-Mistral, unless the tokenizer appends it.
@@ -71,6 +73,15 @@ class PromptTemplate:
     """
     instruction: str = ""
     """Instruction of texts without one of their own; required if the template has `{instruction}`."""
+    chat_template: Literal["message", "generation_prompt"] | None = None
+    """Use the chat template of the tokenizer, in which `template` is the message of the user; None: not.
+
+    message: the prompt ends after the message. generation_prompt: the prompt ends with the start of the answer. When an
+    encoder is opened, the chat template becomes the head and tail of a prompt with the tokenization `chat`, which is
+    saved with the encoder.
+    """
+    system: str = ""
+    """System message for `chat_template`; empty: the default of the chat template."""
 
     def __post_init__(self) -> None:
         count = self.template.count(PLACEHOLDER)
@@ -91,6 +102,12 @@ class PromptTemplate:
         for edit in self.edits:
             if edit not in TEXT_EDITS:
                 raise SettingsError(f"prompt {self.name!r}: {unknown_name('text edit', edit, TEXT_EDITS)}")
+        if self.system and self.chat_template is None:
+            raise SettingsError(
+                f"prompt {self.name!r}: `system` is a message for the chat template. Set `chat_template`, too."
+            )
+        if self.takes_instruction and (self.chat_template or self.tokenization == "chat"):
+            raise SettingsError(f"prompt {self.name!r}: a prompt with a chat template cannot have {INSTRUCTION}.")
 
     @property
     def takes_instruction(self) -> bool:
@@ -132,17 +149,18 @@ class PromptTemplate:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the prompt fields that affect token ids: `template`, `edits`, `tokenization`, `append`, `instruction`."""
-        appended: list[Any] = [] if self.append is None else [self.append]
-        appended += [{"instruction": self.instruction}] if self.takes_instruction else []
-        content = json.dumps([self.template, self.edits, self.tokenization, *appended], ensure_ascii=False)
+        """SHA-256 of the prompt fields that affect token ids."""
+        added: list[Any] = [] if self.append is None else [self.append]
+        added += [{"instruction": self.instruction}] if self.takes_instruction else []
+        added += [] if self.chat_template is None else [{self.chat_template: self.system}]
+        content = json.dumps([self.template, self.edits, self.tokenization, *added], ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the prompt as plain values, for JSON and YAML; `from_dict` reads them."""
         values: dict[str, Any] = plain(self)
-        for name in ("append", "instruction"):
-            if not values[name]:  # earlier versions refuse the key
+        for name in ("append", "instruction", "chat_template", "system"):  # earlier versions refuse these keys
+            if not values[name]:
                 del values[name]
         return values
 

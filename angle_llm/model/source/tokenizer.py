@@ -11,12 +11,12 @@ import string
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from angle_llm.prompts import PromptTemplate, Side, SidePrompts
+from angle_llm.prompts import PLACEHOLDER, PromptTemplate, Side, SidePrompts
 
 Tokenizer = Any
 """Type of a `transformers` tokenizer. It is `Any`, because fast and slow tokenizers have no useful common type."""
@@ -169,23 +169,25 @@ class SentenceTokenizer:
     be truncated. The ids of a text do not depend on other texts.
 
     Raises:
-        ValueError: from the constructor, if `max_length` is too small for the prompt and a token of text. From a call, for
-            texts that are empty, not valid Unicode, or without a token.
+        ValueError: from the constructor, if `max_length` is too small for the prompt and a token of text, or for a chat
+            template that cannot be used (see `with_chat_template`). From a call, for texts that are empty, not valid
+            Unicode, or without a token.
         TypeError: from a call, if a text is not a string.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: PromptTemplate, max_length: int) -> None:
         self.tokenizer = tokenizer
-        self.prompt = prompt
+        self.prompt = prompt = with_chat_template(tokenizer, prompt)
         self.max_length = max_length
-        self.special_tokens = find_special_tokens(tokenizer)
+        is_chat = prompt.tokenization == "chat"
+        self.special_tokens = SpecialTokens([], []) if is_chat else find_special_tokens(tokenizer)
         names = [name for name in tokenizer.all_special_tokens if prompt.takes_instruction and name in prompt.template]
         if names:
             raise ValueError(
                 f"prompt {prompt.name!r} has special tokens of the tokenizer: {', '.join(names)}. They would be read as plain "
                 "text, unlike in sentence-transformers, which gives other vectors. Choose another prompt."
             )
-        template = _joined if prompt.tokenization == "joined" else _segments
+        template = {"joined": _joined, "segments": _segments, "chat": _chat}[prompt.tokenization]
         self.template = template(tokenizer, prompt)
         if prompt.append == "eos":
             self.template = self.template._replace(after=[*self.template.after, *self._end_of_sequence()])
@@ -317,6 +319,8 @@ def warn_of_other_tokens(tokenizers: SideTokenizers, config: Mapping[str, Any]) 
     """
     affected = re.fullmatch(r"((Code)?Llama|Gemma|Cohere|GPTNeoX)Tokenizer(Fast)?", str(config.get("tokenizer_class")))
     for sentences in tokenizers.distinct if affected else ():
+        if sentences.prompt.tokenization == "chat":  # the keys do not apply
+            continue
         before, after = sentences.special_tokens
         tokenizer = sentences.tokenizer
         # An EOS of the prompt satisfies the key, but never contradicts it.
@@ -360,3 +364,82 @@ def _segments(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate
     """Return the tokenized template of a prompt that is tokenized separately from the text (`segments`)."""
     head_ids, tail_ids = plain_ids(tokenizer, [prompt.head, prompt.tail])
     return TokenizedTemplate(head_ids, "", "", tail_ids)
+
+
+def _chat(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
+    """Return the tokenized template of a prompt in which names of special tokens are these tokens (`chat`).
+
+    A special token separates what is before it from what is after it. So only the parts of head and tail next to the text
+    are tokenized together with the text.
+    """
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    names = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
+    *before, head = re.split(f"({names})", prompt.head)
+    tail, *after = re.split(f"({names})", prompt.tail)
+
+    def ids_of(parts: Sequence[str]) -> list[int]:
+        ids = [[special[part]] if part in special else plain_ids(tokenizer, [part])[0] for part in parts]
+        return [number for ids_of_part in ids for number in ids_of_part]
+
+    inner = _joined(tokenizer, replace(prompt, template=head + PLACEHOLDER + tail))
+    return inner._replace(before=ids_of(before), after=inner.after + ids_of(after))
+
+
+CHAT_PROBES = (
+    "A man eats.", " x\n", "\n\nX.\t", "x" * 5000, "é 你好 😀", "[INST] <b> {{ x }} {% if %} \\n &amp; \"''", "https://x.org/y.png",
+)  # fmt: skip
+"""Texts for which a chat template must render the same text before and after the text."""
+
+
+def with_chat_template(tokenizer: Tokenizer, prompt: PromptTemplate) -> PromptTemplate:
+    """Return a prompt with the chat template of the tokenizer as head and tail; a prompt without `chat_template` unchanged.
+
+    The token ids equal `apply_chat_template`, except that names of special tokens in a text are plain characters.
+
+    Raises:
+        ValueError: if there is no chat template; if the rendering depends on the date or the text, or changes the text; or
+            if the token ids of a message are not those of a head, a text and a tail.
+    """
+    if prompt.chat_template is None:
+        return prompt
+    where = f"prompt {prompt.name!r}: the chat template of {tokenizer.name_or_path or type(tokenizer).__name__}"
+    fixed = (
+        "Write the text of a rendering as `template` of a prompt with `tokenization: chat`, without `chat_template`."
+    )
+    options = {"tokenize": False, "strftime_now": ""}  # a template that calls this function fails
+    generation = prompt.chat_template == "generation_prompt"
+    try:
+        rendered = {text: _apply_chat(tokenizer, prompt, text, generation, **options) for text in CHAT_PROBES}
+        message = _apply_chat(tokenizer, prompt, "", False, **options)
+    except Exception as error:  # a template can raise any error
+        reason = "depends on the date" if "strftime_now" in str(tokenizer.chat_template) else "cannot be applied"
+        raise ValueError(f"{where} {reason} ({type(error).__name__}: {error}). {fixed}") from error
+    # The text must be the only part that changes.
+    head, _, tail = rendered[CHAT_PROBES[0]].partition(CHAT_PROBES[0])
+    changed = [text for text in CHAT_PROBES if rendered[text] != head + text + tail]
+    if changed or prompt.system not in head + tail:
+        what = f"changes the text {changed[0]!r:.30}, or depends on it" if changed else "has no such `system` message"
+        raise ValueError(f"{where} {what}. If it removes spaces, write words before and after {{text}}. Or: {fixed}")
+    # Tokens that structure the chat must be plain characters in a text.
+    for number, token in tokenizer.added_tokens_decoder.items():
+        name = token.content
+        used = name.strip() and name in message and name not in prompt.template + prompt.system
+        if used and number in plain_ids(tokenizer, [name])[0]:
+            raise ValueError(
+                f"{where} uses {name!r}, which would be this token in a text, too. Make it a special token."
+            )
+    template = head + PLACEHOLDER + tail
+    resolved = replace(prompt, template=template, tokenization="chat", chat_template=None, system="")
+    before, start, merge_span, after = _chat(tokenizer, resolved)
+    for text in CHAT_PROBES:
+        ids = [*before, *plain_ids(tokenizer, [start + text + merge_span])[0], *after]
+        if ids != _apply_chat(tokenizer, prompt, text, generation, return_dict=False):
+            raise ValueError(f"{where} gives other ids for {text!r:.30} than its parts. Choose another prompt.")
+    return resolved
+
+
+def _apply_chat(tokenizer: Tokenizer, prompt: PromptTemplate, text: str, generation: bool, **options: Any) -> Any:
+    """Return the result of `apply_chat_template` for a text; `generation`: with the start of the answer."""
+    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    messages.append({"role": "user", "content": prompt.head + text + prompt.tail})
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=generation, **options)

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import yaml
 
-from angle_llm.io import plain
+from angle_llm.io import log, plain
 from angle_llm.settings.parsing import SettingsError, bundled_files, settings_class, settings_from_dict, unknown_name
 
 PLACEHOLDER = "{text}"
 INSTRUCTION = "{instruction}"
 Side: TypeAlias = Literal["query", "document"]
 SIDES: tuple[Side, ...] = get_args(Side)
+InstructedText: TypeAlias = str | tuple[str, str]
+"""A text, or a text with its instruction."""
 
 
 TEXT_EDITS: dict[str, Callable[[str], str]] = {
@@ -35,6 +37,25 @@ TEXT_EDITS: dict[str, Callable[[str], str]] = {
 A prompt applies its edits in the order of its field `edits`."""
 
 
+def instructed(text: str, instruction: str | None) -> InstructedText:
+    """Return a text with its instruction; None or a blank instruction: the text."""
+    return (text, instruction) if instruction and instruction.strip() else text
+
+
+def split_instructions(texts: Iterable[InstructedText]) -> tuple[list[str], list[str | None]]:
+    """Return the texts, and their instructions; None for a text without one."""
+    pairs = [(text, None) if isinstance(text, str) else text for text in texts]
+    return [text for text, _ in pairs], [instruction for _, instruction in pairs]
+
+
+def usable_instructions(prompt: PromptTemplate, instructions: Sequence[str | None]) -> Sequence[str | None]:
+    """Return the instructions; none, with a warning, if the prompt has no place for them."""
+    if any(instructions) and not prompt.takes_instruction:
+        log(f"warning: prompt {prompt.name!r} has no {INSTRUCTION}, so the instructions of texts are not used")
+        return ()
+    return instructions
+
+
 @settings_class
 class PromptTemplate:
     """A prompt: the template around a text, and how the result is tokenized.
@@ -42,8 +63,8 @@ class PromptTemplate:
     Two prompts give equal token ids for every text exactly if their `fingerprint` is equal.
 
     Raises:
-        SettingsError: if the template does not have exactly one `{text}` and at most one `{instruction}` before it, for an
-            instruction without its place or a place without an instruction, or for a value of another type.
+        SettingsError: if the template does not have exactly one `{text}`, for an instruction without a place before it, or
+            the reverse, or for a value of another type.
     """
 
     name: str
@@ -90,14 +111,11 @@ class PromptTemplate:
                 f"prompt {self.name!r}: expected exactly one {PLACEHOLDER} in the template, got {count}: {self.template!r}. "
                 f"Write {PLACEHOLDER} once, where the text is inserted."
             )
-        if self.template.count(INSTRUCTION) > 1 or INSTRUCTION in self.tail:
+        places = self.template.count(INSTRUCTION)
+        if places > 1 or INSTRUCTION in self.tail or places != bool(self.instruction.strip()):
             raise SettingsError(
-                f"prompt {self.name!r}: expected {INSTRUCTION} at most once, before {PLACEHOLDER}; got {self.template!r}."
-            )
-        if self.takes_instruction != bool(self.instruction.strip()):
-            raise SettingsError(
-                f"prompt {self.name!r}: expected {INSTRUCTION} in the template and a default `instruction`, or neither; got "
-                f"the template {self.template!r} and the instruction {self.instruction!r:.80}."
+                f"prompt {self.name!r}: expected {INSTRUCTION} once before {PLACEHOLDER} and a default `instruction`, or "
+                f"neither; got the template {self.template!r} and the instruction {self.instruction!r:.80}."
             )
         for edit in self.edits:
             if edit not in TEXT_EDITS:
@@ -115,11 +133,7 @@ class PromptTemplate:
         return INSTRUCTION in self.template
 
     def with_instruction(self, instruction: str) -> PromptTemplate:
-        """Return the prompt with another default instruction.
-
-        Raises:
-            SettingsError: for a blank instruction, or if the template has no `{instruction}`.
-        """
+        """Return the prompt with another default instruction; raise `SettingsError` if blank or without a place."""
         if not self.takes_instruction:
             raise SettingsError(
                 f"prompt {self.name!r} has no {INSTRUCTION} for the instruction {instruction!r:.80}. Omit the instruction, or "
@@ -195,10 +209,7 @@ class SidePrompts:
         return self.query if side == "query" else self.document
 
     def with_instruction(self, instruction: str) -> SidePrompts:
-        """Return the prompts with another default instruction of queries; one prompt for all texts stays one prompt.
-
-        Raises the errors of `PromptTemplate.with_instruction`.
-        """
+        """Return the prompts with another default instruction of queries; one prompt for all texts stays one prompt."""
         query = self.query.with_instruction(instruction)
         return SidePrompts(query, self.document if self.differ else query)
 

@@ -53,6 +53,7 @@ from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
 from angle_llm.io import differences, read_object, write_folder, write_json, write_json_lines, write_text
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
+from angle_llm.prompts import split_instructions
 from angle_llm.settings.commands import EmbedSettings, MineSettings, QuestionSettings, RetrievalSettings
 from angle_llm.settings.parsing import (
     NonNegative,
@@ -484,7 +485,7 @@ def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None
     task = read_beir(folder / HELD_OUT)
     answers = dict(zip(task.queries, task.relevant, strict=True))
     place_of = {text: place for place, text in enumerate(task.candidates)}
-    shown = random.Random(0).sample(task.queries, min(COMPARED, len(task.queries)))
+    shown, _ = split_instructions(random.Random(0).sample(task.queries, min(COMPARED, len(task.queries))))
     old = SentenceEncoder.from_pretrained(settings.model.path, **base_options(settings.model)).encode_query(shown)
     new = SentenceEncoder.from_pretrained(model).encode_query(shown)
     firsts = [

@@ -77,19 +77,21 @@ class Encoder:
             self._compute,
             max_batch_size=settings.max_batch_texts,
             batch_wait_timeout_s=settings.window,
-            batch_size_fn=lambda requests: 1 if len(requests) == 1 else sum(len(texts) for texts, _ in requests),
+            batch_size_fn=lambda requests: 1 if len(requests) == 1 else sum(len(request[0]) for request in requests),
         )
 
     async def properties(self) -> dict[str, Any]:
         """Return the properties that a server needs."""
         return {name: getattr(self._encoder, name) for name in PROPERTIES}
 
-    async def encode(self, texts: list[str], side: Side | None) -> EncodedRequest | Exception:
+    async def encode(self, texts: list[str], side: Side | None, instruction: str | None) -> EncodedRequest | Exception:
         """Encode the texts of a request, or return the error of the request."""
-        result: EncodedRequest | Exception = await self._together((texts, side))
+        result: EncodedRequest | Exception = await self._together((texts, side, instruction))
         return result
 
-    async def _compute(self, requests: Sequence[tuple[list[str], Side | None]]) -> list[EncodedRequest | Exception]:
+    async def _compute(
+        self, requests: Sequence[tuple[list[str], Side | None, str | None]]
+    ) -> list[EncodedRequest | Exception]:
         """Encode each request, or return its error."""
         from angle_llm.serve.app import encode_requests
 
@@ -110,7 +112,7 @@ class Server:
         encoder: Any = SimpleNamespace(**await self._encoders.properties.remote())
         return make_app(encoder, self._settings, self._token, self._encode)
 
-    async def _encode(self, texts: list[str], side: Side | None) -> EncodedRequest:
+    async def _encode(self, texts: list[str], side: Side | None, instruction: str | None) -> EncodedRequest:
         """Encode the texts, by another encoder if an encoder dies.
 
         Raises:
@@ -122,7 +124,7 @@ class Server:
 
         for _ in range(ATTEMPTS):
             try:
-                result: EncodedRequest | Exception = await self._encoders.encode.remote(texts, side)
+                result: EncodedRequest | Exception = await self._encoders.encode.remote(texts, side, instruction)
             except (RayActorError, ObjectLostError):
                 continue
             if isinstance(result, Exception):

@@ -27,8 +27,7 @@ class TextBatch:
     `texts`, `prompts` and `instructions` have N entries; `left`, `right`, `score`, `group` and `teacher` have P entries.
 
     Raises:
-        ValueError: as in `Relation`, if a row number is outside of `texts`, or if a text occurs twice with the same prompt and
-            instruction.
+        ValueError: as in `Relation`, for a row number outside of `texts`, or a repeated text with equal prompt and instruction.
     """
 
     texts: list[str]

@@ -24,7 +24,7 @@ import numpy as np
 from angle_llm.data import store
 from angle_llm.data.columns import listed, resolve_format
 from angle_llm.data.files.file_types import FileReader
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest
+from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Example, Format, RowError, Values, nearest
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.sources import STANDARD_INPUT, BadRow, Row, Source, resolve_source
@@ -170,7 +170,9 @@ class ExampleReader:
             if (number := str(fields["label"]).strip()).isdecimal() and number not in labels:
                 raise RowError(f"label is {number}, expected a number from 0 to {len(labels) - 1}: {', '.join(labels)}")
         result = FORMATS[self.format].read(fields, self.settings.score_range)
-        return result if isinstance(result, Dropped) else result.with_instructions(fields)
+        if isinstance(result, Dropped) or not fields.keys() & set(INSTRUCTIONS):
+            return result
+        return result.with_instructions(fields)
 
     def is_wanted(self, row: Values) -> bool:
         """Return whether a row (column → value) passes the row filter `settings.where`."""

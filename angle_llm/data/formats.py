@@ -40,8 +40,6 @@ class Instructed:
 
     def with_instructions(self: _Kind, row: Values) -> _Kind:
         """Return the example with the instructions in the fields of its row; a missing or blank value is None."""
-        if "instruction" not in row and "document_instruction" not in row:
-            return self
         instruction, document = (None if _is_blank(row.get(name)) else read_text(row, name) for name in INSTRUCTIONS)
         return replace(self, instruction=instruction, document_instruction=document)
 
@@ -393,10 +391,8 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
 def pair_by_premise(pairs: Iterable[Example]) -> list[Triple]:
     """Combine NLI pairs to triples: premise, k-th entailed hypothesis, k-th contradicted hypothesis of the premise.
 
-    Premises with different instructions are different premises.
-
     Hypotheses of a premise are counted in file order. A pair is used at most once; surplus pairs of a label are not
-    used. Triples are in the order in which their premises first occur.
+    used. Triples are in the order in which their premises, with their instructions, first occur.
     """
     labelled: dict[tuple[str, str | None, str | None], tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for pair in pairs:

@@ -18,6 +18,7 @@ import numpy as np
 
 from angle_llm.data.formats import DataError, Example, ScoredPair, pairs_of
 from angle_llm.data.keys import normalized
+from angle_llm.prompts import InstructedText, instructed, split_instructions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,8 +44,8 @@ class MiningData:
     spacing and punctuation.
     """
 
-    texts: list[str]
-    """All texts that must be embedded."""
+    texts: list[InstructedText]
+    """All texts that must be embedded; queries with their instructions."""
     queries: list[Query]
     skipped: dict[str, int]
     """Numbers of skipped pairs and queries.
@@ -115,13 +116,14 @@ def collect_pairs(
         DataError: if no example contains a positive pair.
     """
     # Texts of positive and known pairs, by query.
-    positives: defaultdict[str, dict[str, int]] = defaultdict(dict)  # query → positive → example
-    negatives: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    known: list[tuple[str, str]] = []
+    positives: defaultdict[InstructedText, dict[str, int]] = defaultdict(dict)  # query → positive → example
+    negatives: defaultdict[InstructedText, dict[str, None]] = defaultdict(dict)
+    known: list[tuple[InstructedText, str]] = []
     skipped = dict.fromkeys(("repeated", "scored_lower", "contradicted", "without_positive"), 0)
     for index, example in enumerate(examples):
         scored = isinstance(example, ScoredPair)
-        for left, right, score in pairs_of(example):
+        for query, right, score in pairs_of(example):
+            left = instructed(query, example.instruction)
             if score > positive_above if scored else score == 1.0:
                 skipped["repeated"] += right in positives[left]
                 positives[left].setdefault(right, index)
@@ -136,9 +138,9 @@ def collect_pairs(
             f"expected positive pairs; the {len(examples)} examples contain none.{hint if skipped['scored_lower'] else ''}"
         )
     # Numbers of texts, in order of their first occurrence.
-    number_of: dict[str, int] = {}
+    number_of: dict[InstructedText, int] = {}
 
-    def number(text: str) -> int:
+    def number(text: InstructedText) -> int:
         return number_of.setdefault(text, len(number_of))
 
     # Queries, without negatives that are positives in another row.
@@ -159,8 +161,8 @@ def collect_pairs(
     texts = list(number_of)
     number_of_key: dict[str, int] = {}
 
-    def key(text: str) -> int:
-        return number_of_key.setdefault(normalized(text), len(number_of_key))
+    def key(text: InstructedText) -> int:
+        return number_of_key.setdefault(normalized(split_instructions([text])[0][0]), len(number_of_key))
 
     key_T = np.array([key(text) for text in texts])
     links = [(int(key_T[query.text]), int(key_T[positive])) for query in queries for positive in query.positives]

@@ -91,10 +91,9 @@ class StoredExamples(Sequence[Example]):
 
     def __getitem__(self, index: int) -> Example:  # type: ignore[override]  # no slices
         row = index if self._order is None else int(self._order[index])
-        values = {name: column[row].as_py() for name, column in zip(self._names, self._columns, strict=True)}
-        return self._kind(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        )
+        values = (column[row].as_py() for column in self._columns)
+        values = (tuple(value) if isinstance(value, list) else value for value in values)
+        return self._kind(**dict(zip(self._names, values, strict=True)))
 
 
 def write_store(folder: Path, examples: Iterable[Example], account: Callable[[], dict[str, Any]]) -> StoredExamples:
@@ -110,6 +109,7 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
     first = next(rows)
     rows = chain([first], rows)
     example_class = type(first)
+    names = [item.name for item in fields(example_class)]
 
     def fill(target: Path) -> None:
         import pyarrow
@@ -119,10 +119,7 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
             "score": number, "scores": pyarrow.list_(number),
             "positives": pyarrow.list_(text), "negatives": pyarrow.list_(text),
         }  # fmt: skip
-        schema = pyarrow.schema(
-            [(item.name, types.get(item.name, text)) for item in fields(example_class)],
-            {"kind": example_class.__name__},
-        )
+        schema = pyarrow.schema([(name, types.get(name, text)) for name in names], {"kind": example_class.__name__})
         with pyarrow.ipc.new_file(str(target / "examples.arrow"), schema) as writer:
             while batch := list(islice(rows, _ROWS_PER_BATCH)):
                 for example in batch:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from angle_llm.io import plain, write_json
-from angle_llm.prompts import SIDES, Side
+from angle_llm.prompts import SIDES, InstructedText, Side, split_instructions, usable_instructions
 from angle_llm.settings.commands import EvalSettings
 
 if TYPE_CHECKING:
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = NDArray[np.floating[Any]]
 
-Encode: TypeAlias = Callable[[list[str]], Rows]
-"""A function from N texts to their embeddings (N, D), in the same order."""
+Encode: TypeAlias = Callable[..., Rows]
+"""A function from N texts to their embeddings (N, D), in the same order.
+
+If texts have instructions, its second argument is the list of their instructions, None for a text without one."""
 
 RESAMPLES = 1000
 """Default number of bootstrap resamples. The ends of an interval then vary between seeds by about 2 % of its length."""
@@ -63,11 +65,11 @@ class EncodedTexts:
     `seconds` is the encoding time.
     """
 
-    row_of: dict[Side, dict[str, int]]
+    row_of: dict[Side, dict[InstructedText, int]]
     embeddings_ND: Rows
     seconds: float
 
-    def rows(self, texts: Iterable[str], side: Side = "query") -> Rows:
+    def rows(self, texts: Iterable[InstructedText], side: Side = "query") -> Rows:
         """Return the embeddings (M, D) of M texts in the given order; texts can repeat.
 
         `side` is whether the texts are queries or documents.
@@ -85,7 +87,10 @@ class EncodedTexts:
 
 
 def encode_sides(
-    encode: Encode, encode_document: Encode | None, queries: Iterable[str], documents: Iterable[str]
+    encode: Encode,
+    encode_document: Encode | None,
+    queries: Iterable[InstructedText],
+    documents: Iterable[InstructedText],
 ) -> EncodedTexts:
     """Encode the distinct queries with `encode` and the distinct documents with `encode_document`.
 
@@ -99,20 +104,22 @@ def encode_sides(
     query, document = encode_distinct(encode, queries), encode_distinct(encode_document, documents)
     rows_ND = np.concatenate([query.embeddings_ND, document.embeddings_ND])
     document_rows = {text: len(query.embeddings_ND) + row for text, row in document.row_of["document"].items()}
-    row_of: dict[Side, dict[str, int]] = {"query": query.row_of["query"], "document": document_rows}
+    row_of: dict[Side, dict[InstructedText, int]] = {"query": query.row_of["query"], "document": document_rows}
     return EncodedTexts(row_of, rows_ND, query.seconds + document.seconds)
 
 
-def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
+def encode_distinct(encode: Encode, texts: Iterable[InstructedText]) -> EncodedTexts:
     """Encode the distinct texts with one call of `encode`, in order of first appearance. Blank texts get zero vectors.
 
     Raises:
         ValueError: if `encode` does not return one finite floating-point row for each text.
     """
-    distinct = sorted(dict.fromkeys(texts), key=lambda text: not text.strip())  # blank texts last, otherwise in order
-    full = [text for text in distinct if text.strip()]
+    known = dict.fromkeys(texts)
+    blank = {key for key, text in zip(known, split_instructions(known)[0], strict=True) if not text.strip()}
+    distinct = sorted(known, key=blank.__contains__)  # blank texts last, otherwise in order
+    full, instructions = split_instructions(distinct[: len(distinct) - len(blank)])
     started = time.perf_counter()
-    embeddings_ND = np.asarray(encode(full))
+    embeddings_ND = np.asarray(encode(full, instructions) if any(instructions) else encode(full))
     seconds = time.perf_counter() - started
     shape = embeddings_ND.shape
     if len(shape) != 2 or shape[0] != len(full) or shape[1] == 0 or not np.issubdtype(embeddings_ND.dtype, np.floating):
@@ -178,7 +185,11 @@ def encode_functions(
     """
 
     def function_of(chosen: SentenceEncoder) -> Encode:
-        return lambda texts: chosen.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
+        def function(texts: list[str], instructions: Sequence[str | None] = ()) -> Any:
+            options: Any = {"micro_batch_tokens": micro_batch_tokens, "show_progress": show_progress}
+            return chosen.encode(texts, instruction=usable_instructions(chosen.prompt, instructions), **options)
+
+        return function
 
     if encoder.side is not None or not encoder.prompts.differ:
         return function_of(encoder), None

@@ -22,14 +22,15 @@ from angle_llm.data.leakage import EvaluationSet, count_shared
 from angle_llm.data.sources import MTEB, Source, evaluation_source
 from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
 from angle_llm.evaluate.bootstrap import compare as compare_pairs
-from angle_llm.evaluate.encoding import Encode, Rows, encode_functions
+from angle_llm.evaluate.encoding import Encode, Rows, encode_distinct, encode_functions, encode_sides
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_answers, read_beir
 from angle_llm.evaluate.sts import evaluate_defined
-from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
+from angle_llm.evaluate.sts_tasks import StsTask, read_pairs, texts_of_pairs
 from angle_llm.evaluate.task_files import unique_names
 from angle_llm.model.unit_vectors import unit_rows
+from angle_llm.prompts import InstructedText, instructed, split_instructions
 from angle_llm.settings.parsing import SettingsError, need_library, settings_class, unknown_name
 from angle_llm.settings.train import DataSource, EvaluationSettings
 
@@ -192,12 +193,13 @@ def cached(encode: Encode) -> Encode:
 
     Held-out tasks can share texts: for example, two files of judgements for one BEIR corpus.
     """
-    row_of: dict[str, Rows] = {}
+    row_of: dict[InstructedText, Rows] = {}
 
-    def known(texts: list[str]) -> Rows:
-        if new := [text for text in dict.fromkeys(texts) if text not in row_of]:
-            row_of.update(zip(new, encode(new), strict=True))
-        return np.stack([row_of[text] for text in texts])
+    def known(texts: list[str], instructions: Sequence[str | None] = ()) -> Rows:
+        keys = list(map(instructed, texts, instructions or [None] * len(texts)))
+        if new := [key for key in dict.fromkeys(keys) if key not in row_of]:
+            row_of.update(zip(new, encode_distinct(encode, new).rows(new), strict=True))
+        return np.stack([row_of[key] for key in keys])
 
     return known
 
@@ -296,10 +298,10 @@ def _geometry(encode: Encode, encode_document: Encode | None, task: StsTask) -> 
     and uniformity the logarithm of the mean of exp(-2 d²) over the distances d of different first sentences, at most
     `_UNIFORMITY_TEXTS`. Lower is better for both. They are not × 100.
     """
-    firsts = [pair.sentence1 for pair in task.pairs]
-    left_PD = unit_rows(encode(firsts))
-    texts_ND = unit_rows(encode(list(dict.fromkeys(firsts))[:_UNIFORMITY_TEXTS]))
-    right_PD = unit_rows((encode_document or encode)([pair.sentence2 for pair in task.pairs]))
+    firsts, seconds = texts_of_pairs(task.pairs, one_prompt=encode_document is None)
+    encoded = encode_sides(encode, encode_document, firsts, seconds)
+    left_PD, right_PD = unit_rows(encoded.rows(firsts)), unit_rows(encoded.rows(seconds, "document"))
+    texts_ND = unit_rows(encoded.rows(list(dict.fromkeys(firsts))[:_UNIFORMITY_TEXTS]))
     score_P = np.array([pair.score for pair in task.pairs])
     similar_P = score_P >= score_P.min() + 0.8 * (score_P.max() - score_P.min())
     cosines = (texts_ND @ texts_ND.T)[np.triu_indices(len(texts_ND), 1)]
@@ -322,9 +324,10 @@ def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
         return {name: metric.value for name, metric in result.metrics.items()}, np.array(main.values)
 
     def keys() -> EvaluationSet:
-        asked = zip(task.queries, task.relevant, strict=True)
+        queries, _ = split_instructions(task.queries)
+        asked = zip(queries, task.relevant, strict=True)
         pairs = [(query, task.candidates[candidate]) for query, relevant in asked for candidate in relevant]
-        return EvaluationSet.of(task.name, pairs, () if judged else chain.from_iterable(pairs), task.queries)
+        return EvaluationSet.of(task.name, pairs, () if judged else chain.from_iterable(pairs), queries)
 
     return HeldOutTask(task.name, "nDCG@10", measure, mean_difference, keys)
 

@@ -22,6 +22,7 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.files.beir import JudgedQueries
 from angle_llm.data.formats import POSITIVE_ABOVE, DataError, pairs_of
 from angle_llm.data.sources import Source, evaluation_source
+from angle_llm.prompts import InstructedText, instructed, split_instructions
 from angle_llm.settings.train import DataSource
 
 GROUP_COLUMNS = ("captions", "texts", "set")
@@ -37,7 +38,7 @@ class RetrievalTask:
     """
 
     name: str
-    queries: tuple[str, ...]
+    queries: tuple[InstructedText, ...]
     candidates: tuple[str, ...]
     relevant: tuple[Mapping[int, float], ...]
     itself: tuple[int | None, ...]
@@ -168,26 +169,26 @@ def read_answers(
 
     The first text of a positive pair is a query, and the second text is its answer. Candidates are all second texts
     (negatives too) and the texts of `corpus`, a text file or table with texts in `column`. White space at both
-    ends is removed. Equal texts are one candidate, and equal questions are one query. A candidate that equals the query
-    is skipped for this query, unless it is an answer of the query. `source` has the rows; None: the source that
-    `settings.path` names.
+    ends is removed. Equal texts are one candidate, equal questions with equal instructions one query. A candidate that
+    equals the query is skipped for this query, unless it is an answer of the query. `source` has the rows; None: the
+    source that `settings.path` names.
 
     Raises:
         DataError: for a malformed row, with file and line, or a file without a positive pair.
     """
     row_of: dict[str, int] = {}
-    answers: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    answers: defaultdict[InstructedText, dict[int, float]] = defaultdict(dict)
     for example in load_examples(settings, source=source).examples:
         for query, text, score in pairs_of(example):
             row = row_of.setdefault(text.strip(), len(row_of))
             if score > POSITIVE_ABOVE:
-                answers[query.strip()][row] = 1.0
+                answers[instructed(query.strip(), example.instruction)][row] = 1.0
     for text in () if corpus is None else corpus_texts(corpus, column):
         row_of.setdefault(text.strip(), len(row_of))
     if not answers:
         raise DataError(f"{settings.path}: expected a question with its answer, got none.")
     name = Path(settings.path).name.split(".")[0]
-    itself = ((row_of.get(query), relevant) for query, relevant in answers.items())
+    itself = zip(map(row_of.get, split_instructions(answers)[0]), answers.values(), strict=True)
     return RetrievalTask(
         name=name,
         queries=tuple(answers),

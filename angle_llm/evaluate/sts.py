@@ -59,6 +59,7 @@ from angle_llm.evaluate.sts_tasks import (
     StsTask,
     read_pairs,
     select_tasks,
+    texts_of_pairs,
     with_published_edits,
 )
 from angle_llm.model.unit_vectors import unit_rows
@@ -167,8 +168,7 @@ def evaluate(
     """
     check_names([task.name for task in tasks])
     pairs = [pair for task in tasks for pair in task.pairs]
-    firsts, seconds = (pair.sentence1 for pair in pairs), (pair.sentence2 for pair in pairs)
-    encoded = encode_sides(encode, encode_document, firsts, seconds)
+    encoded = encode_sides(encode, encode_document, *texts_of_pairs(pairs, one_prompt=encode_document is None))
     results: dict[str, StsTaskResult] = {}
     resampled: dict[str, Floats] = {}
     for task in tasks:
@@ -207,8 +207,9 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: i
 
     The resampled correlations are over all pairs of the task. `encoded` has the embeddings of the sentences.
     """
-    left_PD = unit_rows(encoded.rows(pair.sentence1 for pair in task.pairs))
-    right_PD = unit_rows(encoded.rows((pair.sentence2 for pair in task.pairs), "document"))
+    one_prompt = encoded.row_of["query"] is encoded.row_of["document"]
+    firsts, seconds = texts_of_pairs(task.pairs, one_prompt=one_prompt)
+    left_PD, right_PD = unit_rows(encoded.rows(firsts)), unit_rows(encoded.rows(seconds, "document"))
     subtask_P = np.array([pair.subtask for pair in task.pairs])
     scores = PairScores(
         cosine=np.einsum("pd,pd->p", left_PD, right_PD),

@@ -39,7 +39,7 @@ from angle_llm.evaluate.task_files import (
     text_of,
     unique_names,
 )
-from angle_llm.prompts import PLACEHOLDER, PromptTemplate
+from angle_llm.prompts import PLACEHOLDER, InstructedText, PromptTemplate, instructed
 from angle_llm.settings.parsing import SettingsError, unknown_name
 from angle_llm.settings.rows import CommandSource
 from angle_llm.settings.train import DataSource
@@ -63,12 +63,19 @@ PUBLISHED_EDITS = ("append_full_stop", "double_quotes_to_single", "final_questio
 
 
 class StsPair(NamedTuple):
-    """Two sentences, their gold similarity score, and their sub-task or genre ("" for none)."""
+    """Two sentences, their gold similarity score, sub-task or genre ("" for none), and instruction ("" for none)."""
 
     sentence1: str
     sentence2: str
     score: float
     subtask: str = ""
+    instruction: str = ""
+
+
+def texts_of_pairs(pairs: Sequence[StsPair], *, one_prompt: bool) -> tuple[list[InstructedText], list[InstructedText]]:
+    """Return the first and the second sentences; with one prompt for both, an instruction is used for both."""
+    firsts = [instructed(pair.sentence1, pair.instruction) for pair in pairs]
+    return firsts, [instructed(pair.sentence2, pair.instruction if one_prompt else None) for pair in pairs]
 
 
 @dataclass(frozen=True)
@@ -208,7 +215,11 @@ def read_examples(name: str, source: DataSource) -> StsTask:
         DataError: if the source has no scored pairs.
     """
     examples = load_examples(source).examples
-    pairs = tuple(StsPair(row.left, row.right, row.score) for row in examples if isinstance(row, ScoredPair))
+    pairs = tuple(
+        StsPair(row.left, row.right, row.score, "", row.instruction or "")
+        for row in examples
+        if isinstance(row, ScoredPair)
+    )
     if not pairs:
         raise DataError(f"{source.path} has no scored pairs. Set its format: scored_pair.")
     return StsTask(name=name, label=name, variant="file", source=source.path, pairs=pairs)
@@ -232,7 +243,8 @@ def _pairs(source: Source, columns: Sequence[str] = COLUMNS) -> Iterator[StsPair
     empty = True
     for row in source.good_rows(columns):
         subtask = str(row.values.get(group) or "")
-        yield StsPair(text_of(row, first), text_of(row, second), score_of(row, gold), subtask)
+        instruction = str(row.values.get("instruction") or "")
+        yield StsPair(text_of(row, first), text_of(row, second), score_of(row, gold), subtask, instruction)
         empty = False
     if empty:
         raise DataError(f"{source.name}: expected scored pairs, got no row.")

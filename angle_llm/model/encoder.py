@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, TypeAlias, cast, overload
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, resolve_model
 from angle_llm.model.source.saved_adapter import apply_lora
 from angle_llm.model.source.tokenizer import (
+    Instructions,
     SideTokenizers,
     Tokenizer,
     check_texts,
@@ -141,6 +142,7 @@ class SentenceEncoder:
         layers: int | None = None,
         layout: Literal["auto", "padded"] = "auto",
         attention: Literal["bidirectional"] | None = None,
+        instruction: str | None = None,
     ) -> SentenceEncoder:
         """Load a saved encoder, a sentence-transformers model, a backbone, or an adapter of peft with the base it names.
 
@@ -163,6 +165,7 @@ class SentenceEncoder:
                 usual batches.
             attention: "bidirectional": tokens of a decoder-only model attend to later tokens too, as in LLM2Vec
                 (arXiv 2404.05961). None: as saved with the encoder, else as the architecture.
+            instruction: default instruction, if the prompt of queries has `{instruction}`; None: the default of the prompt.
 
         Raises:
             FileNotFoundError: if the model or the adapter does not exist.
@@ -195,6 +198,8 @@ class SentenceEncoder:
             base_fingerprint=parts.base_fingerprint,
             layout=layout,
         )
+        if instruction is not None:
+            encoder = encoder.with_prompt(encoder.prompts.with_instruction(instruction))
         warn_of_other_tokens(encoder.tokenizers, tokenizer_config_of(*source.tokenizer))
         # Dimensions and layers in the card, then the adapter, then the arguments.
         if card and (card.dimensions or card.layers):
@@ -341,6 +346,7 @@ class SentenceEncoder:
         self,
         texts: Sequence[str],
         *,
+        instruction: Instruction = ...,
         normalize: bool = ...,
         micro_batch_tokens: int | None = ...,
         show_progress: bool = ...,
@@ -348,14 +354,15 @@ class SentenceEncoder:
 
     @overload
     def encode(
-        self, texts: Sequence[str], *, return_stats: Literal[True], normalize: bool = ..., micro_batch_tokens: int | None = ...,
-        show_progress: bool = ...,
+        self, texts: Sequence[str], *, return_stats: Literal[True], instruction: Instruction = ..., normalize: bool = ...,
+        micro_batch_tokens: int | None = ..., show_progress: bool = ...,
     ) -> tuple[Rows, EncodeStats]: ...  # fmt: skip
 
     def encode(
         self,
         texts: Sequence[str],
         *,
+        instruction: Instruction = None,
         normalize: bool = False,
         micro_batch_tokens: int | None = None,
         show_progress: bool = False,
@@ -367,6 +374,8 @@ class SentenceEncoder:
         depend on any other text, up to rounding.
 
         Args:
+            instruction: instruction for a prompt with `{instruction}`: one for all texts, or a list with the instruction of
+                each text. None, also in a list: the default of the prompt.
             normalize: scale embeddings to length 1, also if the encoder does not (`SentenceEncoder.normalize`).
             micro_batch_tokens: maximum number of tokens in a micro-batch, padding included. None: 2,048 on a CPU, 16,384
                 on other devices. It is halved after every out-of-memory error.
@@ -375,10 +384,10 @@ class SentenceEncoder:
 
         Raises:
             TypeError: if a text is not a string; the message gives its position.
-            ValueError: if a text is empty or has no tokens, or if queries and documents have different prompts (use
-                `encode_query` and `encode_document`).
+            ValueError: if a text is empty or has no tokens, if queries and documents have different prompts (use
+                `encode_query` and `encode_document`), or for an instruction that is too long or has no place.
         """
-        rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress)
+        rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress, instruction)
         rows_ND = unit_rows(rows_ND, np.float32) if normalize else rows_ND
         return (rows_ND, stats) if return_stats else rows_ND
 
@@ -386,27 +395,37 @@ class SentenceEncoder:
         self,
         texts: Sequence[str],
         *,
+        instruction: Instruction = None,
         normalize: bool = False,
         micro_batch_tokens: int | None = None,
         show_progress: bool = False,
     ) -> Rows:
         """Return the embeddings of N texts with the prompt of queries (first texts of training pairs), (N, D) float32."""
-        return self.for_side("query").encode(
-            texts, normalize=normalize, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress
-        )
+        options: Any = {
+            "normalize": normalize,
+            "micro_batch_tokens": micro_batch_tokens,
+            "show_progress": show_progress,
+        }
+        rows_ND: Rows = self.for_side("query").encode(texts, instruction=instruction, **options)
+        return rows_ND
 
     def encode_document(
         self,
         texts: Sequence[str],
         *,
+        instruction: Instruction = None,
         normalize: bool = False,
         micro_batch_tokens: int | None = None,
         show_progress: bool = False,
     ) -> Rows:
         """Return the embeddings of N texts with the prompt of documents (second texts of pairs), (N, D) float32."""
-        return self.for_side("document").encode(
-            texts, normalize=normalize, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress
-        )
+        options: Any = {
+            "normalize": normalize,
+            "micro_batch_tokens": micro_batch_tokens,
+            "show_progress": show_progress,
+        }
+        rows_ND: Rows = self.for_side("document").encode(texts, instruction=instruction, **options)
+        return rows_ND
 
     @staticmethod
     def similarity(left: Rows, right: Rows) -> Rows:
@@ -429,12 +448,9 @@ class SentenceEncoder:
         real, imaginary = np.split(rows_ND, 2, axis=1)
         return np.asarray(real + 1j * imaginary, dtype=np.complex64)
 
-    def tokenize(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """Return the token ids of each text, with prompt and special tokens.
-
-        Error messages give the position of the text in `texts` plus `first`.
-        """
-        return self.tokenizers.selected(texts, first)
+    def tokenize(self, texts: Sequence[str], first: int = 0, instructions: Instructions = ()) -> list[list[int]]:
+        """Return the token ids of each text, with prompt and special tokens; arguments as in `SentenceTokenizer`."""
+        return self.tokenizers.selected(texts, first, instructions)
 
     def plan(self, texts: Sequence[str], token_budget: int, processes: int = 1) -> Plan:
         """Split a batch of texts into micro-batches of at most `token_budget` tokens, distributed over processes."""
@@ -484,17 +500,25 @@ TEXTS_PLANNED = 32_768
 """Maximum number of texts that are split into micro-batches together and can share prefixes; limits the memory."""
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
+Instruction: TypeAlias = str | Instructions | None
 
 
 def encode_texts(
-    encoder: SentenceEncoder, texts: Sequence[str], micro_batch_tokens: int | None, show_progress: bool
+    encoder: SentenceEncoder,
+    texts: Sequence[str],
+    micro_batch_tokens: int | None,
+    show_progress: bool,
+    instruction: Instruction = None,
 ) -> tuple[Rows, EncodeStats]:
     """Return the embeddings of N texts (N, D), and counts and duration.
 
-    `micro_batch_tokens` as in `SentenceEncoder.encode`. Forward passes in other threads wait until the end.
+    `micro_batch_tokens` and `instruction` as in `SentenceEncoder.encode`. Forward passes in other threads wait until the end.
     """
     started = time.perf_counter()
     check_texts(texts)
+    instructions = [instruction] * len(texts) if isinstance(instruction, str) else instruction or ()
+    if instructions and len(instructions) != len(texts):
+        raise ValueError(f"instruction: expected one per text, {len(texts)}, got {len(instructions)}.")
     model = encoder.model
     on_cpu = encoder.device.type == "cpu"
     budget = micro_batch_tokens or (2048 if on_cpu else 16384)
@@ -505,7 +529,8 @@ def encode_texts(
     lock = forward_lock(model.backbone)
     with lock, evaluating(model), attention_kernels(encoder.device), memory, bar as progress:
         for first in range(0, len(texts), TEXTS_PLANNED):
-            make_plan = partial(encoder.plan_ids, encoder.tokenize(texts[first : first + TEXTS_PLANNED], first))
+            planned = slice(first, first + TEXTS_PLANNED)
+            make_plan = partial(encoder.plan_ids, encoder.tokenize(texts[planned], first, instructions[planned]))
             plan, rows_UD = _encode_planned(model, make_plan, budget, progress.update)
             budget = plan.token_budget
             rows_ND[first : first + TEXTS_PLANNED] = rows_UD.numpy()[plan.row_of]

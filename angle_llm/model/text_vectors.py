@@ -38,7 +38,7 @@ from angle_llm.io import (
     write_json,
 )
 from angle_llm.model.vectors import Array, encoder_identity, join_arrays, untokenizable
-from angle_llm.prompts import Side
+from angle_llm.prompts import InstructedText, Side, split_instructions, usable_instructions
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ FOLDER = "vectors"
 class SidedText(NamedTuple):
     """A text, and the side whose prompt it gets."""
 
-    text: str
+    text: InstructedText
     side: Side | None = None
     """None: queries and documents have the same prompt."""
 
@@ -138,7 +138,8 @@ def _write_part(encoder: SentenceEncoder, texts: Sequence[SidedText], folder: Pa
     for side in {text.side for text in texts}:
         rows = [row for row, text in enumerate(texts) if text.side == side]
         of_side = encoder if side is None else encoder.for_side(side)
-        vectors_ND[rows] = of_side.encode([texts[row].text for row in rows])
+        plain, instructions = split_instructions(texts[row].text for row in rows)
+        vectors_ND[rows] = of_side.encode(plain, instruction=usable_instructions(of_side.prompt, instructions))
     np.save(folder / "vectors.npy", vectors_ND)
     np.save(folder / "keys.npy", np.frombuffer(b"".join(text.key for text in texts), dtype=np.uint64))
 
@@ -330,5 +331,5 @@ def _check_tokens(encoder: SentenceEncoder, texts: Sequence[SidedText]) -> None:
     sides = {text.side for text in texts}
     encoder_of_side = {side: encoder if side is None else encoder.for_side(side) for side in sides}
     for text in texts:
-        if reason := untokenizable(encoder_of_side[text.side], text.text):
+        if reason := untokenizable(encoder_of_side[text.side], split_instructions([text.text])[0][0]):
             raise DataError(f"text {text.shown()}: {reason}. Fix it, or remove its row")

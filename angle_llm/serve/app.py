@@ -39,8 +39,8 @@ class EncodedRequest(NamedTuple):
 
 Route: TypeAlias = Callable[[Request], Awaitable[Any]]
 """Answers a request with JSON content or a `Response`."""
-Encode: TypeAlias = Callable[[list[str], Side | None], Awaitable[EncodedRequest]]
-"""Encodes the texts of a request."""
+Encode: TypeAlias = Callable[[list[str], Side | None, str | None], Awaitable[EncodedRequest]]
+"""Encodes the texts of a request, as a side, with an instruction."""
 
 
 class EmbeddingRequest(BaseModel):
@@ -50,6 +50,9 @@ class EmbeddingRequest(BaseModel):
     model: str | None = None
     """The name of the served model, or NAME:query or NAME:document."""
     side: Side | None = Field(None, validation_alias=AliasChoices("side", "prompt_name"))
+    instruction: str | None = None
+    """Instruction for a prompt with `{instruction}`; None: the default of the prompt."""
+    prompt: object = None  # refused
     encoding_format: Literal["float", "base64"] | None = None
     normalize: bool | None = None  # as in TEI: only false keeps the length; `/v1/embeddings` does not use it
     truncate: bool | None = None
@@ -58,10 +61,11 @@ class EmbeddingRequest(BaseModel):
 
 
 class _Job(NamedTuple):
-    """A request that waits for the `Batcher`: texts and side, and the future result."""
+    """A request that waits for the `Batcher`: texts, side and instruction, and the future result."""
 
     texts: list[str]
     side: Side | None
+    instruction: str | None
     result: asyncio.Future[EncodedRequest]
 
 
@@ -75,9 +79,9 @@ class Batcher:
         self.task: asyncio.Task[None] | None = None
         """The task that computes the waiting jobs; None before the first job."""
 
-    async def encode(self, texts: list[str], side: Side | None) -> EncodedRequest:
+    async def encode(self, texts: list[str], side: Side | None, instruction: str | None = None) -> EncodedRequest:
         """Return the embeddings and their tokens. Raises `ValueError` for a text without a token."""
-        job = _Job(texts, side, asyncio.get_running_loop().create_future())
+        job = _Job(texts, side, instruction, asyncio.get_running_loop().create_future())
         self.jobs.append(job)
         if self.task is None or self.task.done():
             self.task = asyncio.create_task(self._run())
@@ -96,7 +100,7 @@ class Batcher:
                 count += len(jobs[-1].texts)
             self.sizes.observe(count)
             # Their results.
-            requests = [(job.texts, job.side) for job in jobs]
+            requests = [job[:3] for job in jobs]
             results: list[EncodedRequest | Exception]
             try:
                 results = await loop.run_in_executor(self.thread, encode_requests, self.encoder, requests)
@@ -114,16 +118,17 @@ class Batcher:
 
 
 def encode_requests(
-    encoder: SentenceEncoder, requests: Sequence[tuple[list[str], Side | None]]
+    encoder: SentenceEncoder, requests: Sequence[tuple[list[str], Side | None, str | None]]
 ) -> list[EncodedRequest | Exception]:
-    """Encode each request (texts, side), or return its error, which does not affect any other request."""
+    """Encode each request (texts, side, instruction), or return its error, which does not affect any other request."""
     results: dict[int, EncodedRequest | Exception] = {}
-    for side in dict.fromkeys(side for _, side in requests):
+    for side in dict.fromkeys(side for _, side, _ in requests):
         group = [number for number, request in enumerate(requests) if request[1] == side]
         of_side = encoder if side is None else encoder.for_side(side)
         try:
             texts = [text for number in group for text in requests[number][0]]
-            rows_ND, stats = of_side.encode(texts, return_stats=True)
+            instructions = [requests[number][2] for number in group for _ in requests[number][0]]
+            rows_ND, stats = of_side.encode(texts, return_stats=True, instruction=instructions)
             ends = np.cumsum([len(requests[number][0]) for number in group])[:-1]
             tokens = [int(lengths.sum()) for lengths in np.split(np.array(stats.lengths), ends)]
             results |= dict(zip(group, map(EncodedRequest, np.split(rows_ND, ends), tokens), strict=True))
@@ -243,7 +248,7 @@ class _Server:
         self._waiting += len(texts)
         try:
             check_texts(texts)
-            rows_ND, tokens = await self._encode(texts, side)
+            rows_ND, tokens = await self._encode(texts, side, body.instruction)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         finally:
@@ -281,6 +286,8 @@ class _Server:
             raise HTTPException(
                 422, f"{field}: texts are cut at the end, to {encoder.max_length} tokens, as in training; omit it."
             )
+        if body.prompt is not None:
+            raise HTTPException(422, "prompt: the encoder adds its prompt; send prompt_name, or an instruction for it.")
         if not 1 <= len(texts) <= settings.max_texts:
             raise HTTPException(413 if texts else 400, f"expected 1 to {settings.max_texts} texts, got {len(texts)}.")
         if (longest := max(map(len, texts))) > settings.max_characters:

@@ -24,6 +24,8 @@ class EncoderOptions:
     prompt: str | dict[str, str] | None = None
     """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model, else summarize_one_word
     for a causal model and plain for a bidirectional one."""
+    instruction: str | None = None
+    """Instruction of texts without one of their own, for a prompt with {instruction}. None: the default of the prompt."""
     pooling: str | None = None
     """Pooling of token states to a vector: last, mean, cls, … None: as saved with the model, else last for a causal
     model and mean for a bidirectional one."""

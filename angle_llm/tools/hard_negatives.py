@@ -23,6 +23,7 @@ from angle_llm.data.positives import MiningData, Query
 from angle_llm.io import log
 from angle_llm.model.text_vectors import TextVectors
 from angle_llm.model.vectors import Array
+from angle_llm.prompts import split_instructions
 from angle_llm.settings.commands import NegativeRules
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.tools.search import CANDIDATES_AT_ONCE, cosines, grid_blocks, nearest, on_grid
@@ -198,8 +199,10 @@ def own_cosines(queries: Sequence[Query], vectors: TextVectors) -> list[list[flo
 
 def group_row(material: MiningData, query: Query, own_cosines: Sequence[float]) -> dict[str, Any]:
     """Return the output row (format group) of a query, with its positives and negatives of the input, and their cosines."""
+    (text,), (instruction,) = split_instructions([material.texts[query.text]])
     return {
-        "query": material.texts[query.text],
+        "query": text,
+        **({} if instruction is None else {"instruction": instruction}),
         "positives": [material.texts[text] for text in query.positives],
         "negatives": [material.texts[text] for text in query.negatives],
         "scores": [round(cosine, _DIGITS) for cosine in own_cosines],

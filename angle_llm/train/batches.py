@@ -168,9 +168,6 @@ class BatchPlanner:
             losses: one loss per dataset of `data`.
             world_size: number of processes that share the micro-batches.
             vectors: vectors of the training texts from a guide or teacher encoder, by field of `Relation`.
-
-        Raises:
-            DataError: for an instruction that leaves no token for a text.
         """
         self._vectors = vectors or {}
         self.encoder, self.data, self.losses, self.world_size = encoder, data, losses, world_size
@@ -198,11 +195,8 @@ class BatchPlanner:
         """Messages about instructions in the data that no prompt uses."""
 
     def _check_instructions(self) -> list[str]:
-        """Return messages about datasets with instructions that a prompt has no place for.
-
-        Raises `DataError` for an instruction that leaves no token for a text, with the query of its first example.
-        """
-        messages: dict[str, None] = {}
+        """Return messages about unused instructions; raise `DataError` for an instruction that leaves no token for a text."""
+        messages = set()
         for dataset, numbers in zip(self.data.sets, self.prompts, strict=True):
             if dataset.report is not None and not dataset.report.columns.keys() & set(INSTRUCTIONS):
                 continue  # without reading the examples
@@ -213,17 +207,17 @@ class BatchPlanner:
             for (number, instruction), query in query_of.items():
                 sentences = self._tokenizers[number]
                 if instruction is not None and not sentences.prompt.takes_instruction:
-                    messages[
+                    messages.add(
                         f"{dataset.name}: its instructions are not used, because prompt {sentences.prompt.name!r} has no "
                         f"{INSTRUCTION}. Choose another --model.prompt: `query e5_mistral_query document plain_eos`."
-                    ] = None
+                    )
                 elif instruction is not None:
+                    row = f"{dataset.name}: instruction {instruction!r:.80} of the query {query!r:.80}"
                     try:
                         sentences.with_instruction(instruction)
                     except ValueError as error:
-                        row = f"instruction {instruction!r:.80} of the query {query!r:.80}"
-                        raise DataError(f"{dataset.name}: {row}: {error}") from None
-        return list(messages)
+                        raise DataError(f"{row}: {error}") from None
+        return sorted(messages)
 
     def sets_without_pairs(self) -> Iterator[str]:
         """Yield the names of datasets from which nothing can be learned, because every pair is a text with itself.

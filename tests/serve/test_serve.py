@@ -178,7 +178,7 @@ def test_a_panic_fails_its_request_only(encoder: SentenceEncoder, monkeypatch: p
         return encode(texts, **options)
 
     monkeypatch.setattr(encoder, "encode", panic)
-    answered, failed = app_module.encode_requests(encoder, [(["good"], None), (["bad"], None)])
+    answered, failed = app_module.encode_requests(encoder, [(["good"], None, None), (["bad"], None, None)])
     assert near(answered.rows_ND, encode(["good"]))
     assert isinstance(failed, RuntimeError)
     assert str(failed) == "not reachable"
@@ -188,7 +188,7 @@ def test_a_panic_fails_its_request_only(encoder: SentenceEncoder, monkeypatch: p
 def test_an_unexpected_error_fails_the_requests_of_its_batch_only(
     error: type[BaseException], encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = [app_module.encode_requests(encoder, [(["text"], None)]), None]
+    results = [app_module.encode_requests(encoder, [(["text"], None, None)]), None]
 
     def fail_once(*_: Any) -> Any:
         result = results.pop()
@@ -233,7 +233,7 @@ def test_another_process_can_compute_the_embeddings() -> None:
     """Of the encoder, the application then needs four properties only."""
     asked = []
 
-    async def encode(texts: list[str], side: str | None) -> Any:
+    async def encode(texts: list[str], side: str | None, _: str | None) -> Any:
         asked.append((texts, side))
         if texts == ["refused"]:
             raise ValueError("adds no token.")

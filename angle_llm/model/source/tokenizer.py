@@ -12,12 +12,13 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
 from angle_llm.prompts import PLACEHOLDER, PromptTemplate, Side, SidePrompts
 
+Instructions: TypeAlias = Sequence[str | None]
 Tokenizer = Any
 """Type of a `transformers` tokenizer. It is `Any`, because fast and slow tokenizers have no useful common type."""
 
@@ -184,8 +185,8 @@ class SentenceTokenizer:
         names = [name for name in tokenizer.all_special_tokens if prompt.takes_instruction and name in prompt.template]
         if names:
             raise ValueError(
-                f"prompt {prompt.name!r} has special tokens of the tokenizer: {', '.join(names)}. They would be read as plain "
-                "text, unlike in sentence-transformers, which gives other vectors. Choose another prompt."
+                f"prompt {prompt.name!r} has special tokens of the tokenizer, {', '.join(names)}, which would be read as plain "
+                "text, unlike in sentence-transformers. Choose another prompt."
             )
         template = {"joined": _joined, "segments": _segments, "chat": _chat}[prompt.tokenization]
         self.template = template(tokenizer, prompt)
@@ -233,9 +234,7 @@ class SentenceTokenizer:
             )
         return [] if eos in self.special_tokens.after else [eos]
 
-    def __call__(
-        self, texts: Sequence[str], first: int = 0, instructions: Sequence[str | None] = ()
-    ) -> list[list[int]]:
+    def __call__(self, texts: Sequence[str], first: int = 0, instructions: Instructions = ()) -> list[list[int]]:
         """Return the token ids of each text, with prompt and special tokens.
 
         Error messages give the position of the text in `texts` plus `first`. `instructions` has the instruction of each

@@ -159,7 +159,9 @@ FAULTS = [
           contract("embed", "killed")),
     Fault("scaled-before-the-cut", "VectorForm.stored", "np.linalg.norm(rows, axis", "np.linalg.norm(rows_ND, axis",
           contract("embed", "cut_scaled")),
-    Fault("farthest-found", "best", "np.argsort(-score_QC", "np.argsort(score_QC", contract("embed", "nearest_rows")),
+    Fault("farthest-found", "best", "np.argsort(-score_QC", "np.argsort(score_QC",
+          "tests/tools/test_search.py -k brute_force"),
+    Fault("farthest-first", "search_folder", "-hit.cosine", "hit.cosine", contract("embed", "nearest_rows")),
     # export
     Fault("dense-not-merged", "_write_usage", "dense_folders(source, card.dense)", "()",
           "tests/model/test_dense.py -k keeps_or_trains"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -126,7 +127,8 @@ class StepForecast:
         step_texts = max(sum(len(planned.batch) for planned in step.batches) for step in steps)
         # Sizes of weights and embeddings.
         bare: Any = without_adapter(backbone)
-        trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        weights = chain(backbone.parameters(), encoder.model.dense.parameters())
+        trained = [parameter for parameter in weights if parameter.requires_grad]
         columns = embedding_size(bare, encoder.model.dense) * max(1, losses[0].embeddings_per_text)
         device = Device(
             kind,

@@ -22,6 +22,7 @@ from angle_llm.memory.step_forecast import StepForecast
 from angle_llm.memory.step_memory import MemoryLedger
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.meta_model import meta_backbone
+from angle_llm.model.source.dense import Dense
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
 from angle_llm.train.distributed import Processes
@@ -113,6 +114,19 @@ def counted(encoder: Any, settings: TrainSettings) -> StepForecast:
     config = without_adapter(encoder.model.backbone).config
     backbone = meta_backbone(config, torch.float32, lora)
     return StepForecast.of(settings, encoder, backbone, data, [AngleObjective()], Sharding(), "cpu")
+
+
+def test_trained_dense_modules_are_in_the_forecast() -> None:
+    settings = TrainSettings(batch_size=16, lora=LoraSettings(rank=4))
+    encoder = tiny_encoder("bert")
+    encoder.add_lora(settings.lora)
+    linear = nn.Linear(encoder.dimensions, encoder.dimensions)
+    encoder.model.dense = nn.Sequential(Dense(linear, "torch.nn.modules.linear.Identity"))
+    numbers = []
+    for trained in (False, True):
+        encoder.model.dense.requires_grad_(trained)
+        numbers.append(counted(encoder, settings).device.trained_numbers)
+    assert numbers[1] - numbers[0] == encoder.dimensions**2 + encoder.dimensions
 
 
 def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> None:

@@ -8,7 +8,8 @@ import pytest
 from kills import check_resumes_after_any_kill, contents, flushed_before_renamed, in_a_fork
 
 from angle_llm import io
-from angle_llm.io import FolderError, ResumableFolder, write_text
+from angle_llm.io import FolderError, write_text
+from angle_llm.resumable_folder import ResumableFolder
 
 SAME = {"input": {"rows": 5, "name": "a"}, "seed": 1}
 flat_and_nested = pytest.mark.parametrize("flat", [True, False], ids=["flat", "nested"])

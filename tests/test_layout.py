@@ -15,7 +15,7 @@ import angle_llm
 
 PACKAGE = Path(__file__).parent.parent / "angle_llm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"settings", "prompts", "io", "device", "losses", "objective"}
+BASE = {"settings", "prompts", "io", "resumable_folder", "device", "losses", "objective"}
 CORE = {*BASE, "data", "model"}
 # Each package and module, and the packages it may import. `cli` and `run` may import everything.
 ALLOWED = {
@@ -25,6 +25,7 @@ ALLOWED = {
     "device": set[str](),
     "losses": {"device", "objective"},
     "prompts": {"settings", "io"},
+    "resumable_folder": {"io"},
     "settings": {"prompts", "io", "objective"},
     "data": BASE,
     "model": BASE | {"data"},

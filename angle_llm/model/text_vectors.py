@@ -26,8 +26,6 @@ from angle_llm.data.formats import DataError, pairs_of
 from angle_llm.data.positives import MiningData
 from angle_llm.device import release_cached_memory
 from angle_llm.io import (
-    IDENTITY,
-    ResumableFolder,
     log,
     progress_bar,
     read_object,
@@ -39,6 +37,7 @@ from angle_llm.io import (
 )
 from angle_llm.model.vectors import Array, encoder_identity, join_arrays, untokenizable
 from angle_llm.prompts import InstructedText, Side, split_instructions, usable_instructions
+from angle_llm.resumable_folder import IDENTITY, ResumableFolder
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ import numpy as np
 from angle_llm.data.corpus import SKIP, Corpus, CorpusText, Survey, TextBlock, bad_row
 from angle_llm.data.formats import DataError
 from angle_llm.data.sources import EXTENSIONS, STANDARD_INPUT, BadRow
-from angle_llm.io import ResumableFolder, check_resumable, has_terminal, progress_bar, remove_folder, write_file
+from angle_llm.io import has_terminal, progress_bar, remove_folder, write_file
 from angle_llm.model.vectors import (
     FORMAT_VERSION,
     INDEX,
@@ -31,6 +31,7 @@ from angle_llm.model.vectors import (
     untokenizable,
     write_shard,
 )
+from angle_llm.resumable_folder import ResumableFolder, check_resumable
 from angle_llm.settings.commands import EmbedSettings
 from angle_llm.settings.parsing import SettingsError
 
@@ -248,7 +249,7 @@ def _write_block(job: EmbedJob, parts: ResumableFolder, block: TextBlock) -> Non
         text_columns["id"] = [row.id for row in texts.values()]
     if shards.store_text:
         text_columns["text"] = [row.text for row in texts.values()]
-    skipped = [{"row": number, "place": place, "reason": reason} for number, (place, reason) in sorted(bad.items())]
+    skipped = [{"row": number, "place": where, "reason": reason} for number, (where, reason) in sorted(bad.items())]
     name, columns = job.names[block.number], job.form.stored(vectors)
     fill = partial(write_shard, name=name, options=shards, columns=columns, text_columns=text_columns, skipped=skipped)
     parts.write(name, fill, {"first": block.first, "rows": len(texts), "skipped": len(skipped)})

@@ -27,9 +27,7 @@ import yaml
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.positives import collect_pairs
 from angle_llm.io import (
-    IDENTITY,
     FolderError,
-    ResumableFolder,
     differences,
     plain,
     progress_bar,
@@ -40,6 +38,7 @@ from angle_llm.io import (
 )
 from angle_llm.model.text_vectors import vectors_of
 from angle_llm.model.vectors import encoder_identity
+from angle_llm.resumable_folder import IDENTITY, ResumableFolder
 from angle_llm.settings.commands import MineSettings, NegativeRules, ScoreSettings
 from angle_llm.tools.hard_negatives import REASONS, Miner, check_candidates, group_lines
 

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from angle_llm.data.positives import MiningData, collect_pairs
-from angle_llm.io import ResumableFolder, plain
+from angle_llm.io import plain
 from angle_llm.model.text_vectors import TextVectors, vectors_of
 from angle_llm.model.vectors import encoder_identity
+from angle_llm.resumable_folder import ResumableFolder
 from angle_llm.settings.commands import ScoreSettings
 from angle_llm.tools.hard_negatives import group_lines, group_row, own_cosines
 from angle_llm.tools.mine import finish, is_finished, parts_folder

@@ -26,7 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from angle_llm.io import FolderError, ResumableFolder, log, plain
+from angle_llm.io import FolderError, log, plain
+from angle_llm.resumable_folder import ResumableFolder
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.strategies import DataParallelStrategy

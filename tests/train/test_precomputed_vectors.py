@@ -16,12 +16,13 @@ from torch.testing import assert_close
 from angle_llm import fine_tune
 from angle_llm.data.formats import Group, PositivePair, Triple
 from angle_llm.data.mixture import LoadedSet, Mixture
-from angle_llm.io import FolderError, ResumableFolder
+from angle_llm.io import FolderError
 from angle_llm.losses import AngleObjective
 from angle_llm.model import text_vectors as module
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.model.text_vectors import PrecomputedVectors, precompute_vectors
+from angle_llm.resumable_folder import ResumableFolder
 from angle_llm.settings.parsing import SettingsError, settings_from_dict
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner

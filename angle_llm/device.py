@@ -75,8 +75,8 @@ def relative_difference(one: Tensor, other: Tensor) -> float:
     """
     if one.shape != other.shape:
         return math.inf
-    one, other = one.cpu().double(), other.cpu().double()  # MPS has no float64
-    return float(((one - other).norm(dim=-1) / other.norm(dim=-1).clamp(min=1e-30)).max())
+    first, second = one.cpu().double(), other.cpu().double()  # MPS has no float64
+    return float(((first - second).norm(dim=-1) / second.norm(dim=-1).clamp(min=1e-30)).max())
 
 
 def largest(values: Iterable[float]) -> float:

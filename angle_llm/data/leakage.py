@@ -114,16 +114,16 @@ class FileKeys:
         `text` completes the sentence "rows that …"; `matching` is the location of the other row of a repeat or
         contradiction, for messages.
         """
-        place = f"{line} and {matching}" if matching else f"{line}"
-        self._places.setdefault((kind, text), {}).setdefault(line, place)
+        location = f"{line} and {matching}" if matching else f"{line}"
+        self._places.setdefault((kind, text), {}).setdefault(line, location)
         self.removed.setdefault(line, reason or kind)
 
     def findings(self) -> Iterator[Finding]:
         """Yield the recorded problems, and the number of texts that are also in evaluation sets."""
-        for (kind, text), place_of in self._places.items():
+        for (problem, text), place_of in self._places.items():
             count = len(place_of)
             places = list(place_of.values())[:SHOWN_PLACES]
-            yield Finding(kind, kind in _TROUBLE, count, f"rows that {text}: {count:,}", places)
+            yield Finding(problem, problem in _TROUBLE, count, f"rows that {text}: {count:,}", places)
         counts = [(tested.name, len(self.sentences & tested.sentences)) for tested in self.sets]
         if listed := ", ".join(f"{count:,} in {name}" for name, count in counts if count):
             text = f"texts of 4 words or more that are also in evaluation sets: {listed}"
@@ -178,14 +178,14 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
     Single texts count only with 4 words or more. At most `_COMPARED` examples are compared, evenly spaced.
 
     Returns:
-        For each evaluation set, kind → (number that also occurs in the examples, number in the evaluation set). Kinds
-            are `pairs`, `queries` and `texts of 4 words or more`; kinds without a common text are missing.
+        For each evaluation set, unit → (number that also occurs in the examples, number in the evaluation set). Units
+            are `pairs`, `queries` and `texts of 4 words or more`; units without a common text are missing.
     """
     keys_of_set = [
         {"pairs": tested.pairs, "queries": tested.queries, "texts of 4 words or more": tested.sentences}
         for tested in sets
     ]
-    shared_of_set: list[dict[str, set[int]]] = [{kind: set() for kind in keys} for keys in keys_of_set]
+    shared_of_set: list[dict[str, set[int]]] = [{unit: set() for unit in keys} for keys in keys_of_set]
     for at in range(0, len(examples), len(examples) // _COMPARED + 1):
         bare_of = {text: normalized(text) for text in texts_of(examples[at])}
         pairs = pairs_of(examples[at])
@@ -195,10 +195,10 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
             "texts of 4 words or more": set(map(key, bare_of.values())),
         }
         for keys, shared in zip(keys_of_set, shared_of_set, strict=True):
-            for kind in shared:
-                shared[kind] |= keys[kind] & example_keys[kind]
+            for unit in shared:
+                shared[unit] |= keys[unit] & example_keys[unit]
     return [
-        {kind: (len(shared[kind]), len(keys[kind])) for kind in keys if shared[kind]}
+        {unit: (len(shared[unit]), len(keys[unit])) for unit in keys if shared[unit]}
         for keys, shared in zip(keys_of_set, shared_of_set, strict=True)
     ]
 

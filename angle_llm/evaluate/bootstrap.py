@@ -303,6 +303,6 @@ def _spearman(scores: PairScores, resamples: int, seed: int, stream: str) -> tup
 
 def _mean_difference_of(tasks: Sequence[_TwoModels]) -> Difference:
     """Return the difference of two models in the mean of Spearman × 100 over tasks, with interval and p-value."""
-    value, other = np.mean([task.spearman_2 for task in tasks], axis=0).tolist()
+    our_mean, their_mean = np.mean([task.spearman_2 for task in tasks], axis=0).tolist()
     ours_B, theirs_B = np.mean([task.resampled_2B for task in tasks], axis=0)
-    return _difference(sum(task.pairs for task in tasks), value, other, ours_B - theirs_B)
+    return _difference(sum(task.pairs for task in tasks), our_mean, their_mean, ours_B - theirs_B)

@@ -278,12 +278,12 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
     if settings.edits == "published":
         tasks = [with_published_edits(task) for task in tasks]
     against = settings.against
-    other = ""  # name of the second model in the report
+    other_name = ""  # of the second model, in the report
     theirs = None
     remarks: list[str] = []
     if against is not None and against.endswith(".json"):
         name, theirs, text_of_task = read_scores(against)
-        other = f"{name}, {against}"
+        other_name = f"{name}, {against}"
         here = {task.name: (task.variant, task.edits) for task in tasks}
         if differ := [name for name, text in text_of_task.items() if here.get(name, text) != text]:
             remarks.append(
@@ -302,10 +302,10 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
     if against is not None:
         if theirs is None:
             their_results, their_facts = evaluate_model(against, resamples=0)
-            other = f"{against} ({their_facts})"
+            other_name = f"{against} ({their_facts})"
             theirs = their_results.scores
         comparison = compare(results.scores, theirs)
-    text = sts_report(results, settings.model, [str(facts), *remarks], comparison=comparison, other=other)
+    text = sts_report(results, settings.model, [str(facts), *remarks], comparison=comparison, other=other_name)
     write_results(settings, METRIC, text, results.to_dict() | {"comparison": comparison}, facts)
     return results
 

@@ -82,8 +82,8 @@ def _chosen(
     fixed = None not in (settings.micro_batch_tokens, settings.graph_tokens)
     if free is None or (fixed and settings.activation_checkpointing != "auto"):
         return budget
-    kind = "cuda" if processes.device.type == "cuda" else "cpu"
-    if kind == "cpu" and sum(weight.numel() for weight in encoder.model.parameters()) < SMALL_MODEL:
+    device_type = "cuda" if processes.device.type == "cuda" else "cpu"
+    if device_type == "cpu" and sum(weight.numel() for weight in encoder.model.parameters()) < SMALL_MODEL:
         log(f"token budget: {budget}")
         return budget
 
@@ -94,7 +94,7 @@ def _chosen(
     try:
         with torch.random.fork_rng(devices=[]):
             backbone = meta_backbone(bare.config, encoder.dtype, lora, divided=sharding.zero == 3)
-            forecast = StepForecast.of(settings, encoder, backbone, data, losses, sharding, kind)
+            forecast = StepForecast.of(settings, encoder, backbone, data, losses, sharding, device_type)
             choice = best_budget(settings, forecast, free)
     except DataError:
         raise

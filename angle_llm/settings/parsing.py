@@ -268,18 +268,19 @@ def parse_settings(
     """
     import tyro
 
-    kind: Any = defaults if isinstance(defaults, type) else type(defaults)
+    settings_type: Any = defaults if isinstance(defaults, type) else type(defaults)
     values = None if isinstance(defaults, type) else defaults
-    loaded, rest = config_defaults(kind, sys.argv[1:] if arguments is None else arguments, values)
+    loaded, rest = config_defaults(settings_type, sys.argv[1:] if arguments is None else arguments, values)
     names = {argument.partition("=")[0].replace("_", "-") for argument in rest}
     for flag in _mapping_flags(loaded) if loaded else ():
         if flag in names:
             raise SettingsError(f"{flag} is set by --config. Change single values with {flag}.NAME VALUE.")
     default = loaded or values
     options: dict[str, Any] = {} if default is None else {"default": default}
-    settings: Any = tyro.cli(kind, prog=prog, args=rest, description=describe(kind, description), **options)
-    # Flags completed the settings of `_load_incomplete`: `kind` checks them now.
-    return settings if type(settings) is kind else kind(**vars(settings))
+    text = describe(settings_type, description)
+    settings: Any = tyro.cli(settings_type, prog=prog, args=rest, description=text, **options)
+    # Flags completed the settings of `_load_incomplete`: `settings_type` checks them now.
+    return settings if type(settings) is settings_type else settings_type(**vars(settings))
 
 
 def _mapping_flags(settings: Any, prefix: str = "--") -> Iterator[str]:
@@ -344,5 +345,6 @@ def _load_incomplete(kind: type[Settings], path: str) -> Settings:
             "__annotations__": {name: hints[name] for name in required},
             "__post_init__": lambda _: None,
         }
-        kind = settings_class(cast(type[Settings], type(kind.__name__, (kind,), namespace)))
+        unchecked = settings_class(cast(type[Settings], type(kind.__name__, (kind,), namespace)))
+        return settings_from_dict(unchecked, content, where=path)
     return settings_from_dict(kind, content, where=path)

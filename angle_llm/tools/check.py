@@ -102,11 +102,11 @@ def check_data(settings: CheckSettings) -> CheckResult:
         out = settings.fix
         write_folder(out, lambda folder: fixed.extend(write_fixed(readable, folder, out)))
     # Training commands, with the cleaned copies. Training reads UTF-8 only, and no single texts.
-    kind = "" if tokens is None else _model_kind(model, tokens)
+    group = "" if tokens is None else _model_kind(model, tokens)
     paths = [copy["cleaned"] for copy in fixed] or [source.path for source, _ in readable]
     for path, (source, report) in zip(paths, readable, strict=True):
         if report.can_train and report.format != "text" and (fixed or source.encoding == DataSource().encoding):
-            report.train = _train_flags(model, tokens, kind, replace(source, path=path), report)
+            report.train = _train_flags(model, tokens, group, replace(source, path=path), report)
     remark = "no --model: tokens are not counted, and the training command lacks the settings of a model"
     if tokens is not None:
         prompts = tokens.tokenizers.prompts

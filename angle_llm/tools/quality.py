@@ -193,7 +193,7 @@ def _check_file(
     account = reading.report()
     examples: list[Example] = []
     score_counts = Counter[float]()
-    suspicious = {kind: Counter[str]() for kind in _SUSPICIOUS}
+    suspicious = {problem: Counter[str]() for problem in _SUSPICIOUS}
     has_different_texts = tokens is not None and tokens.tokenizers.prompts.differ
     new_texts: list[str] = []
     samples: list[str] = []
@@ -246,10 +246,12 @@ def _check_file(
             "with its body or a question with its answer"
         )
         report.add("no pairs", used, text, trouble=True)
-    for kind, meaning in _SUSPICIOUS.items():
-        if total := suspicious[kind].total():
-            most = ", ".join(f"{text!r:.60}: {count:,} ×" for text, count in suspicious[kind].most_common(SHOWN_PLACES))
-            report.add(kind, total, f"{meaning}: {total:,}; most often {most}")
+    for problem, meaning in _SUSPICIOUS.items():
+        if total := suspicious[problem].total():
+            most = ", ".join(
+                f"{text!r:.60}: {count:,} ×" for text, count in suspicious[problem].most_common(SHOWN_PLACES)
+            )
+            report.add(problem, total, f"{meaning}: {total:,}; most often {most}")
     if tokens is not None:
         token_counts += tokens.lengths(new_texts) if new_texts else []
         _add_tokens(report, tokens, token_counts, samples or new_texts[:_SAMPLE_TEXTS])

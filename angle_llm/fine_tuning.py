@@ -110,54 +110,30 @@ def fine_tune(
 
 
 def _data_settings(data: Any, rows: dict[str, Source]) -> dict[str, Any]:
-    """Return the settings of training data; replace each Python object by a generated path `memory:NAME-DIGEST`.
-
-    `rows` is an output argument: the sources of the objects are added to it, by path.
-    """
-    from angle_llm.data.in_memory import source_in_memory
-
-    def path_of(value: Any, name: str) -> str:
-        if isinstance(value, str | Path):
-            return str(value)
-        source = source_in_memory(value, name)
-        rows[source.text] = source
-        return source.text
-
+    """Return the settings of training data; the sources of Python objects are added to `rows`, by path."""
     if isinstance(data, DataSettings):
         return settings_to_dict(data)
-    if not _is_settings_dict(data, DataSettings):
-        return settings_to_dict(DataSettings(path=path_of(data, "data")))
-    values = dict(data)
+    values = dict(data) if _is_settings_dict(data, DataSettings) else {"path": data}
     if values.keys() & {"path", "sets"}:  # other data, not a change of the data in the settings
         values = settings_to_dict(DataSettings()) | values
-    if "path" in data:
-        values["path"] = path_of(values["path"], "data")
-    if "sets" in data:
+        values["path"] = _text_of(values["path"], "data", rows)
         values["sets"] = [
-            {**dataset, "path": path_of(dataset["path"], f"data{number}")} if "path" in dataset else dataset
-            for number, dataset in enumerate(data["sets"], 1)
+            {**dataset, "path": _text_of(dataset["path"], f"data{number}", rows)} if "path" in dataset else dataset
+            for number, dataset in enumerate(values["sets"], 1)
         ]
     return values
 
 
 def _evaluation_settings(evaluation: Any, tasks: dict[str, Source | EvaluationFunction]) -> dict[str, Any]:
-    """Return the settings of an evaluation; replace each Python object by a generated name, such as `memory:NAME-DIGEST`.
-
-    `tasks` is an output argument: the sources and functions are added to it, by name.
-    """
-    from angle_llm.data.in_memory import source_in_memory
+    """Return the settings of an evaluation; the sources of Python objects, and functions, are added to `tasks`, by name."""
     from angle_llm.evaluate.held_out import FUNCTION
 
-    def text_of(task: Any, name: str | None) -> str:
-        if isinstance(task, str | Path):
-            return str(task)
-        if _measures_encoder(task):
-            text = f"{FUNCTION}{name or getattr(task, '__name__', type(task).__name__)}"
-            tasks[text] = task
-        else:
-            source = source_in_memory(task, name or "evaluation")
-            text = source.text
-            tasks[text] = source
+    def text_of(task: Any, name: str | None = None) -> str:
+        is_data = hasattr(task, "column_names") or hasattr(task, "__arrow_c_stream__")
+        if is_data or not callable(task):
+            return _text_of(task, name or "evaluation", tasks)
+        text = f"{FUNCTION}{name or getattr(task, '__name__', type(task).__name__)}"
+        tasks[text] = task
         return text
 
     if isinstance(evaluation, EvaluationSettings):
@@ -166,23 +142,27 @@ def _evaluation_settings(evaluation: Any, tasks: dict[str, Source | EvaluationFu
     if _is_settings_dict(evaluation, EvaluationSettings):
         values = dict(evaluation)
     named = values.get("tasks")
-    if named is None:
-        return values
     if isinstance(named, Mapping) and not hasattr(named, "column_names"):  # a DatasetDict has column names
         values["tasks"] = [text_of(task, name) for name, task in named.items()]
     elif isinstance(named, list | tuple) and not (named and all(type(row) is dict for row in named)):
-        values["tasks"] = [text_of(task, None) for task in named]
-    else:
-        values["tasks"] = [text_of(named, None)]
+        values["tasks"] = list(map(text_of, named))
+    elif named is not None:
+        values["tasks"] = [text_of(named)]
     return values
 
 
-def _is_settings_dict(value: Any, kind: type) -> bool:
-    """Return whether a value is a dictionary whose keys are settings of the class `kind`."""
-    names = {item.name for item in fields(kind)}
+def _text_of(value: Any, name: str, sources: dict[str, Any]) -> str:
+    """Return a path unchanged; for other data, add their source to `sources`, and return its text `memory:NAME-DIGEST`."""
+    from angle_llm.data.in_memory import source_in_memory
+
+    if isinstance(value, str | Path):
+        return str(value)
+    source = source_in_memory(value, name)
+    sources[source.text] = source
+    return source.text
+
+
+def _is_settings_dict(value: Any, settings_type: type) -> bool:
+    """Return whether a value is a dictionary whose keys are settings of a class."""
+    names = {item.name for item in fields(settings_type)}
     return type(value) is dict and bool(value) and value.keys() <= names
-
-
-def _measures_encoder(task: Any) -> bool:
-    """Return whether an evaluation task is a function of the encoder, not data."""
-    return callable(task) and not hasattr(task, "column_names") and not hasattr(task, "__arrow_c_stream__")

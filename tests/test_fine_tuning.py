@@ -444,6 +444,7 @@ class Misspelt(Callback):
     ("arguments", "message"),
     [
         ({"learning_rate": 1e-3}, r"unknown setting 'learning_rate'. Did you mean optimizer=\{'learning_rate': …\}"),
+        ({"callbacks": EarlyStopping(2)}, "callbacks: expected a list, got EarlyStopping; write callbacks="),
         ({"callbacks": [object()]}, "callbacks: expected objects of classes derived from Callback, got object"),
         ({"callbacks": [Misspelt()]}, "Misspelt.on_step_end is never called; expected one of on_start"),
         ({"callbacks": [EarlyStopping(2)]}, "early stopping counts evaluations"),

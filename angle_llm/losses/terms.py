@@ -210,8 +210,8 @@ def as_objective(loss: Loss) -> Objective:
     """Return the training loss for a function, a term, a loss, or the sum of a list of these.
 
     Raises:
-        ValueError: for two terms with the same name, or a loss in a list that is not a sum of terms.
-        TypeError: for another type.
+        ValueError: for two terms with the same name.
+        TypeError: for another type, such as a loss in a list that is not a sum of terms.
     """
     if isinstance(loss, Objective):
         return loss
@@ -219,17 +219,14 @@ def as_objective(loss: Loss) -> Objective:
     for part in loss if isinstance(loss, Sequence) else [loss]:
         if isinstance(part, SumOfTerms):
             terms += part.terms
-        elif isinstance(part, Objective):
-            raise ValueError(
-                f"loss: {type(part).__name__} is not a sum of terms, so it cannot be added to other losses"
-            )
         elif isinstance(part, Term):
             terms.append(part)
-        elif callable(part):
+        elif callable(part) and not isinstance(part, Objective):
             terms.append(FunctionTerm(getattr(part, "__name__", type(part).__name__), part))
         else:
             raise TypeError(
-                f"loss: expected a function (embeddings, relation) -> scalar, a Term or an Objective, got {type(part).__name__}"
+                "loss: expected a function (embeddings, relation) -> scalar, a Term, a sum of terms, or a list of these, got "
+                f"{type(part).__name__}"
             )
     return SumOfTerms(*terms)
 

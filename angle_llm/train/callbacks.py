@@ -119,6 +119,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Raise `TypeError` for an object that is not a `Callback`, or has a method `on_…` that is never called."""
+    if isinstance(callbacks, Callback):
+        raise TypeError(f"callbacks: expected a list, got {type(callbacks).__name__}; write callbacks=[…]")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise TypeError(

@@ -105,7 +105,7 @@ class FineTuned:
                 axes.plot(steps, values, marker="o" if name == DECIDES else "", label=name.removeprefix("cosine/"))
             axes.set_xlabel("step")
             axes.set_ylabel(next(iter(self.best)) if title == "evaluation" and self.best else title)
-        figure.legend(loc="outside right upper")
+        figure.legend(handles=axes.get_lines(), loc="outside right upper")  # of the cosines
         pyplot.close(figure)  # a notebook would show it twice
         return figure
 
@@ -202,14 +202,14 @@ class Run:
         return starts_over
 
     def prepare(self) -> None:
-        """Create the run directory and write settings.yaml, on the main process."""
-        self.processes.from_main(self._prepare)
+        """Create the run directory, remove an earlier result.json, and write settings.yaml, on the main process."""
 
-    def _prepare(self) -> None:
-        """Create the run directory, remove an earlier result.json, and write settings.yaml."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / RESULT).unlink(missing_ok=True)
-        save_settings(replace(self.settings, resume=TrainSettings.resume), self.folder / "settings.yaml")
+        def write() -> None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / RESULT).unlink(missing_ok=True)
+            save_settings(replace(self.settings, resume=TrainSettings.resume), self.folder / "settings.yaml")
+
+        self.processes.from_main(write)
 
     def finish(self, result: FineTuned) -> None:
         """Write result.json, which marks the run as finished, and remove `interrupted/`; only on the main process."""

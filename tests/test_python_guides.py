@@ -1,8 +1,11 @@
 """The guide and the notebooks of Python, and the API reference: they run, and show what is public."""
 
 import ast
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -90,18 +93,30 @@ def test_the_reference_shows_what_is_public() -> None:
         assert getattr(__import__(module, fromlist=["*"]), attribute).__doc__, name
 
 
+@pytest.mark.parametrize("name", ["search"])
+def test_notebooks_are_stored_with_a_figure_and_tables(name: str) -> None:
+    cells = json.loads((DOCS / "notebooks" / f"{name}.ipynb").read_text("utf-8"))["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    types = Counter(chain.from_iterable(output.get("data", ()) for output in outputs))
+    assert types["image/png"] == 1
+    assert types["text/html"] >= 2
+    for output in outputs:
+        text = json.dumps(output)
+        assert len(text) < 100_000, "an output is larger than a picture"
+        assert output.get("name") != "stderr", "progress bars"
+        assert not re.search(r"/(root|home|tmp|Users)/", text), "a path of a machine"
+
+
 @pytest.mark.needs("nbclient", "ipykernel")
 @pytest.mark.parametrize("name", ["quickstart", "search"])
 def test_notebooks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient
+    from run_notebooks import stored
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     path = DOCS / "notebooks" / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            assert len(str(output)) < 200_000, "an output is larger than a picture"
     # A tiny model and few steps in place of the documented ones.
     llama = save_tiny_base("llama", tmp_path / "llama")
     bert = save_tiny_base("bert", tmp_path / "bert")
@@ -110,9 +125,10 @@ def test_notebooks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             'fine_tune("starter",', f'fine_tune("starter", model={{"path": "{llama}", "max_length": 100}}, max_steps=2,'
         )
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    outputs = [output for cell in notebook.cells for output in stored(cell.get("outputs", ()))]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 1
     assert any("text/html" in output.get("data", {}) for output in outputs), "a table"
+    assert {output.get("name", "stdout") for output in outputs} == {"stdout"}, "progress bars are not stored"
 
 
 @pytest.mark.needs("nbclient", "ipykernel")

@@ -151,7 +151,7 @@ class SentenceEncoder:
         Args:
             path_or_id: folder, `.gguf` file, hub id, ID@REVISION, or `package:NAME/path` in a Python package.
             adapter: folder written by peft or angle-emb, with an adapter for the backbone; needs `prompt`.
-            prompt: name, YAML file or template, or {"query": …, "document": …}. None: the prompt of the saved encoder or
+            prompt: name, YAML file or `PromptTemplate`, or {"query": …, "document": …}. None: the prompt of the saved encoder or
                 sentence-transformers model; for a backbone, the default of the constructor.
             pooling: name of the pooling; None: as for `prompt`.
             max_length: maximum number of tokens of a text; None: as for `prompt`.

@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import gguf
+import pytest
 import torch
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import nn
@@ -33,10 +34,11 @@ from transformers import (
     Qwen3Config,
     RobertaConfig,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers import lora
-from angle_llm.model.source.backbone import use_capped_attention
+from angle_llm.model.source.backbone import use_equal_states
 from angle_llm.settings.parsing import settings_class
 from angle_llm.settings.train import LoraSettings
 
@@ -116,6 +118,83 @@ KINDS: dict[str, Kind] = {
         causal=False,
     ),
 }
+_LINEAR: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_MAMBA_2: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2}
+_CONV: dict[str, Any] = {"layer_types": ["conv", "full_attention"]}
+HYBRID_VALUES: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {**_LINEAR, "head_dim": 8},
+    "qwen3_5_moe_text": {**_LINEAR, **_EXPERTS, "head_dim": 8, "shared_expert_intermediate_size": 16},
+    "qwen3_next": {**_LINEAR, **_EXPERTS, "head_dim": 8, "shared_expert_intermediate_size": 16},
+    "olmo_hybrid": {**_LINEAR, "pad_token_id": 0},
+    "minimax": {
+        "layer_types": _LINEAR["layer_types"],
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "block_size": 4,
+    },
+    "lfm2": _CONV,
+    "lfm2_moe": {**_CONV, **_EXPERTS, "num_dense_layers": 1},
+    "lfm3": {**_CONV, "pad_token_id": 0},
+    "falcon_h1": {**_MAMBA_2, "head_dim": 8, "mamba_d_ssm": 64},
+    "mamba": {"state_size": 4},
+    "falcon_mamba": {"state_size": 4},
+    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2},
+    "jamba": {
+        "num_experts": 1,
+        "num_experts_per_tok": 1,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 4,
+    },
+    "bamba": {**_MAMBA_2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        **_MAMBA_2,
+        "layer_types": _LINEAR["layer_types"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 48,
+    },
+    "nemotron_h": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+        "head_dim": 8,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+    },
+    "zamba2": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+        "adapter_rank": 4,
+        "mamba_d_state": 8,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 8,
+        "mamba_ngroups": 2,
+    },
+    "recurrent_gemma": {"num_hidden_layers": 3, "num_key_value_heads": 1, "lru_width": 32, "attention_window_size": 64},
+    "rwkv": {"num_hidden_layers": 4, "attention_hidden_size": 32, "rescale_every": 2},
+    "zaya": {},
+}
+"""Kinds with a convolution or a recurrent state, → values of their config; they are not in `KINDS`."""
+
+
+def hybrid_config(kind: str) -> PretrainedConfig:
+    """Return the config of a kind in `HYBRID_VALUES`; skip the test if this version of transformers does not have it."""
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"transformers without {kind}")
+    return CONFIG_MAPPING[kind](**{**_DECODER, "num_hidden_layers": 2, **HYBRID_VALUES[kind]})
+
+
+HYBRID = {name: Kind(partial(hybrid_config, name), "qwen" if "qwen" in name else "smollm2") for name in HYBRID_VALUES}
+_EVERY = KINDS | HYBRID
 CAUSAL = [name for name, kind in KINDS.items() if kind.causal]
 BIDIRECTIONAL = [name for name, kind in KINDS.items() if not kind.causal]
 
@@ -125,7 +204,7 @@ def tiny_backbone(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 
     model = _seeded(AutoModel.from_config, kind, seed, **({} if window is None else {"sliding_window": window}))
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    use_capped_attention(model)
+    use_equal_states(model)
     return _cast(model, dtype).eval()
 
 
@@ -136,7 +215,7 @@ def tiny_causal_lm(kind: str, dtype: torch.dtype = torch.float32, *, seed: int =
 
 def tiny_encoder(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 0, **options: Any) -> SentenceEncoder:
     """Return an encoder of a kind; `options` as for `SentenceEncoder`."""
-    return SentenceEncoder(tiny_backbone(kind, dtype, seed=seed), TOKENIZERS[KINDS[kind].tokenizer](), **options)
+    return SentenceEncoder(tiny_backbone(kind, dtype, seed=seed), TOKENIZERS[_EVERY[kind].tokenizer](), **options)
 
 
 def save_tiny_base(kind: str, folder: Path, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Path:
@@ -149,7 +228,7 @@ def save_tiny_base(kind: str, folder: Path, dtype: torch.dtype = torch.float32, 
 def _saved_base(kind: str, dtype: torch.dtype, seed: int) -> Path:
     folder = _temporary_folder()
     tiny_backbone(kind, dtype, seed=seed).save_pretrained(folder)
-    TOKENIZERS[KINDS[kind].tokenizer]().save_pretrained(folder)
+    TOKENIZERS[_EVERY[kind].tokenizer]().save_pretrained(folder)
     return folder
 
 
@@ -264,7 +343,7 @@ def _cast(model: Any, dtype: torch.dtype) -> Any:
 def _seeded(build: Callable[[PretrainedConfig], nn.Module], kind: str, seed: int, **changed: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = KINDS[kind].config()
+        config = _EVERY[kind].config()
         config.update(changed)
         model = build(config)
         with torch.no_grad():

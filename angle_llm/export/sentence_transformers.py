@@ -12,8 +12,9 @@ opens the folder needs no prompt argument and no code from the folder. This pack
 would add the prompt twice.
 
 sentence-transformers adds the prompts (`prompts` in `config_sentence_transformers.json`) in two cases: queries and
-documents have different prompts, or the prompt is text before `{text}` and the tokenizer has added tokens that are not
-special. The tokenizer is then unchanged, and other programs must send the prompts with the texts.
+documents have different prompts, or the prompt is text before `{text}` and the tokenizer cannot include it, because it has
+added tokens that are not special, or `AutoTokenizer` rebuilds it. The tokenizer is then unchanged, and other programs must
+send the prompts with the texts.
 """
 
 from __future__ import annotations
@@ -35,14 +36,22 @@ from angle_llm.export.tokenizer import PromptTokenizer, changed_names, check_sam
 from angle_llm.export.verify import VerifyOptions, finish_folder
 from angle_llm.io import write_json
 from angle_llm.model.source.artifact import write_directory, write_earlier_names
-from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
+from angle_llm.model.source.backbone import BackboneLocation, load_config, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError, read_json
 from angle_llm.model.source.dense import dense_folders
+from angle_llm.model.source.encoder_card import EncoderCard
+from angle_llm.model.source.resolve import locate
 from angle_llm.model.source.sentence_transformers_folder import library_pooling, library_prompts, write_library_files
 from angle_llm.model.source.tokenizer import SentenceTokenizer, SideTokenizers
 from angle_llm.model.source.weights import open_base
 from angle_llm.prompts import Side, load_prompt, load_prompts
 from angle_llm.settings.parsing import need_library
+
+_REBUILT = {"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp"}
+"""Model types whose tokenizer `AutoTokenizer` of transformers 5.19 and later rebuilds, without the prompt in its normalizer.
+
+They are in `MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS` and have a tokenizer class. So has `qwen2`, see `_write_as_llama`.
+"""
 
 
 def export_sentence_transformers(
@@ -99,7 +108,8 @@ def export_sentence_transformers(
     default = None
     is_prefix = not (query.tail or query.edits) and query.head == query.head.lstrip()
     stored = tokenizers.query
-    if card.prompt.differ or (is_prefix and stored.template.head and changed_names(tokenizer)):
+    cannot_include = is_prefix and stored.template.head and (changed_names(tokenizer) or _is_rebuilt(source, card))
+    if card.prompt.differ or cannot_include:
         prompts, default = library_prompts(card.prompt, source)
         stored = SentenceTokenizer(tokenizer, replace(load_prompt("plain"), append=query.append), card.max_length)
     exported = prompt_tokenizer(stored)
@@ -133,6 +143,12 @@ def export_sentence_transformers(
         return finish_folder(folder, source, str(out), VerifyOptions(side=side, device=device) if check else None)
 
     return write_directory(target, fill)
+
+
+def _is_rebuilt(source: Path, card: EncoderCard) -> bool:
+    """Return whether `AutoTokenizer` would rebuild the tokenizer of the exported folder (see `_REBUILT`)."""
+    location = locate(card.base or str(source))
+    return load_config(location, card.base_revision).model_type in _REBUILT
 
 
 def _weights_files(folder: Path) -> list[Path]:

@@ -45,7 +45,7 @@ from angle_llm.model.source.backbone import (
     probes_as_causal,
     tokenizer_config_of,
     torch_device,
-    use_capped_attention,
+    use_equal_states,
 )
 from angle_llm.model.source.bidirectional import check_and_simplify_bidirectional
 from angle_llm.model.source.checks import check_states
@@ -106,7 +106,7 @@ class SentenceEncoder:
         """
         bound_kernel_caches()
         patch_bitsandbytes(backbone)  # both before its first forward pass
-        use_capped_attention(backbone)
+        use_equal_states(backbone)
         with without_outliers(backbone):  # for the probes
             if is_made_bidirectional(backbone):
                 check_and_simplify_bidirectional(backbone)

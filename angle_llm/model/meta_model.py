@@ -9,6 +9,7 @@ as a real step, so the memory of the step can be forecast.
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layers.lora import add_lora
+from angle_llm.model.layers.quantization import is_quantizable
 from angle_llm.model.layout.attention import Kernel
 from angle_llm.model.source.artifact import card_of
 from angle_llm.model.source.backbone import (
@@ -105,8 +107,9 @@ def _resized(config: Any, sizes: dict[str, int]) -> Any:
             setattr(small, name, min(present, value))
     # A layer of every type, and at least two layers.
     if kinds := list(dict.fromkeys(getattr(small, "layer_types", None) or ())):
-        small.layer_types = (kinds * 2)[: max(2, len(kinds))]
-        small.num_hidden_layers = len(small.layer_types)
+        with suppress(AttributeError):  # configs like Falcon-H1's compute the types
+            small.layer_types = (kinds * 2)[: max(2, len(kinds))]
+            small.num_hidden_layers = len(small.layer_types)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if isinstance(token := getattr(small, name, None), int) and token >= sizes["vocab_size"]:
             setattr(small, name, None)
@@ -158,7 +161,8 @@ def frozen_bytes(backbone: nn.Module, head: nn.Module | None = None, bits: int |
 
     With `bits`, 4 or 8, the linear layers of the backbone count as quantized.
     """
-    quantized = {id(layer.weight) for layer in backbone.modules() if type(layer) is nn.Linear} if bits else set()
+    layers: list[tuple[str, Any]] = list(backbone.named_modules()) if bits else []
+    quantized = {id(layer.weight) for name, layer in layers if is_quantizable(backbone, name, layer)}
     model = nn.ModuleList([backbone] if head is None else [backbone, head])
     total = float(sum(buffer.nbytes for buffer in model.buffers()))
     for parameter in model.parameters():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from programs import run
-from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny import HYBRID, KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS
 from transformers import AutoModel
 
@@ -59,8 +59,9 @@ def real_encoder(kind: str, dtype: torch.dtype, lora: LoraSettings | None, bits:
 
 
 def meta_model_of(kind: str, dtype: torch.dtype, lora: LoraSettings | None) -> Any:
-    config = KINDS[kind].config()
-    tiny_copy = SentenceEncoder(meta_model.tiny_copy(config), TOKENIZERS[KINDS[kind].tokenizer]())
+    family = (KINDS | HYBRID)[kind]
+    config = family.config()
+    tiny_copy = SentenceEncoder(meta_model.tiny_copy(config), TOKENIZERS[family.tokenizer]())
     return meta_model.put_in(tiny_copy.model, meta_model.meta_backbone(config, dtype, lora))
 
 
@@ -110,6 +111,8 @@ LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
         *(pytest.param(kind, torch.float32, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER)) for kind in KINDS),
         ("llama", torch.bfloat16),
         ("bert", torch.bfloat16),
+        ("lfm2", torch.float32),
+        *(pytest.param(kind, torch.float32, marks=pytest.mark.slow) for kind in ("qwen3_5_text", "falcon_h1", "mamba")),
     ],
 )
 def test_a_step_without_weights_takes_the_memory_of_the_real_one(

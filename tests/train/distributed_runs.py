@@ -13,6 +13,7 @@ elastic [ZeRO]            interrupted by a signal to one process and resumed wit
 mixture CONFIG [NAME …]   a mixture of datasets stored on disk, in 1, 2 and 3 processes, and in 2 with the named ZeRO
 shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
 attention KIND [NAME]     bidirectional attention: data parallel and the named ZeRO, against one process
+hybrid KIND               a model with layers without attention: data parallel against one process
 dense [NAME]              the same with Dense modules that are trained too
 kernels [NAME]            the last rank cannot use texts in one sequence, at load: every rank pads its texts; or from the
                           second step on: the run ends and is resumed with --layout padded
@@ -419,6 +420,11 @@ def attention(folder: Path, kind: str, *names: str) -> None:
     two_processes(folder, names, {"attention": "bidirectional"}, model=model)
 
 
+def hybrid(folder: Path, kind: str) -> None:
+    save_tiny_base(kind, folder / "base")
+    two_processes(folder, (), {})
+
+
 def dense(folder: Path, *names: str) -> None:
     save_tiny_base("llama", folder / "base")
     encoder = SentenceEncoder.from_pretrained(folder / "base", prompt="plain", device="cpu")
@@ -491,6 +497,19 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     commands = {
         one.__name__: one
-        for one in (float64, options, together, deepspeed, bits, elastic, mixture, shortage, attention, dense, kernels)
+        for one in (
+            float64,
+            options,
+            together,
+            deepspeed,
+            bits,
+            elastic,
+            mixture,
+            shortage,
+            attention,
+            hybrid,
+            dense,
+            kernels,
+        )
     }
     commands[sys.argv[2]](Path(sys.argv[1]), *sys.argv[3:])  # type: ignore[operator]

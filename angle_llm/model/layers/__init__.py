@@ -22,6 +22,6 @@ activation_checkpointing  The forward pass of all layers but the last, if activa
                           0.6 of the memory. Tests: `tests/model/test_layers.py`, `tests/memory/test_budget.py`.
 
 Two further replacements are outside this package. `layout/attention` registers attention for texts in one sequence, and
-selects attention kernels: up to 2x faster in bfloat16 for short texts on a CPU. `source/backbone.use_capped_attention`
+selects attention kernels: up to 2x faster in bfloat16 for short texts on a CPU. `source/backbone.use_equal_states`
 selects eager attention for models with capped attention scores, because the default of transformers 5.6 ignores the cap.
 """

@@ -62,15 +62,15 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     """Return a backbone with a new LoRA adapter; only the adapter is trainable, in float32 for any dtype of the base.
 
     Raises:
-        ValueError: for a target that is no layer, or that peft refuses (`out_proj` of Mamba), or if there are experts.
+        ValueError: for a target that is no layer, or of layers that cannot be adapted (`out_proj` of Mamba), or if there are
+            experts.
     """
-    targets = list(settings.targets)
     adapted: Any = peft_model(
         backbone,
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
-        target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else _existing(backbone, targets),
+        target_modules=_target_modules(backbone, list(settings.targets)),
     )
     # Expert weights are not supported.
     if experts := adapted.peft_config["default"].target_parameters:
@@ -84,30 +84,49 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     return model
 
 
-def _existing(backbone: nn.Module, targets: list[str]) -> list[str]:
-    """Check that every LoRA target is the name of linear layers, or the end of their paths; return the targets.
+def _target_modules(backbone: nn.Module, targets: list[str]) -> list[str] | str:
+    """Return the argument `target_modules` of peft for LoRA targets: names of layers, ends of their paths, or `ALL_LINEAR`.
 
     The check is needed because peft ignores a misspelt target if another target is correct.
 
     Raises:
-        ValueError: for a target without a layer, or of layers that are not linear, such as embeddings.
+        ValueError: for a target without a layer, or of layers that are not linear, such as embeddings, or that are read
+            directly; also for a backbone whose layers share weights.
     """
-    paths = dict(backbone.named_modules())
+    linear = {
+        path: layer for path, layer in backbone.named_modules() if isinstance(layer, nn.Linear) or is_transposed(layer)
+    }
+    if len({id(layer.weight) for layer in linear.values()}) < len(linear):
+        raise ValueError(
+            f"LoRA: layers of {type(backbone).__name__} share weights, so different adapters on them could not be merged. Train "
+            "all weights (--lora.rank 0), or use another model."
+        )
+    adaptable = [path for path in linear if not is_read_directly(backbone, path)]
+    if targets == [ALL_LINEAR]:
+        return ALL_LINEAR if len(adaptable) == len(linear) else adaptable
+    names = {path.rpartition(".")[2] for path in adaptable}
+    paths = [path for path, _ in backbone.named_modules()]
     for target in targets:
-        matched = [layer for path, layer in paths.items() if path == target or path.endswith(f".{target}")]
-        if not matched or not all(isinstance(layer, nn.Linear) or is_transposed(layer) for layer in matched):
-            known = unknown_name("LoRA target", target, _linear_names(backbone))
+        matched = [path for path in paths if path == target or path.endswith(f".{target}")]
+        if not matched or any(path not in linear for path in matched):
+            known = unknown_name("LoRA target", target, names)
             raise ValueError(f"{known} Or all of them: [{ALL_LINEAR!r}].")
+        if not set(matched) <= set(adaptable):
+            raise ValueError(
+                f"LoRA target {target!r}: Mamba layers read its weight directly, so an adapter on it can have no effect. Choose "
+                f"from --lora.targets {' '.join(sorted(names))}, or omit the flag, which adapts all of these."
+            )
     return targets
 
 
-def _linear_names(backbone: nn.Module) -> set[str]:
-    """Return the names of the linear layers of a backbone, without the path."""
-    return {
-        path.rpartition(".")[2]
-        for path, layer in backbone.named_modules()
-        if isinstance(layer, nn.Linear) or is_transposed(layer)
-    }
+def is_read_directly(backbone: nn.Module, path: str) -> bool:
+    """Return whether a backbone reads the weight of a linear layer in place of calling the layer.
+
+    These are the layers of a Mamba mixer of `transformers` after `in_proj`. The weight of `dt_proj` is read on every device;
+    kernels for training on a GPU read the weights of `x_proj` and `out_proj` too. An adapter would be skipped there.
+    """
+    parent, _, name = path.rpartition(".")
+    return name != "in_proj" and {"A_log", "D"} <= backbone.get_submodule(parent)._parameters.keys()
 
 
 def peft_model(backbone: nn.Module, **options: Any) -> nn.Module:

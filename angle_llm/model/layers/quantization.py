@@ -21,7 +21,7 @@ from torch import nn
 
 from angle_llm.model.layers.fingerprint import ORIGINAL
 from angle_llm.model.layers.fused_lora import use_fused_lora
-from angle_llm.model.layers.lora import is_adapted, without_adapter
+from angle_llm.model.layers.lora import is_adapted, is_read_directly, without_adapter
 from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight, patch_bitsandbytes
 from angle_llm.settings.parsing import need_library
 
@@ -54,8 +54,9 @@ def bits_of(backbone: nn.Module) -> int | None:
 
 
 def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu") -> None:
-    """Quantize every linear layer of a backbone to 4 or 8 bits, in place; the new layers are frozen.
+    """Quantize the linear layers of a backbone to 4 or 8 bits, in place; the new layers are frozen.
 
+    Layers whose weight is read directly are not quantized (see `is_quantizable`).
     The new layers are on `device`; other layers do not move. Matrix products are computed in the original dtype of the
     weights. With 8 bits on a GPU, or in evaluation, they are computed in int8; activations are then rounded to float16
     and quantized per token.
@@ -67,7 +68,7 @@ def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu")
     check_bits(bits)
     if held := bits_of(backbone):
         raise QuantizationError(f"this backbone is already quantized to {held} bits. Load the original one.")
-    names = [name for name, layer in backbone.named_modules() if type(layer) is nn.Linear]
+    names = [name for name, layer in backbone.named_modules() if is_quantizable(backbone, name, layer)]
     if not names:
         raise QuantizationError(
             f"{type(backbone).__name__} has no torch.nn.Linear layers, so it cannot be quantized to {bits} bits. Unset bits, "
@@ -80,6 +81,11 @@ def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu")
         patch_bitsandbytes(held)
         backbone.set_submodule(name, held.train(layer.training))
     setattr(backbone, f"is_loaded_in_{bits}bit", True)  # peft needs this mark
+
+
+def is_quantizable(backbone: nn.Module, name: str, layer: nn.Module) -> bool:
+    """Return whether `quantize` replaces a layer of a backbone: a linear layer that is called, with the path `name`."""
+    return type(layer) is nn.Linear and not is_read_directly(backbone, name)
 
 
 def _quantized(layer: nn.Linear, bits: int, device: torch.device) -> Any:

@@ -1,6 +1,6 @@
 """Find the layouts of a micro-batch (prefix trie, packed, padded) that a backbone can compute.
 
-The config is checked, and hidden states of test texts are compared.
+The config is checked, hidden states of test texts are compared, and it is tested that no state crosses text borders.
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ _KNOWN_WINDOWS = {"sliding_window", "max_window_layers"}
 """Config keys that contain `window` and allow texts in one sequence: a window size, and in Qwen the first such layer.
 
 The mask of a sliding window depends on positions, so it hides nothing in texts shorter than the window.
+"""
+
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+"""Layer types of a config whose states come from earlier tokens by attention only.
+
+Layers of type `conv`, `linear_attention` or `hybrid` have a state that crosses the borders of texts in one sequence.
 """
 
 _MOST_ROUNDING = 0.2
@@ -65,8 +71,7 @@ def probe_layouts(
     elif pooling != "last":
         reason = f"pooling {pooling} reads more than the last token of a text"
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if odd:
+    if odd := other_layers(config):
         return LayoutSupport("padded", f"layers of type {min(odd)} are not plain attention")
     # Other windows than `_KNOWN_WINDOWS` depend on the order of tokens in the sequence.
     windows = [
@@ -91,6 +96,11 @@ def probe_layouts(
     if problem is not None:
         return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
     return LayoutSupport("trie" if reason is None else "packed", reason or "", longest, causal)
+
+
+def other_layers(config: Any) -> set[str]:
+    """Return the layer types in a config that are not plain attention, such as `conv` and `linear_attention`."""
+    return set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS
 
 
 def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch.device, autocasts: bool) -> str | None:
@@ -204,6 +214,7 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
                 plain_RD = torch.stack([alone_BTD[position[tuple(text)]] for text in texts])
             else:
                 plain_RD = torch.cat([states([text])[0] for text in probes])
+            crosses = _crosses_borders(backbone, full, causal=causal, device=device)
     except Exception as error:  # an architecture can refuse unknown arguments in any way
         if is_out_of_memory(error):
             raise
@@ -214,6 +225,31 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
     least = 0.02 if sequence_RD.dtype.itemsize == 2 else 1e-4
     difference = relative_difference(sequence_RD, plain_RD)
     if difference <= max(least, min(4 * rounding, _MOST_ROUNDING)):
-        return None
+        return "a convolution or a recurrent state crosses the borders of texts" if crosses else None
     how = "as a trie" if shares else "when texts are packed"
     return f"the architecture gives other states {how} (difference {difference:.1e}, rounding {rounding:.1e})"
+
+
+def _crosses_borders(backbone: Any, texts: list[list[int]], *, causal: bool, device: torch.device) -> bool:
+    """Return whether the states of packed texts depend on a text before them, by any amount.
+
+    Convolutions and recurrent states cross the borders of texts. With small weights, the effect is below the rounding of
+    bfloat16, and can grow in training. So the embeddings of a text are NaN, which remains NaN if multiplied by 0.
+
+    `texts` have equal lengths.
+    """
+    # Not the first text: gathered attention uses its first token as padding.
+    start, end = len(texts[0]), 2 * len(texts[0])
+
+    def poison(_: nn.Module, __: Any, embeddings_1TD: Tensor) -> Tensor:
+        poisoned_1TD = embeddings_1TD.clone()
+        poisoned_1TD[:, start:end] = torch.nan
+        return poisoned_1TD
+
+    ids_1T, sequence = build_sequence(texts, None, causal=causal)
+    handle = backbone.get_input_embeddings().register_forward_hook(poison)
+    try:
+        output = sequence_output(backbone, on_device(ids_1T, device), sequence.to(device), "gathered")
+    finally:
+        handle.remove()
+    return not bool(output.last_hidden_state[0, end:].isfinite().all())

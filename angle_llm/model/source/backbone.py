@@ -212,13 +212,17 @@ def without_head(model: Any) -> Any:
     return model
 
 
-def use_capped_attention(backbone: Any) -> None:
-    """Select eager attention, in place, for a model with capped attention scores, such as Gemma-2.
+def use_equal_states(backbone: Any) -> None:
+    """Change settings of `transformers`, in place, with which a model gives other states than its architecture.
 
-    The default attention of transformers 5.6 ignores the cap.
+    Capped attention scores, such as in Gemma-2, need eager attention: the default attention of transformers 5.6 ignores the
+    cap. RWKV divides some weights in evaluation mode, also before they are saved, but not an adapter on them.
     """
-    if getattr(backbone.config.get_text_config(), "attn_logit_softcapping", None):
+    config = backbone.config.get_text_config()
+    if getattr(config, "attn_logit_softcapping", None):
         backbone.set_attn_implementation("eager")
+    if getattr(config, "rescale_every", None):
+        config.rescale_every = 0
 
 
 def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
@@ -261,7 +265,7 @@ def empty_backbone(config: Any, dtype: torch.dtype | None = None) -> Any:
     build: Any = AutoModel.from_config
     options = {} if dtype is None else {"dtype": dtype}  # None would replace the stored dtype
     model = without_head(build(config, trust_remote_code=False, **options))
-    use_capped_attention(model)
+    use_equal_states(model)
     return model
 
 

@@ -9,12 +9,16 @@ from torch import Tensor, nn
 
 from angle_llm.device import evaluating, relative_difference
 from angle_llm.model.layers.depth import LayerStack
+from angle_llm.model.layout.support import other_layers
 from angle_llm.model.source.backbone import probes_as_causal
 from angle_llm.model.source.checks import ArtifactError
 
 _PADDING_TOLERANCE = 0.05
 """Largest relative difference of states with and without padding that rounding to bfloat16 or 8 bits can cause; other
 attention gives differences near 1."""
+
+_PARALLEL_LAYERS = {"hybrid", "hybrid_sliding"}
+"""Layer types of a config with attention and a causal part in one layer, as in Falcon-H1."""
 
 
 def check_and_simplify_bidirectional(backbone: Any) -> None:
@@ -45,9 +49,11 @@ def _has_causal_layer(backbone: Any) -> bool:
 
     Some models have a convolution or linear attention in place of attention in some layers. The gradient of the output by
     the input is exactly 0 there. The result is False if the gradients are not available: in inference mode, or if the
-    layers are not found or do not map states (…, T, D) to such states. A layer that adds attention and a causal part,
-    as in Falcon-H1, is not found.
+    layers are not found or do not map states (…, T, D) to such states. A layer that adds attention and a causal part is found
+    by its type in the config (`_PARALLEL_LAYERS`).
     """
+    if other_layers(backbone.config.get_text_config()) & _PARALLEL_LAYERS:
+        return True
     try:
         layers = LayerStack.of(backbone).layers
     except ValueError:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from angle_llm.model.layers.fingerprint import fingerprint_of, weights_fingerprint
 from angle_llm.model.layers.lora import is_transposed
-from angle_llm.model.layers.quantization import bits_of, check_bits, dequantize, quantize
+from angle_llm.model.layers.quantization import bits_of, check_bits, dequantize, is_quantizable, quantize
 from angle_llm.model.source.backbone import BackboneLocation, empty_backbone, load_backbone, load_config, torch_dtype
 from angle_llm.model.source.composite import text_name
 
@@ -51,7 +51,7 @@ class BaseWeights:
         """
         path, _, parameter = name.rpartition(".")
         layer: Any = self.skeleton.get_submodule(path) if self.bits is not None and parameter == "weight" else None
-        if self.bits is None or type(layer) is not nn.Linear:
+        if self.bits is None or layer is None or not is_quantizable(self.skeleton, path, layer):
             return self.read(name)
         alone = nn.Linear(layer.in_features, layer.out_features, device="meta")
         alone.weight = nn.Parameter(self.read(name), requires_grad=False)

@@ -92,6 +92,11 @@ class ObjectiveFields:
     teacher_similarity_weight: float = 0.0
     """Weight of the KL divergence between the teacher's and the student's cosines of each text to the other texts of the
     batch (RankCSE). Widths can differ."""
+    class_weight: float = 0.0
+    """Weight of the supervised contrastive term: texts of a class against all other texts. For data of format
+    labelled_text."""
+    class_temperature: float = 0.1
+    """Divides the cosines of the supervised contrastive term."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

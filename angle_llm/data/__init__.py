@@ -15,6 +15,6 @@ keys        compare texts, exactly or without case, spacing and punctuation
 leakage     find repeated and contradicting rows, and rows of evaluation sets
 """
 
-from angle_llm.data.formats import DataError, Example, Group, PositivePair, ScoredPair, Triple
+from angle_llm.data.formats import DataError, Example, Group, LabelledText, PositivePair, ScoredPair, Triple
 
-__all__ = ["DataError", "Example", "Group", "PositivePair", "ScoredPair", "Triple"]
+__all__ = ["DataError", "Example", "Group", "LabelledText", "PositivePair", "ScoredPair", "Triple"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from angle_llm.data.formats import Example, Group, pairs_of
+from angle_llm.data.formats import Example, Group, LabelledText, pairs_of
 from angle_llm.losses import Relation
 
 
@@ -24,7 +24,7 @@ class TextBatch:
     A pair may consist of the same text twice (`left == right`), and the same pair may occur more than once. A text with
     two prompts or two instructions has two entries, for example as a query and as a document, or in two datasets.
 
-    `texts`, `prompts` and `instructions` have N entries; `left`, `right`, `score`, `group` and `teacher` have P entries.
+    `texts`, `prompts` and `instructions` have N entries; all other fields have P entries.
 
     Raises:
         ValueError: as in `Relation`, for a row number outside of `texts`, or a repeated text with equal prompt and instruction.
@@ -46,6 +46,8 @@ class TextBatch:
     """(P,) int64: number of the training example that contains each pair; empty means one pair per example."""
     teacher: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
     """(P,) float32: teacher score of each pair, NaN for a pair without a teacher score; empty: NaN for all pairs."""
+    label: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """(P,) int64: class number of the text of each pair, -1 for a pair without a class; empty: -1 for all pairs."""
 
     def __post_init__(self) -> None:
         self.prompts = self.prompts or [0] * len(self.texts)
@@ -53,7 +55,9 @@ class TextBatch:
         pairs = len(self.left)
         self.group = self.group if len(self.group) else torch.arange(pairs)
         self.teacher = self.teacher if len(self.teacher) else torch.full((pairs,), torch.nan)
-        Relation(self.left, self.right, self.score, self.group, self.teacher).check_rows(len(self.texts))
+        self.label = self.label if len(self.label) else torch.full((pairs,), -1)
+        relation = Relation(self.left, self.right, self.score, self.group, self.teacher, label=self.label)
+        relation.check_rows(len(self.texts))
         if len(set(zip(self.prompts, self.instructions, self.texts, strict=True))) != len(self.texts):
             raise ValueError("TextBatch.texts must be unique; use TextBatch.from_examples")
 
@@ -71,16 +75,20 @@ class TextBatch:
             PositivePair    (left, right, 1)
             Triple          (anchor, positive, 1), (anchor, negative, 0)
             Group           (query, positive, 1) for each positive, then (query, negative, 0) for each negative
+            LabelledText    (text, text, 1), both as a query
 
         `prompts` has two prompt indices for each example: the prompt of the first text of its pairs (the query) and the
         prompt of the second text (the document). If they are equal, the instruction of an example is used for all its texts,
         unless it has an instruction for documents. Without examples the batch is empty (N = P = 0).
 
-        `group` has the index of the example of each pair, and `teacher` its teacher score; NaN without a teacher.
+        `group` has the index of the example of each pair, `teacher` its teacher score (NaN without a teacher), and `label`
+        the number of its label in order of first occurrence (-1 without a label).
         """
         row_of: dict[tuple[int, str | None, str], int] = {}
         pairs: list[tuple[int, int, float, int]] = []
         teacher: list[float] = []
+        class_of: dict[str, int] = {}
+        classes: list[int] = []
 
         def row(prompt: int, instruction: str | None, text: str) -> int:
             return row_of.setdefault((prompt, instruction, text), len(row_of))
@@ -91,6 +99,11 @@ class TextBatch:
             query = (query_prompt, example.instruction)
             shared = example.instruction if query_prompt == document_prompt else None
             document = (document_prompt, example.document_instruction or shared)
+            label = -1
+            if isinstance(example, LabelledText):
+                document = query
+                label = class_of.setdefault(example.label, len(class_of))
+            classes += [label] * len(pairs_of_example)
             for left, right, score in pairs_of_example:
                 pairs.append((row(*query, left), row(*document, right), score, number))
             scores = example.scores if isinstance(example, Group) else None
@@ -105,4 +118,5 @@ class TextBatch:
             instructions=[instruction for _, instruction, _ in row_of],
             group=torch.tensor(group_P, dtype=torch.int64),
             teacher=torch.tensor(teacher, dtype=torch.float32),
+            label=torch.tensor(classes, dtype=torch.int64),
         )

@@ -23,6 +23,7 @@ such as `query` and `answer`. The detected format is the format whose required f
 | `question1 question2 is_duplicate` (or `label`) | scored pair | QQP as released (GLUE) |
 | `premise hypothesis label` | NLI, **0 entailment, 1 neutral, 2 contradiction** | AllNLI `pair-class`, SNLI and MNLI on the hub |
 | `sentence1 sentence2 gold_label` | NLI | SNLI and MNLI as released |
+| `text label`, `sentence label` | labelled text, no other column of texts | SetFit, SST-2 |
 
 Every format also takes `instruction`, the instruction of the first text for a prompt with `{instruction}`, and
 `document_instruction` for the second text; in a group, `prompt` (FlagEmbedding) is an instruction too.
@@ -41,7 +42,7 @@ set format to nli_pairs. The second judgement of SICK (`entailment`, `entailment
 `score_range: [1, 0]`; QNLI also needs a mapping of its texts.
 
 The downloads of SentEval are read unchanged: STS.input.NAME.txt with the scores of STS.gs.NAME.txt, sts-train.csv
-(tabs, no header), SICK and MRPC (.txt with a header). Its transfer tasks are single texts with a class, not pairs.
+(tabs, no header), SICK and MRPC (.txt with a header).
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
 
 The format `group` also has the fields `negative_1`, `negative_2` and so on, with a single negative per field."""
 
+_OTHER_TEXTS = {*_FIRST, *_SECOND, *_ANCHOR, *_POSITIVE, *_OF_LISTS, "premise", "hypothesis", "negative"} - {"text"}
+"""Columns with texts beside which a column `text` is not detected as a labelled text."""
 EXAMPLE = "text1 question text2 answer"
 """Example value of the flag `--columns` (`--data.columns` in training), for error messages."""
 
@@ -110,11 +113,10 @@ def resolve_format(
     if format not in ("auto", *FORMATS):
         raise DataError(unknown_name("format", format, ["auto", *FORMATS]))
     # Fields and columns that the user named.
-    known = [name for name in USUAL_NAMES if name != "text" or format == "text"]
     for field, column in mapping.items():
-        if field not in known and not NUMBERED_NEGATIVE.fullmatch(field):
+        if field not in USUAL_NAMES and not NUMBERED_NEGATIVE.fullmatch(field):
             expected = f"Expected pairs of FIELD COLUMN, such as {EXAMPLE}"
-            raise DataError(f"{flags}columns: {unknown_name('field', field, known)} {expected}")
+            raise DataError(f"{flags}columns: {unknown_name('field', field, USUAL_NAMES)} {expected}")
         if column not in columns:
             raise DataError(
                 f"{flags}columns {field} {column}: the file has no column {column!r}{nearest(column, columns)}. "
@@ -201,6 +203,8 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
         choices = {field: _candidates(field, mapping, columns) for field in fields}
         if format.combine is None and all(choices[field] for field in format.fields) and set(mapping) <= set(fields):
             used = {column for candidates in choices.values() for column in candidates}
+            if name == "labelled_text" and not mapping and _OTHER_TEXTS.intersection(columns):
+                continue  # such as QNLI: a class of two texts, not of one
             if name != "group" or (choices["negatives"] and choices["scores"]) or _names_a_group(mapping, used):
                 fits[name] = used
     best = [name for name, used in fits.items() if not any(used < superset for superset in fits.values())]

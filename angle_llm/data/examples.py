@@ -166,6 +166,8 @@ class ExampleReader:
             return Dropped("filtered by where")
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
         if labels := file.label_names.get(self.columns.get("label", "")):
+            if str(fields.get("label")).strip() == "-1":  # a row without a label, in `datasets`
+                return Dropped("no gold label")
             fields["label"] = label_word(fields.get("label"), labels)
             if (number := str(fields["label"]).strip()).isdecimal() and number not in labels:
                 raise RowError(f"label is {number}, expected a number from 0 to {len(labels) - 1}: {', '.join(labels)}")

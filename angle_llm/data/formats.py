@@ -81,7 +81,15 @@ class Group(Instructed):
     """Teacher scores on any scale: first the scores of the positives, then of the negatives. None: no scores."""
 
 
-Example = ScoredPair | PositivePair | Triple | Group
+@dataclass(frozen=True, slots=True, repr=False)
+class LabelledText(Instructed):
+    """A text and the name of its class; texts of a class belong together."""
+
+    text: str
+    label: str
+
+
+Example = ScoredPair | PositivePair | Triple | Group | LabelledText
 Values = Mapping[str, Any]
 ScoreRange = tuple[float, float]
 
@@ -96,7 +104,8 @@ class Dropped:
 def pairs_of(example: Example) -> list[tuple[str, str, float]]:
     """Return the scored pairs of a training example as (left text, right text, score).
 
-    Positives have score 1, negatives score 0. The left text is the anchor or query.
+    Positives have score 1, negatives score 0. The left text is the anchor or query. A labelled text is a pair of the text
+    with itself.
     """
     if isinstance(example, ScoredPair):
         return [(example.left, example.right, example.score)]
@@ -107,7 +116,9 @@ def pairs_of(example: Example) -> list[tuple[str, str, float]]:
     if isinstance(example, Group):
         scored = [(text, 1.0) for text in example.positives] + [(text, 0.0) for text in example.negatives]
         return [(example.query, text, score) for text, score in scored]
-    raise TypeError(f"expected ScoredPair, PositivePair, Triple or Group, got {type(example).__name__}: {example!r}")
+    if isinstance(example, LabelledText):
+        return [(example.text, example.text, 1.0)]
+    raise TypeError(f"expected a training example such as ScoredPair, got {type(example).__name__}: {example!r}")
 
 
 def texts_of(example: Example) -> list[str]:
@@ -276,6 +287,19 @@ def _text(row: Values, _: ScoreRange | None) -> PositivePair:
     return PositivePair(text, text)  # a pair, whose texts are used
 
 
+def _labelled_text(row: Values, _: ScoreRange | None) -> LabelledText | Dropped:
+    """Convert a row to a text with the name of its class: a text, an integer or a boolean.
+
+    A row with a blank label, or the integer -1 of a column with label names, has no gold label and is dropped.
+    """
+    label = _value(row, "label")
+    if _is_blank(label):
+        return Dropped("no gold label")
+    if not isinstance(label, str | int):
+        raise RowError(f"label is {_short(label)} ({type(label).__name__}), expected a text, an integer or a boolean")
+    return LabelledText(read_text(row, "text"), str(label).strip())
+
+
 def _triple(row: Values, _: ScoreRange | None) -> Triple:
     return Triple(read_text(row, "anchor"), read_text(row, "positive"), read_text(row, "negative"))
 
@@ -291,7 +315,7 @@ def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
     return ScoredPair(read_text(row, "premise"), read_text(row, "hypothesis"), float(label == "entailment"))
 
 
-SINGLE_TEXTS = "For single texts, use `angle-llm pretrain` with the format text"
+SINGLE_TEXTS = "For single texts, use `angle-llm pretrain` with the format text; for texts with a class, labelled_text"
 """Advice for data without pairs, for messages."""
 
 
@@ -434,5 +458,6 @@ FORMATS: dict[str, Format] = {
     ),
     "nli_pairs": Format(("premise", "hypothesis", "label"), _nli_pair),
     "nli_triples": Format(("premise", "hypothesis", "label"), _nli_pair, pair_by_premise, rows_per_example=2),
+    "labelled_text": Format(("text", "label"), _labelled_text),
     "text": Format(("text",), _text),
 }

@@ -16,9 +16,11 @@ from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from angle_llm.data.examples import DataReport, load_examples
-from angle_llm.data.formats import DataError, Example
-from angle_llm.data.order import Draws
+from angle_llm.data.formats import DataError, Example, LabelledText
+from angle_llm.data.order import Draws, Order
 from angle_llm.data.sources import EXTENSIONS, MEMORY, STARTER, Source, find_path
 from angle_llm.data.store import digest_of
 from angle_llm.settings.train import DataSettings, DataSource, MixedSet
@@ -56,7 +58,10 @@ class Mixture(Sequence[Example]):
     def __init__(self, sets: Sequence[LoadedSet], *, by_set: bool = False) -> None:
         self.sets = list(sets)
         self.draws = Draws.of(
-            [len(dataset.examples) for dataset in sets], [dataset.weight for dataset in sets], by_set=by_set
+            [len(dataset.examples) for dataset in sets],
+            [dataset.weight for dataset in sets],
+            by_set=by_set,
+            classes=[classes_of(dataset.examples) for dataset in sets],
         )
         self._ends = list(accumulate(len(dataset.examples) for dataset in sets))
 
@@ -95,6 +100,14 @@ class Mixture(Sequence[Example]):
                 prompt = {"prompt": dataset.prompt} if dataset.prompt else {}
                 more = "".join(f", {name} {value}" for name, value in (prompt | dataset.objective).items())
                 yield f"  as {dataset.name}: {count:,} of an epoch's {total:,} examples ({count / total:.1%}){more}"
+
+
+def classes_of(examples: Sequence[Example]) -> Order | None:
+    """Return the class number of each labelled text, in the order of the class names; None for other examples."""
+    if not isinstance(next(iter(examples), None), LabelledText):
+        return None
+    labels = [example.label for example in examples if isinstance(example, LabelledText)]
+    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
 
 def load_mixture(

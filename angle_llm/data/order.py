@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 Order = NDArray[np.int64]
+TEXTS_OF_A_CLASS = 4
+"""Number of texts of a class that are next to each other in the order of labelled texts."""
 
 
 def random_order(n: int, key: int) -> Order:
@@ -52,9 +54,13 @@ class Draws:
     """Number of examples that an epoch takes from each dataset."""
     by_set: bool = False
     """Whether all examples of a batch come from the same dataset."""
+    classes: tuple[Order | None, ...] = field(default=(), compare=False, repr=False)
+    """Class number of each example of each dataset; None for a dataset without classes; empty: no dataset has classes."""
 
     @classmethod
-    def of(cls, sizes: Sequence[int], weights: Sequence[float], *, by_set: bool) -> Draws:
+    def of(
+        cls, sizes: Sequence[int], weights: Sequence[float], *, by_set: bool, classes: Sequence[Order | None] = ()
+    ) -> Draws:
         """Create `Draws` in which an epoch takes weight · size examples from each dataset.
 
         The products are rounded to integers without changing their sum; an integer below 1 then becomes 1.
@@ -63,7 +69,7 @@ class Draws:
         counts = np.floor(exact + 1e-9).astype(int)  # so that 0.1 · 30 is 3
         rest = round(float(exact.sum())) - int(counts.sum())
         counts[np.argsort(counts - exact, kind="stable")[: max(rest, 0)]] += 1
-        return cls(tuple(sizes), tuple(max(1, int(count)) for count in counts), by_set)
+        return cls(tuple(sizes), tuple(max(1, int(count)) for count in counts), by_set, tuple(classes))
 
     def batches(self, batch_size: int) -> int:
         """Return the number of batches of an epoch."""
@@ -75,8 +81,12 @@ class Draws:
 
         The last batch may be smaller; with `by_set`, the last batch of each dataset may be smaller.
         """
-        starts = np.cumsum([0, *self.sizes])
-        streams = [starts[number] + self._stream(number, epoch, seed) for number in range(len(self.sizes))]
+        streams = [self._stream(number, epoch, seed) for number in range(len(self.sizes))]
+        for number, class_N in enumerate(self.classes):
+            if class_N is not None:
+                together = max(1, min(TEXTS_OF_A_CLASS, batch_size // 2))
+                streams[number] = in_classes(streams[number], class_N[streams[number]], together)
+        streams = [start + stream for start, stream in zip(np.cumsum([0, *self.sizes]), streams, strict=False)]
         key = _key(len(self.sizes), seed, epoch)
         if self.by_set:
             cut = [stream[at : at + batch_size] for stream in streams for at in range(0, len(stream), batch_size)]
@@ -103,6 +113,20 @@ class Draws:
         orders = [random_orders(size, together, _key(number, seed, block)) for block in blocks]
         skipped = start - blocks[0] * size * together
         return (orders[0] if len(orders) == 1 else np.concatenate(orders))[skipped : skipped + count]
+
+
+def in_classes(stream: Order, class_M: Order, together: int) -> Order:
+    """Reorder M examples so that up to `together` examples of a class are consecutive; no example is lost or repeated.
+
+    The examples of a class are grouped in the order of the stream, and a group is at the place of its first example. So
+    the order is as random as the stream, and rare classes are spread over it. `class_M` has the class of each example.
+    """
+    by_class = np.argsort(class_M, kind="stable")
+    sorted_M = class_M[by_class]
+    rank_M = np.arange(len(stream)) - np.searchsorted(sorted_M, sorted_M)  # number of the example in its class
+    first_M = by_class[np.arange(len(stream)) - rank_M % together]
+    ordered: Order = stream[by_class[np.lexsort((rank_M, first_M))]]
+    return ordered
 
 
 def _mixed(streams: Sequence[Order], key: int) -> Order:

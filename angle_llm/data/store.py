@@ -20,7 +20,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from angle_llm.data.formats import Example, Group, PositivePair, ScoredPair, Triple, texts_of
+from angle_llm.data.formats import Example, Group, LabelledText, PositivePair, ScoredPair, Triple, texts_of
 from angle_llm.data.order import Order
 from angle_llm.io import write_folder
 
@@ -32,7 +32,7 @@ MEMORY_LIMIT = 100_000_000
 _ROWS_PER_BATCH = 1024
 _BYTES_PER_OBJECT = 300
 _KINDS: dict[str, Callable[..., Example]] = {
-    example_class.__name__: example_class for example_class in (ScoredPair, PositivePair, Triple, Group)
+    example_class.__name__: example_class for example_class in (ScoredPair, PositivePair, Triple, Group, LabelledText)
 }
 
 

@@ -1,4 +1,4 @@
-"""The AnglE objective: weighted sum of cosine ranking, in-batch contrast, angle ranking, regression and teachers.
+"""The AnglE objective: weighted sum of cosine ranking, in-batch contrast, angle ranking, regression, teachers and classes.
 
 Shapes: N rows (unique texts), D columns, P scored pairs.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from angle_llm.losses.classes import ClassTerm
 from angle_llm.losses.contrastive import CONTRASTIVE_FORMS, InBatchTerm
 from angle_llm.losses.negatives import FalseNegatives
 from angle_llm.losses.ranking import RankingTerm, RegressionTerm
@@ -23,13 +24,14 @@ class AngleObjective(ObjectiveFields, SumOfTerms):
     """The AnglE training loss: a weighted sum of loss terms on scored pairs of embeddings.
 
         L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle (arXiv 2309.12871, total objective)
-            + w₄·L_regression + w₅·L_kl + w₆·L_teacher_vector + w₇·L_teacher_similarity
+            + w₄·L_regression + w₅·L_kl + w₆·L_teacher_vector + w₇·L_teacher_similarity + w₈·L_class
 
     `cosine` and `angle` rank the scored pairs (`ranking_loss`). `in_batch` contrasts positives with all other texts of
     the batch (`InBatchTerm`). `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`). Three
     terms learn from a teacher: `kl` from teacher scores of a query with its positives and negatives (`kl_loss`),
     `teacher_vector` from teacher embeddings (`TeacherVectorTerm`), `teacher_similarity` from the cosines of teacher
-    embeddings (`TeacherSimilarityTerm`). A weight of 0 omits a term.
+    embeddings (`TeacherSimilarityTerm`). `class` contrasts the classes of labelled texts (`ClassTerm`). A weight of 0 omits
+    a term.
     Memory beyond float32 embeddings and their gradient: a quarter of a GB for any batch size (`blocks`).
 
     Migration from angle-emb 0.6.1: temperatures divide, as in the paper; tau in angle-emb multiplies. Its
@@ -79,6 +81,7 @@ class AngleObjective(ObjectiveFields, SumOfTerms):
             TeacherScoreTerm(self.kl_weight, temperature, teacher_temperature),
             TeacherVectorTerm(self.teacher_vector_weight),
             TeacherSimilarityTerm(self.teacher_similarity_weight, temperature, teacher_temperature),
+            ClassTerm(self.class_weight, self.class_temperature),
         )
         return tuple(term for term in terms if term.weight)
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 # A new field of `Relation` belongs to one of the first two, by its axis, and perhaps to the last.
-_OF_PAIRS = ("left", "right", "score", "group", "teacher")
+_OF_PAIRS = ("left", "right", "score", "group", "teacher", "label")
 """Names of the fields of `Relation` with an entry per pair, shape (P,)."""
 _OF_ROWS = {"text": 1, "guide": 2, "teacher_vectors": 2}
 """Name → number of axes of the fields of `Relation` with an entry per embedding row, shape (N, …)."""
-_INTEGERS = ("left", "right", "group", "text")
+_INTEGERS = ("left", "right", "group", "text", "label")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Relation:
     """(N, G) vectors of the texts from a guide encoder, whose cosines decide which candidates are false negatives."""
     teacher_vectors: Tensor | None = None
     """(N, T) vectors of the texts from a teacher encoder, which the model learns to imitate."""
+    label: Tensor | None = None
+    """(P,) integers: class number of the left text of each pair; -1 for a pair without a class."""
 
     def __post_init__(self) -> None:
         """Check shapes, dtypes and scores; the number of rows is checked in `check_rows`."""

@@ -184,10 +184,10 @@ class BatchPlanner:
             for set_encoder in encoders
         ]
         """(query prompt number, document prompt number) of each dataset."""
-        # A loss whose rows are not embeddings has no negatives, so prompts do not matter.
+        # A loss whose rows are not embeddings has no negatives, so prompts do not matter. A class belongs to its dataset.
         keys = [
-            (loss, prompts if loss.embeddings_per_text else None)
-            for loss, prompts in zip(losses, self.prompts, strict=True)
+            (loss, prompts if loss.embeddings_per_text else None, -1 if data.draws.classes[number] is None else number)
+            for number, (loss, prompts) in enumerate(zip(losses, self.prompts, strict=True))
         ]
         self._first_set_with_same_loss = np.array([keys.index(key) for key in keys])
         """Number of the first dataset with the same loss and prompts, for each dataset."""

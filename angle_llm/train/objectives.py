@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
+
 from angle_llm.data.formats import Group
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, FalseNegatives, NestedObjective, Objective
@@ -162,3 +164,27 @@ def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
                 "objective.kl_weight: expected groups with teacher scores (--data.format group with a column scores); "
                 f"{dataset.name} has none. Set the weight to 0, or add scores."
             )
+
+
+def check_classes(losses: Sequence[Objective], data: Mixture) -> None:
+    """Check that labelled texts have classes to compare, and that a loss learns from them; one loss per dataset.
+
+    Raises:
+        SettingsError: names the dataset from which nothing can be learned, or a class term without labelled texts.
+    """
+    for loss, dataset, class_N in zip(losses, data.sets, data.draws.classes, strict=True):
+        if class_N is not None and loss.needs_pairs:
+            raise SettingsError(
+                f"{dataset.name} has texts with a class (format labelled_text), from which this objective learns nothing. "
+                "Set --objective.class-weight above 0, such as to 1."
+            )
+        if class_N is not None and "label" in loss.needs and (classes := len(np.unique(class_N))) in (1, len(class_N)):
+            raise SettingsError(
+                f"{dataset.name}: expected two classes or more, and a class with two texts; got {len(class_N):,} texts in "
+                f"{classes:,} classes. Check which column is the label."
+            )
+    if any("label" in loss.needs for loss in losses) and all(class_N is None for class_N in data.draws.classes):
+        raise SettingsError(
+            "objective.class_weight: expected texts with a class (--data.format labelled_text), got none. Set the weight to 0, "
+            "or the format."
+        )

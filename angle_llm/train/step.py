@@ -219,7 +219,8 @@ def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[lis
         text = text_of_row(batch.texts, row_of_N)
         _, first_text = np.unique(row_of_N.numpy(), return_index=True)  # first text of each row
         vectors = {name: tensor[first_text] for name, tensor in planned.vectors.items()}
-        yield list(batch_row), Relation(left_P, right_P, batch.score, batch.group, batch.teacher, text, **vectors)
+        scored = Relation(left_P, right_P, batch.score, batch.group, batch.teacher, text, label=batch.label, **vectors)
+        yield list(batch_row), scored
 
 
 def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:

@@ -220,7 +220,7 @@ def test_groups_of_every_library_are_read_unchanged(write: Callable[[Group], dic
 
 
 FORMAT_OF = {"triple": "triple", "positive pair": "positive_pair", "scored pair": "scored_pair", "NLI": "nli_pairs"}
-FORMAT_OF["group"] = "group"
+FORMAT_OF |= {"group": "group", "labelled text": "labelled_text"}
 
 
 def documented() -> list[tuple[str, str]]:
@@ -238,7 +238,7 @@ def documented() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("names", "format"), documented())
 def test_documented_columns_are_recognised(names: str, format: str) -> None:
-    assert len(documented()) == 26
+    assert len(documented()) == 28
     found, fields = resolve_format("auto", {}, [*names.split(","), "id", "source"])
     assert found == format
     assert set(fields.values()) == set(names.split(","))
@@ -274,7 +274,7 @@ def test_second_judgement_beside_the_score_is_read_only_if_it_is_mapped() -> Non
         ("sentence1 sentence2 score label", "--data.columns score score"),
         ("query anchor positive negative", "anchor, query"),
         ("text1 text2 score anchor positive negative", "scored_pair.*triple"),
-        ("text label", "text, label"),
+        ("text category", "text, category.*labelled_text: text, label"),
         ("image captions", "image, captions"),
         ("query answer pos neg", "positive_pair, group"),
     ],
@@ -287,7 +287,7 @@ def test_ambiguous_or_unknown_columns_are_refused_with_the_choice(names: str, re
 @pytest.mark.parametrize(
     ("format", "mapping", "names", "reason"),
     [
-        ("auto", {"text": "a"}, "a", "'text'.*'text"),
+        ("auto", {"text": "a"}, "a", "labelled_text: text, label"),
         ("auto", {"question": "text1"}, "question answer", "'question'"),
         ("auto", {}, "frage antwort", "--data.columns"),
         ("auto", {"text1": "sentnce1"}, "sentence1", "'sentnce1'.*'sentence1'"),

@@ -123,6 +123,8 @@ def pairs_of(example: Example) -> list[tuple[str, str, float]]:
 
 def texts_of(example: Example) -> list[str]:
     """Return all texts of a training example in the order of its fields, including repeated texts."""
+    if isinstance(example, LabelledText):
+        return [example.text]
     pairs = pairs_of(example)
     return [pairs[0][0], *(right for _, right, _ in pairs)]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from angle_llm.data.files.beir import QRELS, splits_of
-from angle_llm.data.formats import DataError, Example, pairs_of, texts_of
+from angle_llm.data.formats import DataError, Example, LabelledText, pairs_of, texts_of
 from angle_llm.data.keys import is_distinctive, key, normalized, pair_key
 from angle_llm.data.sources import BadRow, Source, find_path, is_data_name, resolve_source
 
@@ -88,8 +88,12 @@ class FileKeys:
 
     def add(self, line: int, example: Example) -> list[str]:
         """Store the hashes of a row and its training example; return the texts that no earlier row contains."""
-        bare_of = {text: normalized(text) for text in texts_of(example)}
         pairs = pairs_of(example)
+        if isinstance(
+            example, LabelledText
+        ):  # another label is a contradiction; text and label may be in evaluation sets
+            pairs = [(example.text, "\0", float(key(example.label))), (example.text, example.label, 1.0)]
+        bare_of = {text: normalized(text) for left, right, _ in pairs for text in (left, right)}
         near_pairs = [(pair_key(bare_of[left], bare_of[right]), score) for left, right, score in pairs]
         self.rows.append(
             RowKeys(
@@ -103,7 +107,7 @@ class FileKeys:
                 ),
             )
         )
-        new = {key(text): text for text in bare_of if key(text) not in self.texts}
+        new = {key(text): text for text in texts_of(example) if key(text) not in self.texts}
         self.texts.update(new)
         self.sentences.update(key(bare_of[text]) for text in new.values() if is_distinctive(bare_of[text]))
         return list(new.values())
@@ -227,7 +231,7 @@ def compare_rows(files: Sequence[FileKeys]) -> None:
             for pair, score in row.pairs:
                 opposite_score, opposite = max(extremes[pair], key=lambda labelled: abs(labelled[0] - score))
                 if abs(opposite_score - score) > CONTRADICTION + 1e-9:
-                    text = "contain pairs that have the opposite label elsewhere"
+                    text = "contain a pair with the opposite label, or a text with another class, elsewhere"
                     file.report("contradiction", row.line, text, _location(opposite, index, files))
             if row.is_unlike_itself:
                 text = "label two equal texts as dissimilar (case, spacing and punctuation ignored)"

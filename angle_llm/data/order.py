@@ -118,8 +118,7 @@ class Draws:
 def in_classes(stream: Order, class_M: Order, together: int) -> Order:
     """Reorder M examples so that up to `together` examples of a class are consecutive; no example is lost or repeated.
 
-    The examples of a class are grouped in the order of the stream, and a group is at the place of its first example. So
-    the order is as random as the stream, and rare classes are spread over it. `class_M` has the class of each example.
+    A group is at the place of its first example, so rare classes are spread over the stream. `class_M` has the classes.
     """
     by_class = np.argsort(class_M, kind="stable")
     sorted_M = class_M[by_class]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from angle_llm.data.formats import DataError, Example, ScoredPair, pairs_of
+from angle_llm.data.formats import DataError, Example, LabelledText, ScoredPair, pairs_of
 from angle_llm.data.keys import normalized
 from angle_llm.prompts import InstructedText, instructed, split_instructions
 
@@ -121,6 +121,8 @@ def collect_pairs(
     known: list[tuple[InstructedText, str]] = []
     skipped = dict.fromkeys(("repeated", "scored_lower", "contradicted", "without_positive"), 0)
     for index, example in enumerate(examples):
+        if isinstance(example, LabelledText):
+            raise DataError("expected pairs of two texts, got texts with a class (format labelled_text)")
         scored = isinstance(example, ScoredPair)
         for query, right, score in pairs_of(example):
             left = instructed(query, example.instruction)

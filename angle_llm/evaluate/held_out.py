@@ -1,6 +1,7 @@
 """Held-out evaluation during training: read the tasks of `evaluation.tasks`, and compute the metrics of an encoder.
 
-A held-out task is a file of scored pairs, a file of questions and answers, a BEIR folder, or a task of MTEB.
+A held-out task is a file of scored pairs, of questions and answers, or of texts with a class (each compared with all
+other texts of the file, so that no second file is encoded), a BEIR folder, or a task of MTEB.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from angle_llm.evaluate.bootstrap import compare as compare_pairs
 from angle_llm.evaluate.encoding import Encode, Rows, encode_distinct, encode_functions, encode_sides
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
 from angle_llm.evaluate.retrieval import evaluate_retrieval
-from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_answers, read_beir
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_answers, read_beir, read_classes
 from angle_llm.evaluate.sts import evaluate_defined
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs, texts_of_pairs
 from angle_llm.evaluate.task_files import unique_names
@@ -171,7 +172,7 @@ def held_out_evaluation(
     for name, column in settings.columns.items() if files else ():
         if column not in columns:
             raise SettingsError(f"--evaluation.columns {name} {column}: {unknown_name('column', column, columns)}")
-    if settings.corpus is not None and not any(_has_answers(source, settings) for source in files):
+    if settings.corpus is not None and not any(_kind(source, settings) == "answers" for source in files):
         raise SettingsError(
             "--evaluation.corpus adds candidates to questions and answers: expected a file of questions and answers in "
             "--evaluation.tasks, got none."
@@ -229,8 +230,11 @@ def _read_task(source: Source, settings: EvaluationSettings, micro_batch_tokens:
     if source.kind == "beir":
         return _retrieval_task(read_beir(source), judged=True)
     reading = _reading(source, settings)
-    if _has_answers(source, settings):
+    kind = _kind(source, settings)
+    if kind == "answers":
         return _retrieval_task(read_answers(reading, settings.corpus, source=source), judged=False)
+    if kind == "labelled_text":
+        return _retrieval_task(read_classes(reading, source), judged=True)
     return _sts_task(read_pairs(source, reading.columns))
 
 
@@ -240,8 +244,8 @@ def _reading(source: Source, settings: EvaluationSettings) -> DataSource:
     return _TaskSource(path=source.name, columns=columns)
 
 
-def _has_answers(source: Source, settings: EvaluationSettings) -> bool:
-    """Return whether a file in `evaluation.tasks` has questions with answers (True) or scored pairs (False).
+def _kind(source: Source, settings: EvaluationSettings) -> str:
+    """Return what a file in `evaluation.tasks` has: scored_pair, labelled_text, or answers (of questions).
 
     Raises:
         SettingsError: for a file with NLI rows.
@@ -251,7 +255,7 @@ def _has_answers(source: Source, settings: EvaluationSettings) -> bool:
         raise SettingsError(
             f"--evaluation.tasks: {source.text} has NLI rows; expected scored pairs, or questions and answers."
         )
-    return format != "scored_pair"
+    return format if format in ("scored_pair", "labelled_text") else "answers"
 
 
 def _function_task(name: str, function: EvaluationFunction) -> HeldOutTask:
@@ -312,10 +316,9 @@ def _geometry(encode: Encode, encode_document: Encode | None, task: StsTask) -> 
 
 
 def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
-    """Convert a retrieval task to a held-out task; `judged` is whether the task is a BEIR folder.
+    """Convert a retrieval task to a held-out task; `judged` is whether only its queries are searched in training data.
 
-    The training queries of a BEIR folder may share its documents. So for a BEIR folder, the search for test texts in
-    training data skips single documents.
+    The training queries of a BEIR folder may share its documents.
     """
 
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> tuple[MetricValues, Items]:
@@ -329,7 +332,7 @@ def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
         pairs = [(query, task.candidates[candidate]) for query, relevant in asked for candidate in relevant]
         return EvaluationSet.of(task.name, pairs, () if judged else chain.from_iterable(pairs), queries)
 
-    return HeldOutTask(task.name, "nDCG@10", measure, mean_difference, keys)
+    return HeldOutTask(task.name, "accuracy" if task.classes else "nDCG@10", measure, mean_difference, keys)
 
 
 def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:

@@ -21,6 +21,11 @@ Only for groups of texts:
 * strict: 1 if the first R candidates are exactly the answers. With five captions per image this is AnglE's "strict
   accuracy" (arXiv 2309.12871): the top 5 of all captions, the query included, are the captions of the image. The paper
   does not state whether the query counts among the five.
+
+Only for texts with a class:
+
+* accuracy: 1 if the mean vector of the class, without the query, is nearer than the means of other classes;
+* 5NN: 1 if the class is the most frequent of the 5 nearest texts (of equally frequent classes, the nearest); MAP: as above.
 """
 
 from __future__ import annotations
@@ -59,6 +64,7 @@ from angle_llm.evaluate.retrieval_tasks import (
     RetrievalTask,
     read_answers,
     read_beir,
+    read_classes,
     read_groups,
 )
 from angle_llm.evaluate.task_files import unique_names
@@ -73,6 +79,7 @@ RECALLS = (1, 5, 10, 100)
 _TIE = 1e-9  # float64 products of float32 vectors differ by 1e-15 between shapes of a block
 _SIMILARITIES = 2**22  # most numbers in a block of similarities, and in the vectors of its candidates: 32 MiB
 _QUERIES = 256
+_NEIGHBOURS = 5
 
 
 # --------------------------------------------------------------------------------------------------------- results
@@ -230,6 +237,33 @@ def query_metrics(
     return metrics
 
 
+def class_metrics(queries_QD: Rows, candidates_CD: Rows, task: RetrievalTask) -> dict[str, list[float]]:
+    """Return the metrics in [0, 1] of Q queries among C candidates with classes, as lists by name; rows have D dimensions."""
+    names, class_of = np.unique(task.classes, return_inverse=True)
+    class_Q, class_C = class_of[: len(queries_QD)], class_of[len(queries_QD) :]
+    member_CK = class_C[:, None] == np.arange(len(names))
+    unit_CD = unit_rows(candidates_CD)
+    sum_KD = member_CK.T.astype(float) @ unit_CD
+    metrics: dict[str, list[float]] = {"accuracy": [], f"{_NEIGHBOURS}NN": [], "MAP": []}
+    for query, row_D in enumerate(unit_rows(queries_QD)):
+        # The candidates without the query itself.
+        itself, correct = task.itself[query], class_Q[query]
+        others_KD, similar_C = sum_KD.copy(), unit_CD @ row_D
+        if itself is not None:
+            others_KD[class_C[itself]] -= unit_CD[itself]
+            similar_C[itself] = -np.inf
+        # Class means; a tie with another class is wrong.
+        mean_K = np.where(others_KD.any(axis=1), unit_rows(others_KD) @ row_D, -np.inf)
+        metrics["accuracy"].append(float(mean_K[correct] > np.delete(mean_K, correct).max() + _TIE))
+        # Texts in order of similarity; of equal similarities, texts of the class are last.
+        order = np.lexsort((class_C == correct, -np.round(similar_C / _TIE)))[: len(class_C) - (itself is not None)]
+        votes_K = (2 + 0.5 ** np.arange(_NEIGHBOURS))[: len(order)] @ member_CK[order[:_NEIGHBOURS]]
+        metrics[f"{_NEIGHBOURS}NN"].append(float(votes_K.argmax() == correct))
+        places = np.flatnonzero(class_C[order] == correct) + 1
+        metrics["MAP"].append(float((np.arange(1, len(places) + 1) / places).mean()) if len(places) else 0.0)
+    return metrics
+
+
 def _discounted(gains: Mapping[int, float]) -> float:
     """Return the sum of gains (rank → gain) over the first ten ranks, each gain divided by log2(rank + 1)."""
     return float(sum(gain / np.log2(rank + 1) for rank, gain in gains.items() if rank <= 10))
@@ -256,9 +290,9 @@ def evaluate_retrieval(
         ValueError: for no tasks, equal task names, or if a function does not return one finite row per text.
     """
     check_names([task.name for task in tasks])
-    queries = (text for task in tasks for text in task.queries)
-    documents = (text for task in tasks for text in task.candidates)
-    encoded = encode_sides(encode, encode_document, queries, documents)
+    queries = [text for task in tasks for text in (*task.queries, *(task.candidates if task.classes else ()))]
+    documents = [text for task in tasks if not task.classes for text in task.candidates]
+    encoded = encode_sides(encode, encode_document if documents else None, queries, documents)
     return Results({task.name: _evaluate(encoded, task, resamples, seed) for task in tasks}, (), **encoded.facts())
 
 
@@ -267,10 +301,16 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
 
     `resamples` is the number of bootstrap resamples of the queries for the intervals; 0: no intervals.
     """
-    candidates_CD = encoded.rows(task.candidates, "document")
-    ranks = answer_ranks(encoded.rows(task.queries), candidates_CD, task.relevant, task.itself)
+    queries_QD = encoded.rows(task.queries)
+    candidates_CD = encoded.rows(task.candidates, "query" if task.classes else "document")
+    ranks: list[dict[int, int]] = []
+    if task.classes:
+        shares_of = class_metrics(queries_QD, candidates_CD, task)
+    else:
+        ranks = answer_ranks(queries_QD, candidates_CD, task.relevant, task.itself)
+        shares_of = query_metrics(ranks, task.relevant, strict=task.strict)
     metrics = {}
-    for name, shares in query_metrics(ranks, task.relevant, strict=task.strict).items():
+    for name, shares in shares_of.items():
         values = 100 * np.array(shares)
         interval = mean_interval(values, resamples=resamples, seed=seed, stream=task.name) if resamples else None
         metrics[name] = Metric(float(values.mean()), interval, tuple(values.tolist()))
@@ -301,13 +341,16 @@ def read_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:
     judged = [evaluation_source(folder) for folder in settings.folders]
     answers = [training_source(settings.source_of(path)) for path in settings.pairs]
     groups = [evaluation_source(path) for path in settings.groups]
-    if not (sources := [*judged, *answers, *groups]):
-        raise ValueError("no task: name a BEIR folder, or set --pairs or --groups.")
+    classes = [training_source(settings.source_of(path)) for path in settings.classes]
+    if not (sources := [*judged, *answers, *groups, *classes]):
+        raise ValueError("no task: name a BEIR folder, or set --pairs, --groups or --classes.")
     tasks = [read_beir(source, binary=settings.binary) for source in judged]
     tasks += [
         read_answers(settings.source_of(source.text), settings.corpus, settings.column, source) for source in answers
     ]
     tasks += [read_groups(source, settings.column) for source in groups]
+    reference = None if settings.reference is None else settings.source_of(settings.reference)
+    tasks += [read_classes(settings.source_of(source.text), source, reference) for source in classes]
     names = unique_names([task.name for task in tasks], sources)
     return [replace(task, name=name) for task, name in zip(tasks, names, strict=True)]
 
@@ -389,6 +432,10 @@ def retrieval_report(
     ]
     if any("strict" in task.metrics for task in results.tasks.values()):
         notes.append("strict: share of queries whose R answers are the first R candidates.")
+    if any(not task.answers for task in results.tasks.values()):
+        notes.append(
+            "accuracy: nearest class mean. 5NN: most frequent class of the 5 nearest texts. MAP: of the class."
+        )
     if comparisons:
         notes.append(
             f"Compared with {' and '.join(comparison.other.name for comparison in comparisons)}. A positive difference means "
@@ -415,7 +462,8 @@ def retrieval_report(
             rows = [[*row, *of_other] for row, of_other in zip(rows, cells, strict=True)]
         tables.append(table(header, rows, words=1))
         notes.append(
-            f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; "
+            f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, "
+            f"{f'{task.answers:,} answers' if task.answers else 'the texts of a class are its answers'}; "
             f"{task.skipped:,} queries are not compared with their own text or document."
         )
     return report(ours.name, tables, notes, results)

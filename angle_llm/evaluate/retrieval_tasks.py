@@ -5,22 +5,23 @@
 * BEIR folders: `queries.jsonl` and `corpus.jsonl` (`_id`, `text`, in the corpus optionally `title`), `qrels/NAME.tsv`
   (`query-id`, `corpus-id`, `score`); or the Parquet files of NanoBEIR.
 * Files of questions and their answers, optionally with more candidates.
+* Files of texts with a class, compared with each other or with the texts of a reference file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
 from angle_llm.data.files.beir import JudgedQueries
-from angle_llm.data.formats import POSITIVE_ABOVE, DataError, pairs_of
+from angle_llm.data.formats import POSITIVE_ABOVE, DataError, LabelledText, pairs_of
 from angle_llm.data.sources import Source, evaluation_source
 from angle_llm.prompts import InstructedText, instructed, split_instructions
 from angle_llm.settings.train import DataSource
@@ -35,6 +36,8 @@ class RetrievalTask:
     `relevant[q]` maps the index of each candidate that answers query q to its grade, above 0. `itself[q]` is the index
     of the candidate that is skipped for query q, because it is the query itself; None if there is none. `strict` is
     whether the metrics include strict accuracy (1 if the first R candidates are exactly the R answers of the query).
+
+    Only for texts with a class: `classes` has the class of each query, then of each candidate; all are encoded as queries.
     """
 
     name: str
@@ -45,12 +48,13 @@ class RetrievalTask:
     source: str
     query_ids: tuple[str, ...]
     strict: bool = False
+    classes: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
         """Hash of the queries, candidates, grades and skipped candidates; equal tasks have equal digests."""
         grades = [sorted(answers.items()) for answers in self.relevant]
-        content = json.dumps([self.queries, self.candidates, grades, self.itself])
+        content = json.dumps([self.queries, self.candidates, grades, self.itself, *self.classes])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -179,6 +183,8 @@ def read_answers(
     row_of: dict[str, int] = {}
     answers: defaultdict[InstructedText, dict[int, float]] = defaultdict(dict)
     for example in load_examples(settings, source=source).examples:
+        if isinstance(example, LabelledText):
+            raise DataError(f"{settings.path}: expected questions and answers, got texts with a class. Use --classes.")
         for query, text, score in pairs_of(example):
             row = row_of.setdefault(text.strip(), len(row_of))
             if score > POSITIVE_ABOVE:
@@ -198,3 +204,52 @@ def read_answers(
         source=settings.path,
         query_ids=tuple(map(str, range(len(answers)))),
     )
+
+
+# --------------------------------------------------------------------------------------------- texts with a class
+
+
+def read_classes(
+    settings: DataSource, source: Source | None = None, reference: DataSource | None = None
+) -> RetrievalTask:
+    """Read a retrieval task from a file of texts with a class: each text is a query for the texts of its class.
+
+    The candidates are the texts of `reference`, such as the training data. None: all other texts of the file; a text
+    without another text of its class is then a candidate only. A query skips an equal candidate. `source` has the rows;
+    None: the source that `settings.path` names.
+
+    Raises:
+        DataError: for a malformed row, a text with two classes, or a file without classes to compare.
+    """
+    class_of = _classes(settings, source)
+    candidates = class_of if reference is None else _classes(reference)
+    counts = Counter(candidates.values())
+    asked = {text: name for text, name in class_of.items() if reference is not None or counts[name] > 1}
+    if not asked or len(counts) < 2:
+        raise DataError(
+            f"{settings.path}: expected two classes or more, and a class with two texts; got {len(counts)}."
+        )
+    row_of = {text: row for row, text in enumerate(candidates)}
+    return RetrievalTask(
+        name=Path(settings.path).name.split(".")[0],
+        queries=tuple(asked),
+        candidates=tuple(candidates),
+        relevant=({},) * len(asked),
+        itself=tuple(map(row_of.get, asked)),
+        source=settings.path,
+        query_ids=tuple(map(str, range(len(asked)))),
+        classes=(*asked.values(), *candidates.values()),
+    )
+
+
+def _classes(settings: DataSource, source: Source | None = None) -> dict[str, str]:
+    """Return the class of each distinct text of a file. Raises as `read_classes`."""
+    class_of: dict[str, str] = {}
+    for example in load_examples(replace(settings, format="labelled_text"), source=source).examples:
+        assert isinstance(example, LabelledText)
+        text = example.text.strip()
+        if class_of.setdefault(text, example.label) != example.label:
+            raise DataError(
+                f"{settings.path}: {text!r:.60} has the classes {class_of[text]} and {example.label}. Remove one."
+            )
+    return class_of

@@ -192,7 +192,7 @@ class StsEvalSettings(StsTaskSettings):
 
 @settings_class
 class RetrievalSettings(RowSettings, EvalSettings):
-    """Exact retrieval by cosine similarity: BEIR folders, questions with answers, lists of texts.
+    """Exact retrieval by cosine similarity: BEIR folders, questions with answers, lists of texts, texts with a class.
 
     Intervals cover the choice of queries, not the training seed. --against compares models query by query.
     Truncation changes scores: compare models at the same --max-length.
@@ -215,6 +215,13 @@ class RetrievalSettings(RowSettings, EvalSettings):
     """Files with a list of texts in each row. The first text is a query, and the other texts are its answers.
     Candidates are all texts in the file."""
 
+    classes: tuple[str, ...] = ()
+    """Files of texts with a class. Scores: accuracy of the nearest class mean, of 5 neighbours, and MAP of the class."""
+
+    reference: str | None = None
+    """A labelled file, such as the training data, whose texts give the class means and neighbours of --classes. None: all
+    other texts of the file."""
+
     column: str | None = None
     """Column with the lists of --groups, or with the texts of --corpus. None: captions, texts or set for --groups; text
     or sentence for --corpus."""
@@ -224,9 +231,11 @@ class RetrievalSettings(RowSettings, EvalSettings):
     with the same flags (prompt, pooling, …), or a .json file written by --json."""
 
     def __post_init__(self) -> None:
-        for name, default in (vars(RowSettings()) | {"corpus": None}).items():
-            if not self.pairs and getattr(self, name) != default:
-                raise SettingsError(f"--{name.replace('_', '-')} belongs to --pairs, which is not set.")
+        users = {"corpus": "pairs", "reference": "classes"}
+        for name, default in (vars(RowSettings()) | dict.fromkeys(users)).items():
+            of = [users[name]] if name in users else ["pairs", "classes"]
+            if getattr(self, name) != default and not any(getattr(self, user) for user in of):
+                raise SettingsError(f"--{name.replace('_', '-')} belongs to --{' and --'.join(of)}, got none.")
 
 
 @settings_class

@@ -24,7 +24,7 @@ class RowSettings:
     """Flags that set how the rows of data files are read."""
 
     format: str = "auto"
-    """Format of the rows: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples.
+    """Format of the rows: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples, labelled_text.
     auto: detected from the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this."""

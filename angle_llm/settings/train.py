@@ -46,8 +46,8 @@ class DataSource:
     directory, then in ANGLE_LLM_DATA. Several datasets with weights: stsb@train:2.0,my.jsonl, or `sets` in a YAML
     file."""
     format: str = "auto"
-    """Format of the rows: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples; text for pretraining.
-    auto: detected from the columns."""
+    """Format of the rows: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples, labelled_text; text for
+    pretraining. auto: detected from the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this."""
     score_range: tuple[float, float] | None = None
@@ -188,9 +188,10 @@ class EvaluationSettings:
     """Evaluation before, during and after training, which selects the best model."""
 
     tasks: list[str] = field(default_factory=list)
-    """Held-out tasks: UTF-8 files of scored pairs (Spearman) or of questions and answers (nDCG@10, recall, MRR, MAP),
-    BEIR folders, FOLDER@NAME (the file FOLDER/NAME.*, or qrels/NAME.tsv of a BEIR folder), or mteb:NAME, a task of
-    MTEB. The first metric of the first task selects the best model. Empty: no evaluation."""
+    """Held-out tasks: UTF-8 files of scored pairs (Spearman), of questions and answers (nDCG@10, recall, MRR, MAP) or of
+    texts with a class (accuracy, 5NN, MAP), BEIR folders, FOLDER@NAME (the file FOLDER/NAME.*, or qrels/NAME.tsv of a
+    BEIR folder), or mteb:NAME, a task of MTEB. The first metric of the first task selects the best model. Empty: no
+    evaluation."""
     columns: dict[str, str] = field(default_factory=dict)
     """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this. In
     a file without the named columns, only usual names are recognised."""

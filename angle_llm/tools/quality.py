@@ -7,10 +7,10 @@ finding that is trouble must be resolved before training; the exit code of the c
 |---|---|---|
 | unreadable | yes | the file or its columns cannot be read, or no example remains |
 | rejected | yes | rows that cannot be used; training stops at the first |
-| contradiction | yes | a pair of texts whose labels, in any row of any file, differ by more than half the scale |
+| contradiction | yes | a pair whose labels in all files differ by more than half the scale, or a text with two classes |
 | unlike itself | yes | two equal texts with a low score |
 | contamination | yes | rows whose pair is in an evaluation set, or whose query is in a BEIR folder |
-| no pairs | yes | every row pairs a text with itself; training stops |
+| no pairs | yes | every row pairs a text with itself, or every text has the same class; training stops |
 | untokenisable | yes | texts that have no token; training stops at such a text |
 | duplicate, near duplicate, across files | no | rows that repeat an earlier row |
 | sentences | no | texts of 4 words or more that are in an evaluation set |
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from angle_llm.data.examples import ExampleReader, open_examples
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, is_list_text, pairs_of, texts_of
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, LabelledText, is_list_text, pairs_of, texts_of
 from angle_llm.data.keys import printable
 from angle_llm.data.leakage import SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
 from angle_llm.data.sources import STARTER, BadRow, Row
@@ -91,6 +91,8 @@ class FileReport:
     """Number of bad rows: rows that cannot be read or converted to an example."""
     scores: dict[str, int] = field(default_factory=dict)
     """Score, or range of scores → number of pairs. Scores are rescaled to 0..1."""
+    classes: dict[str, int] = field(default_factory=dict)
+    """Class → number of labelled texts, the most frequent first."""
     distinct_texts: int = 0
     """Number of distinct texts in the file."""
     tokens: dict[str, int] = field(default_factory=dict)
@@ -136,6 +138,14 @@ class FileReport:
         if self.scores:
             counts = ", ".join(f"{name}: {count:,}" for name, count in self.scores.items())
             yield "scores", f"{counts}   (pairs; 1 is the same meaning)"
+        if self.classes:
+            most = [f"{name!r:.40}: {count:,}" for name, count in list(self.classes.items())[:_MAX_LABELS]]
+            more = (
+                f", …; with one text: {list(self.classes.values()).count(1):,}"
+                if len(self.classes) > _MAX_LABELS
+                else ""
+            )
+            yield "classes", f"{len(self.classes):,}: {', '.join(most)}{more}"
         if self.rows_used:
             yield "texts", f"{self.distinct_texts:,} distinct"
         if self.tokens:
@@ -193,6 +203,7 @@ def _check_file(
     account = reading.report()
     examples: list[Example] = []
     score_counts = Counter[float]()
+    class_counts = Counter[str]()
     suspicious = {problem: Counter[str]() for problem in _SUSPICIOUS}
     has_different_texts = tokens is not None and tokens.tokenizers.prompts.differ
     new_texts: list[str] = []
@@ -204,6 +215,8 @@ def _check_file(
             continue
         if format.combine is not None:
             examples.append(result)
+        if isinstance(result, LabelledText):
+            class_counts[result.label] += 1
         score_counts.update(round(score, 4) for _, _, score in pairs_of(result))
         texts = [text.strip() for text in texts_of(result)]
         has_different_texts = has_different_texts or len(set(texts)) > 1
@@ -231,7 +244,8 @@ def _check_file(
         rows_used=used,
         dropped=account.dropped,
         rejected=len(account.rejected),
-        scores=_score_table(score_counts) if {"score", "label"} & reading.columns.keys() else {},
+        scores=_score_table(score_counts) if {"score", "hypothesis"} & reading.columns.keys() else {},
+        classes=dict(class_counts.most_common()),
         distinct_texts=len(keys.texts),
     )
 
@@ -240,7 +254,11 @@ def _check_file(
         report.add("rejected", report.rejected, _causes(account.rejected), trouble=True)
     if not used:
         report.add("unreadable", 1, "no example is left", trouble=True)
-    elif not has_different_texts and report.format != "text":
+    elif len(class_counts) == 1:
+        report.add(
+            "no pairs", used, f"every text has the class {next(iter(class_counts))!r}: nothing to learn", trouble=True
+        )
+    elif not has_different_texts and report.format not in ("text", "labelled_text"):
         text = (
             "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title "
             "with its body or a question with its answer"

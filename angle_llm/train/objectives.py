@@ -167,16 +167,14 @@ def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
 
 
 def check_classes(losses: Sequence[Objective], data: Mixture) -> None:
-    """Check that labelled texts have classes to compare, and that a loss learns from them; one loss per dataset.
+    """Check that a loss learns from the classes of labelled texts, and that a class term has labelled texts.
 
-    Raises:
-        SettingsError: names the dataset from which nothing can be learned, or a class term without labelled texts.
+    `losses` has one loss per dataset of `data`. Raises `SettingsError`.
     """
     for loss, dataset, class_N in zip(losses, data.sets, data.draws.classes, strict=True):
         if class_N is not None and loss.needs_pairs:
             raise SettingsError(
-                f"{dataset.name} has texts with a class (format labelled_text), from which this objective learns nothing. "
-                "Set --objective.class-weight above 0, such as to 1."
+                f"{dataset.name} has texts with a class: set --objective.class-weight above 0, such as to 1."
             )
         if class_N is not None and "label" in loss.needs and (classes := len(np.unique(class_N))) in (1, len(class_N)):
             raise SettingsError(
@@ -185,6 +183,5 @@ def check_classes(losses: Sequence[Objective], data: Mixture) -> None:
             )
     if any("label" in loss.needs for loss in losses) and all(class_N is None for class_N in data.draws.classes):
         raise SettingsError(
-            "objective.class_weight: expected texts with a class (--data.format labelled_text), got none. Set the weight to 0, "
-            "or the format."
+            "objective.class_weight: expected texts with a class (--data.format labelled_text), got none."
         )

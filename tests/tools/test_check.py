@@ -246,7 +246,7 @@ def test_a_copy_of_another_encoding_is_utf_8(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("x.jsonl", ""), ("x.tsv", "text\tlabel\na\t1\n"), ("x.tsv", "text1\ttext2\n"), ("x.csv.gz", "no gzip")],
+    [("x.jsonl", ""), ("x.tsv", "text\tcategory\na\t1\n"), ("x.tsv", "text1\ttext2\n"), ("x.csv.gz", "no gzip")],
 )
 def test_unreadable_file_is_trouble_and_other_files_are_still_checked(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
@@ -567,3 +567,27 @@ def test_texts_that_are_probably_no_texts_are_counted(tmp_path: Path) -> None:
         report
     )
     assert not report.trouble
+
+
+def test_classes_are_counted_and_a_text_with_two_classes_is_a_contradiction(tmp_path: Path) -> None:
+    rows = [{"text": f"Ticket {n}", "label": "ab"[n % 2]} for n in range(5)] + [{"text": "Ticket 9", "label": "c"}]
+    path = write(
+        tmp_path / "train.jsonl", *rows, {"text": "ticket 0!", "label": "b"}, {"text": "Ticket 1", "label": "b"}
+    )
+    other = write(tmp_path / "test.jsonl", {"text": "TICKET 3", "label": "b"}, {"text": "Ticket 9", "label": "a"})
+    report, second = reports(path, other)
+    assert (report.format, report.classes, report.scores) == ("labelled_text", {"b": 4, "a": 3, "c": 1}, {})
+    assert found(report) == {"contradiction": 3, "duplicate": 1}
+    assert found(second) == {"contradiction": 1, "across files": 1}
+    assert ("classes", "3: 'b': 4, 'a': 3, 'c': 1") in list(report.lines())
+    assert found(reports(path, against=[other])[0])["contamination"] == 1, "an equal text with the same label"
+    (one,) = reports(write(tmp_path / "one.jsonl", *rows[:5:2]))
+    assert found(one) == {"no pairs": 3}
+    assert not one.can_train
+
+
+def test_recommended_command_learns_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "train.jsonl", *({"text": f"Ticket {n}", "label": "ab"[n % 2]} for n in range(5)))
+    (flags,) = printed_trainings(capsys, path)
+    objective = parse_settings(TrainSettings(), flags).objective
+    assert (objective.class_weight, objective.in_batch_weight) == (1, 0)

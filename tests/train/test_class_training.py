@@ -1,6 +1,6 @@
 """Training on texts with a class: exact in any number of processes, resumed bit for bit, refused without classes.
 
-As a program, `python tests/train/test_classes.py FOLDER` makes the runs of several processes.
+As a program, `python tests/train/test_class_training.py FOLDER` makes the runs of several processes.
 """
 
 import os
@@ -86,7 +86,7 @@ def test_a_dataset_with_label_names_trains_and_an_interrupted_run_ends_with_the_
 
 def test_labelled_texts_are_refused_if_nothing_can_be_learned(common: dict[str, Any], tmp_path: Path) -> None:
     run_dir = str(tmp_path / "run")
-    with pytest.raises(SettingsError, match=r"data-\w+ has texts with a class .*--objective.class-weight above 0"):
+    with pytest.raises(SettingsError, match=r"data-\w+ has texts with a class: set --objective.class-weight above 0"):
         fine_tune(data=table(), run_dir=run_dir, **common)
     learned = common | {"objective": {"class_weight": 1}, "run_dir": run_dir}
     with pytest.raises(SettingsError, match="got 9 texts in 1 classes"):

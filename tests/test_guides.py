@@ -156,3 +156,29 @@ def test_the_example_of_a_step_prints_the_numbers_in_its_comments(capsys: pytest
     (program,) = re.findall(r"^```python\n(from .*?)^```", ONE_STEP, flags=re.DOTALL | re.MULTILINE)
     exec(compile(program, "docs/one_step.md", "exec"), {})
     assert re.match(r"trie 66 43\n40\.98\d*\n", capsys.readouterr().out)
+
+
+def test_the_guide_of_classes_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "classes.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", guide, flags=re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    base = str(save_tiny_base("bert", tmp_path / "base"))
+    names = [first + second for first in "abcdef" for second in "abcdefgh"]
+    rows = [f"The {name} does not work,{('printer', 'login')[number % 2]}" for number, name in enumerate(names)]
+    (tmp_path / "tickets.csv").write_text("\n".join(["body,category", *rows]))
+    shown = []
+    for line in "".join(blocks).replace("\\\n", " ").splitlines():
+        program, *arguments = shlex.split(line.replace(BASE, base))
+        assert program == "angle-llm"
+        if arguments[:2] == ["data", "check"]:
+            with pytest.raises(SystemExit) as ended:
+                cli.run(arguments)
+            assert ended.value.code == 0
+        else:
+            cli.run(arguments)
+        shown.append(capsys.readouterr().out)
+    assert "classes     2: 'printer': 24, 'login': 24" in shown[0]
+    assert "--objective.class-weight 1 --objective.in-batch-weight 0" in shown[0]
+    assert re.search(r"\| accuracy +\|.*\| 5NN +\|.*\| MAP +\|", shown[-1], flags=re.DOTALL)

@@ -35,7 +35,7 @@ from angle_llm.settings.train import LoraSettings, ModelSettings
 
 _BYTES_PER_WEIGHT = {4: 1 / 2 + (1 + 4 / 256) / 64, 8: 1.0}
 """Bits → bytes of a quantized weight. NF4 has a scale of a byte per 64 weights, and a float32 number per 256 scales."""
-_SHALLOW = {"vocab_size": 128, "num_hidden_layers": 2}
+_SHALLOW = {"vocab_size": 128, "vocab_size_per_layer_input": 128, "num_hidden_layers": 2}
 """Config values of a tiny copy (small model of the same architecture) that does not work with the values in `_SMALL`."""
 _SMALL = _SHALLOW | {
     "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 32, "intermediate_size": 48,
@@ -103,13 +103,28 @@ def _resized(config: Any, sizes: dict[str, int]) -> Any:
     """
     small = copy.deepcopy(config)
     for name, value in sizes.items():
-        if isinstance(present := getattr(small, name, None), int):
-            setattr(small, name, min(present, value))
-    # A layer of every type, and at least two layers.
-    if kinds := list(dict.fromkeys(getattr(small, "layer_types", None) or ())):
+        with suppress(RuntimeError):  # of transformers, for a size that differs between layers
+            if isinstance(present := getattr(small, name, None), int):
+                setattr(small, name, min(present, value))
+    # A layer of every type, and at least two layers; the same number again if the last layers share keys and values.
+    types = list(getattr(small, "layer_types", None) or ())
+    if kinds := list(dict.fromkeys(types)):
+        shared = len(kinds) if getattr(small, "num_kv_shared_layers", 0) else 0
+        layer_types = (kinds * 2)[: max(2, len(kinds) + shared)]
+        values = small.to_dict()
         with suppress(AttributeError):  # configs like Falcon-H1's compute the types
-            small.layer_types = (kinds * 2)[: max(2, len(kinds))]
-            small.num_hidden_layers = len(small.layer_types)
+            small.layer_types = layer_types
+            small.num_hidden_layers = len(layer_types)
+        # Values for each layer, which other sizes depend on, are those of the first layer with the type.
+        origin = [types.index(layer_type) for layer_type in layer_types]
+        for name, value in values.items():
+            if isinstance(value, list) and len(value) == len(types) and name != "layer_types":
+                setattr(small, name, [value[layer] for layer in origin])
+        sizes_of = {int(layer): value for layer, value in values.get("per_layer_config", {}).items()}
+        if shared:
+            small.num_kv_shared_layers = shared
+        if sizes_of:
+            small.per_layer_config = {new: sizes_of[old] for new, old in enumerate(origin) if old in sizes_of}
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if isinstance(token := getattr(small, name, None), int) and token >= sizes["vocab_size"]:
             setattr(small, name, None)

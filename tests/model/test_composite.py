@@ -1,19 +1,37 @@
+import copy
+import json
+import os
+import shutil
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
-from composites import CONFIGS, TEXT_TYPES, no_tower_of_timm, save_composite
+import transformers
+from composites import CONFIGS, TEXT_TYPES, no_tower_of_timm, save_composite, tiny_composite
 from peft import AutoPeftModel
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tiny import train_a_little
-from tiny_tokenizers import VOCABULARY
+from tiny_tokenizers import TOKENIZERS, VOCABULARY
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 from angle_llm import SentenceEncoder
+from angle_llm.export.merge import merge
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.lora import quiet_peft
-from angle_llm.model.source.backbone import BackboneLocation, load_backbone
+from angle_llm.model.source.backbone import BackboneLocation, load_backbone, open_pretrained
+from angle_llm.model.source.checks import ArtifactError
+from angle_llm.model.source.composite import text_part
 from angle_llm.model.source.weights import open_base
-from angle_llm.settings.train import LoraSettings
+from angle_llm.run import run_training
+from angle_llm.settings.train import DataSettings, LoraSettings, ModelSettings, TrainSettings
 
 
 def _missing(name: str) -> bool:
@@ -57,6 +75,48 @@ def test_the_text_model_alone_has_the_vectors_of_the_composite_model(name, saved
         states_BTD = backbone(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
     assert backbone.config.model_type == TEXT_TYPES[name]
     assert relative(states_BTD[mask_BT.bool()], expected_BTD[mask_BT.bool()]) < 1e-6  # rounding to float32
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in ("gemma3", "qwen2_5_vl", "mistral3", "llava")])
+def test_the_language_model_of_a_composite_model_has_its_logits(name, saved):
+    folder, _ = saved(name)
+    model = open_pretrained("AutoModelForCausalLM", BackboneLocation(str(folder)), dtype="float32").eval()
+    ids_BT, mask_BT = batch_with_padding()
+    with torch.no_grad():
+        logits, expected = (
+            one(input_ids=ids_BT, attention_mask=mask_BT).logits[mask_BT.bool()]
+            for one in (model, tiny_composite(name))
+        )
+    assert relative(logits, expected) < 1e-6
+
+
+def _peak_memory():
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of the memory is reset on Linux only")
+def test_tensors_of_towers_are_not_read(saved, tmp_path):
+    """The tower is a tensor of 512 MB, a hole in the file."""
+    folder, _ = saved("gemma3")
+    shutil.copytree(folder, tmp_path / "base")
+    path = tmp_path / "base" / "model.safetensors"
+    content = path.read_bytes()
+    size = 2**29
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    start = len(content) - 8 - length
+    header["vision_tower.large"] = {"dtype": "F32", "shape": [size // 4], "data_offsets": [start, start + size]}
+    longer = json.dumps(header).encode()
+    path.write_bytes(len(longer).to_bytes(8, "little") + longer + content[8 + length :])
+    os.truncate(path, 8 + len(longer) + start + size)
+    location = BackboneLocation(str(tmp_path / "base"))
+    original = weights_fingerprint(load_backbone(BackboneLocation(str(folder)), dtype="float32"))
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _peak_memory()
+    assert weights_fingerprint(load_backbone(location, dtype="float32")) == original
+    assert open_base(location, dtype="float32").fingerprint() == original
+    assert _peak_memory() - before < size / 4
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,7 +174,139 @@ def test_a_saved_adapter_fits_the_composite_model_in_peft_and_vllm(name, saved, 
     expected = expected_BTD[mask_BT.bool()]
     assert relative(states_BTD[mask_BT.bool()], expected) < 1e-6  # rounding to float32
     assert relative(base_BTD[mask_BT.bool()], expected) > 1e-4
+    # Merged into the composite model by peft: the towers are unchanged, and this package opens its text model.
+    if name in ("gemma3", "qwen2_5_vl"):
+        opened.merge_and_unload().save_pretrained(tmp_path / "whole")
+        before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "whole"))
+        towers = {key for key in before if ".visual." in f".{key}" or "vision_tower" in key}
+        assert towers
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in towers)
+        merged = load_backbone(BackboneLocation(str(tmp_path / "whole")), dtype="float32")
+        with torch.no_grad():
+            states_BTD = merged(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
+        assert relative(states_BTD[mask_BT.bool()], expected) < 1e-5  # rounding of the merge
     # This package opens the folder, too.
     again = SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu", layout="padded")
     texts = ["A man eats.", "Some text."]
     assert relative(torch.tensor(again.encode(texts)), torch.tensor(encoder.encode(texts))) < 1e-6
+
+
+def _default_configs():
+    """Return the default configuration of every model type of transformers that has parts, except encoder-decoders."""
+    configs = {}
+    for name in CONFIG_MAPPING:
+        config_class = CONFIG_MAPPING[name]
+        if config_class.sub_configs:
+            with suppress(Exception):  # some have no default configuration
+                configs[name] = config_class()
+    return {name: config for name, config in configs.items() if not config.is_encoder_decoder}
+
+
+def test_the_text_model_of_every_multimodal_model_is_opened_or_refused_by_name():
+    opened, refused = dict[str, str](), dict[str, str]()
+    for name, config in _default_configs().items():
+        try:
+            text, composite = text_part(config, "folder")
+        except ArtifactError as error:
+            refused[name] = str(error)
+            continue
+        assert composite is not None or text is config
+        towers = [part for part in ("vision_config", "audio_config") if getattr(text, part, None) is not None]
+        assert not towers, name
+        opened |= {} if composite is None else {name: text.model_type}
+    assert all(f"folder is a multimodal model of type {name}," in message for name, message in refused.items())
+    known = {
+        "gemma3": "gemma3_text",
+        "qwen2_5_vl": "qwen2",
+        "qwen3_vl": "qwen3",
+        "mistral3": "mistral",
+        "idefics3": "llama",
+    }
+    assert known.items() <= opened.items()
+    assert len(opened) > 40
+    assert {"siglip", "chameleon", "qwen2_5_omni"} <= refused.keys()
+
+
+@pytest.mark.slow
+def test_the_path_of_every_text_model_is_its_place_in_the_composite_model():
+    transformers.logging.set_verbosity_error()
+    checked = 0
+    for name, config in _default_configs().items():
+        with_head = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(
+            name, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(name)
+        )
+        with suppress(ArtifactError):
+            text_class = type(config.get_text_config())
+            for model_class in {MODEL_MAPPING_NAMES.get(name), with_head} - {None}:
+                config.architectures = [model_class]
+                _, composite = text_part(copy.deepcopy(config), name)
+                with suppress(Exception), torch.device("meta"):  # some have no default sizes, or need other packages
+                    model = getattr(transformers, model_class)(config)
+                    assert composite is None or type(model.get_submodule(composite.path).config) is text_class, name
+                    checked += composite is not None
+    assert checked > 80
+
+
+def test_a_multimodal_model_without_a_text_model_is_refused_before_training(tmp_path):
+    transformers.ChameleonConfig().save_pretrained(tmp_path / "base")
+    TOKENIZERS["llama2"]().save_pretrained(tmp_path / "base")
+    (tmp_path / "pairs.jsonl").write_text('{"text1": "A man eats.", "text2": "Someone eats."}\n')
+    settings = TrainSettings(
+        run_dir=str(tmp_path / "run"),
+        model=ModelSettings(path=str(tmp_path / "base")),
+        data=DataSettings(path=str(tmp_path / "pairs.jsonl")),
+    )
+    with pytest.raises(ArtifactError, match="multimodal model of type chameleon"):
+        run_training(settings)
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_quantized_multimodal_model_is_refused():
+    config = CONFIGS["gemma3"]()
+    config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    with pytest.raises(ArtifactError, match=r"stored quantized.*--model\.bits"):
+        text_part(config, "folder")
+
+
+VLLM_CLASSES = {
+    "gemma3": "Gemma3TextModel", "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM", "qwen2_5_vl": "Qwen2Model",
+    "qwen3_vl": "Qwen3Model", "qwen3_5": "Qwen3_5ForCausalLM", "mistral3": "MistralModel",
+}  # fmt: skip
+"""Name → class that vLLM 0.32 opens the merged folder with (model_executor/models/registry.py)."""
+SLOW = [name for name in NAMES if name not in ("gemma4", "qwen2_5_vl")]
+
+
+@pytest.mark.parametrize(
+    "name", [*sorted({*NAMES} - {*SLOW}), *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
+@pytest.mark.needs("sentence_transformers")
+def test_a_run_trains_the_text_model_and_merges_to_a_text_only_folder(name, saved, tmp_path):
+    folder, _ = saved(name)
+    pairs = [{"text1": f"A man eats {number} apples.", "text2": f"Someone eats {number}."} for number in range(4)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)) + "\n")
+    settings = TrainSettings(
+        run_dir=str(tmp_path / "run"),
+        model=ModelSettings(path=str(folder), dtype="float32", max_length=100, prompt="query"),
+        lora=LoraSettings(rank=2),
+        data=DataSettings(path=str(tmp_path / "pairs.jsonl")),
+        batch_size=2,
+        max_steps=2,
+    )
+    encoder = SentenceEncoder.from_pretrained(run_training(settings).folder, device="cpu")
+    verification = merge(tmp_path / "run" / "model", tmp_path / "whole", device="cpu")
+    assert verification is not None
+    assert verification.holds
+    # The merged folder is a text-only model.
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert config["model_type"] == TEXT_TYPES[name]
+    assert config["architectures"] == [VLLM_CLASSES.get(name, config["architectures"][0])]
+    assert not {"text_config", "vision_config", "audio_config"} & config.keys()
+    assert not [path.name for path in (tmp_path / "whole").iterdir() if "processor" in path.name or "chat" in path.name]
+    with safe_open(tmp_path / "whole" / "model.safetensors", framework="pt") as file:
+        assert set(file.keys()) == set(load_backbone(BackboneLocation(str(tmp_path / "whole"))).state_dict())
+    from sentence_transformers import SentenceTransformer
+
+    texts = ["A man eats.", "Some other text of a few words."]
+    rows = SentenceTransformer(str(tmp_path / "whole"), device="cpu").encode(texts, show_progress_bar=False)
+    assert relative(torch.tensor(rows), torch.tensor(encoder.encode(texts))) < 2e-5  # padding changes the rounding

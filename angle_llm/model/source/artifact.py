@@ -226,7 +226,8 @@ def write_earlier_names(folder: Path) -> None:
 
     Without the old keys, transformers 4 and other programs silently use defaults. The list of keys comes from a comparison
     of the configuration classes of transformers 4.48, 4.57 and 5.23 for 20 model types. The file is unchanged if the
-    installed version of transformers would read other values with the added keys.
+    installed version of transformers would read other values with the added keys. `architectures` gets a class that vLLM
+    knows.
     """
     from transformers import AutoConfig
 
@@ -236,6 +237,8 @@ def write_earlier_names(folder: Path) -> None:
     read = AutoConfig.from_pretrained(folder).to_dict()
     for config in (values, values.get("text_config") or {}):
         config.update(_earlier_names(config))
+    if values.get("architectures"):
+        values["architectures"] = read["architectures"] = [_served_class(name) for name in values["architectures"]]
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     try:
         same = AutoConfig.from_pretrained(folder).to_dict().items() >= read.items()
@@ -243,6 +246,15 @@ def write_earlier_names(folder: Path) -> None:
         same = False
     if not same:
         path.write_bytes(before)
+
+
+def _served_class(name: str) -> str:
+    """Return the class of a language model for the class of a text model that vLLM does not know, such as Gemma4TextModel."""
+    import transformers
+
+    with_head = name.removesuffix("TextModel") + "ForCausalLM"
+    known = not name.endswith("TextModel") or name == "Gemma3TextModel"
+    return name if known or not hasattr(transformers, with_head) else with_head
 
 
 def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def text_part(config: Any, name: str) -> tuple[Any, Composite | None]:
         ArtifactError: for a composite model whose text model cannot be opened alone, or that is stored quantized.
     """
     import transformers
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     # Models that are not composite.
     towers = [part for part in type(config).sub_configs if part in _TOWERS and getattr(config, part) is not None]
@@ -67,7 +68,7 @@ def text_part(config: Any, name: str) -> tuple[Any, Composite | None]:
     if config.is_encoder_decoder or (text is config and not towers):
         return config, None
     # Composite models that cannot be opened.
-    mapping = transformers.MODEL_MAPPING
+    mapping: Any = transformers.MODEL_MAPPING
     if text is config or type(text) not in mapping or type(config) not in mapping:
         raise ArtifactError(
             f"{name} is a multimodal model of type {config.model_type}, and transformers cannot open its text model alone. Use "
@@ -79,12 +80,14 @@ def text_part(config: Any, name: str) -> tuple[Any, Composite | None]:
             "original model; --model.bits 4 or 8 quantizes its text model."
         )
     # Class and path of the composite model, and the configuration of the text model.
-    plain_class: Any = mapping[type(config)]
-    model_class = (config.architectures or [""])[0]
+    without_head = MODEL_MAPPING_NAMES[config.model_type]
+    model_class = (config.architectures or [without_head])[0]
     path = _PATHS.get(config.model_type, "model.language_model")
-    if model_class == plain_class.__name__ or not hasattr(transformers, model_class):
-        model_class, path = plain_class.__name__, path.removeprefix("model.")
+    if model_class == without_head:
+        path = path.removeprefix("model.")
     text.dtype = config.dtype or text.dtype
+    if hasattr(config, "tie_word_embeddings"):
+        text.tie_word_embeddings = config.tie_word_embeddings
     text._name_or_path = config._name_or_path
     return _as_equal_type(text), Composite(model_class, path)
 

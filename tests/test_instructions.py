@@ -1,6 +1,8 @@
 """Instructions of texts in `encode`, evaluation, mining, `embed`, `serve` and the saved encoder."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 from tiny import TOKENIZERS, save_tiny_base, tiny_encoder
 
-from angle_llm import PromptTemplate, SentenceEncoder, cli
+from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.evaluate.encoding import encode_functions
 from angle_llm.evaluate.held_out import held_out_evaluation
 from angle_llm.evaluate.retrieval import evaluate_retrieval
@@ -188,3 +190,33 @@ def test_serve_takes_an_instruction_with_a_request() -> None:
     assert (refused.status_code, "has no {instruction}" in refused.text) == (400, True)
     refused = client.post("/embed", json={"inputs": TEXTS, "prompt_name": "query", "prompt": "Instruct: x\nQuery: "})
     assert (refused.status_code, "send prompt_name, or an instruction" in refused.text) == (422, True)
+
+
+def test_the_guide_trains_and_encodes_with_the_instructions_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    section = guide.partition("\n## Instructions\n")[2].partition("\n## ")[0]
+    (rows,) = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
+    (command,) = re.findall(r"^    angle-llm (train .*)$", section, re.MULTILINE)
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    base = save_tiny_base("llama-tied", tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text(rows, encoding="utf-8")
+    more = ["--model.path", str(base), "--batch-size", "2", "--max-steps", "2", "--epochs", "2", "--lora.rank", "2"]
+    cli.run([*shlex.split(command), *more, "--run-dir", "run"])
+    printed = "".join(capsys.readouterr())
+    assert "instruction = prompt" in printed
+    assert "its instructions are not used" not in printed
+    encoder = SentenceEncoder.from_pretrained("run/model", device="cpu")
+    values: dict[str, Any] = {"encoder": encoder}
+    exec(code, values)  # the code of the guide
+    texts = ["Who eats?", "Two dogs run."]
+    default = encoder.prompts.query.instruction
+    strings = [f"Instruct: {one}\nQuery: {text}" for text, one in zip(texts, ("Find the answer", default), strict=True)]
+    np.testing.assert_allclose(values["rows"], encoder.encode_document(strings), atol=1e-6)  # plain_eos
+    for name in re.findall(r"^\| `(\w+)` \| `(.*?)` \| `(\w+)`", section, re.MULTILINE):
+        assert (load_prompt(name[0]).template, load_prompt(name[2]).template) == (
+            name[1].replace("\\n", "\n"),
+            "{text}",
+        )

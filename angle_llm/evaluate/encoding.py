@@ -187,7 +187,9 @@ def encode_functions(
     def function_of(chosen: SentenceEncoder) -> Encode:
         def function(texts: list[str], instructions: Sequence[str | None] = ()) -> Any:
             options: Any = {"micro_batch_tokens": micro_batch_tokens, "show_progress": show_progress}
-            return chosen.encode(texts, instruction=usable_instructions(chosen.prompt, instructions), **options)
+            if any(instructions):
+                options["instruction"] = usable_instructions(chosen.prompt, instructions)
+            return chosen.encode(texts, **options)
 
         return function
 

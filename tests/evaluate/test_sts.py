@@ -216,7 +216,7 @@ def test_command_opens_the_encoder_with_its_flags_and_writes_json(
     [encoder] = run_main(tmp_path, *flags, "--json", tmp_path / "out.json")
 
     options = {"prompt": "p", "pooling": "mean", "max_length": 50, "dtype": "auto", "bits": "auto"}
-    options |= {"attention": None, "device": None}
+    options |= {"attention": None, "device": None, "instruction": None}
     assert encoder.opened == ("m", options)
     assert encoder.calls == [{"texts": 80, "micro_batch_tokens": None}]
     content = json.loads((tmp_path / "out.json").read_text())

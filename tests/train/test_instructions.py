@@ -217,7 +217,7 @@ def test_a_long_text_keeps_instruction_and_tail(tokenization: str) -> None:
 
 def test_special_tokens_in_a_template_are_refused() -> None:
     prompt = PromptTemplate("x", "<s>{instruction}\n{text}", instruction="a")
-    with pytest.raises(ValueError, match="prompt 'x' has special tokens of the tokenizer: <s>"):
+    with pytest.raises(ValueError, match="prompt 'x' has special tokens of the tokenizer, <s>, which"):
         SentenceTokenizer(TOKENIZERS["llama2"](), prompt, 60)
 
 

@@ -433,9 +433,7 @@ def retrieval_report(
     if any("strict" in task.metrics for task in results.tasks.values()):
         notes.append("strict: share of queries whose R answers are the first R candidates.")
     if any(not task.answers for task in results.tasks.values()):
-        notes.append(
-            "accuracy: nearest class mean. 5NN: most frequent class of the 5 nearest texts. MAP: of the class."
-        )
+        notes.append("accuracy: nearest class mean. 5NN: most frequent class of 5 neighbours. MAP: texts of the class.")
     if comparisons:
         notes.append(
             f"Compared with {' and '.join(comparison.other.name for comparison in comparisons)}. A positive difference means "

@@ -226,9 +226,7 @@ def read_classes(
     counts = Counter(candidates.values())
     asked = {text: name for text, name in class_of.items() if reference is not None or counts[name] > 1}
     if not asked or len(counts) < 2:
-        raise DataError(
-            f"{settings.path}: expected two classes or more, and a class with two texts; got {len(counts)}."
-        )
+        raise DataError(f"{settings.path}: expected two classes or more, and a class with two texts; got {len(counts)}")
     row_of = {text: row for row, text in enumerate(candidates)}
     return RetrievalTask(
         name=Path(settings.path).name.split(".")[0],
@@ -250,6 +248,6 @@ def _classes(settings: DataSource, source: Source | None = None) -> dict[str, st
         text = example.text.strip()
         if class_of.setdefault(text, example.label) != example.label:
             raise DataError(
-                f"{settings.path}: {text!r:.60} has the classes {class_of[text]} and {example.label}. Remove one."
+                f"{settings.path}: {text!r:.60} has the classes {class_of[text]} and {example.label}; fix it"
             )
     return class_of

@@ -140,12 +140,7 @@ class FileReport:
             yield "scores", f"{counts}   (pairs; 1 is the same meaning)"
         if self.classes:
             most = [f"{name!r:.40}: {count:,}" for name, count in list(self.classes.items())[:_MAX_LABELS]]
-            more = (
-                f", …; with one text: {list(self.classes.values()).count(1):,}"
-                if len(self.classes) > _MAX_LABELS
-                else ""
-            )
-            yield "classes", f"{len(self.classes):,}: {', '.join(most)}{more}"
+            yield "classes", f"{len(self.classes):,}: {', '.join(most)}{', …' * (len(self.classes) > _MAX_LABELS)}"
         if self.rows_used:
             yield "texts", f"{self.distinct_texts:,} distinct"
         if self.tokens:
@@ -255,9 +250,7 @@ def _check_file(
     if not used:
         report.add("unreadable", 1, "no example is left", trouble=True)
     elif len(class_counts) == 1:
-        report.add(
-            "no pairs", used, f"every text has the class {next(iter(class_counts))!r}: nothing to learn", trouble=True
-        )
+        report.add("no pairs", used, f"every text has the class {next(iter(class_counts))!r}", trouble=True)
     elif not has_different_texts and report.format not in ("text", "labelled_text"):
         text = (
             "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title "

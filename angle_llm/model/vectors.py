@@ -224,16 +224,20 @@ def fingerprint(encoder: SentenceEncoder) -> str:
         # The scale of LoRA, alpha / rank, is not a parameter.
         if isinstance(scale := getattr(module, "scaling", None), dict):
             digest.update(f"{name}{sorted(scale.items())}".encode())
-    tokenizer: Any = encoder.tokenizer
-    state: dict[str, Any] = {"vocabulary": tokenizer.get_vocab(), "special": str(tokenizer.special_tokens_map)}
-    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
-        state = json.loads(fast.to_str()) | {"truncation": None, "padding": None}  # these depend on the last call
-    digest.update(json.dumps(state, sort_keys=True).encode())
+    digest.update(tokenizer_state(encoder.tokenizer).encode())
     digest.update(dense_fingerprint(encoder.model.dense))
     cut_to = encoder.model.options.cut_to
     if cut_to is not None:  # `weights_fingerprint` covers all layers of the base
         digest.update(f"layers {cut_to}".encode())
     return digest.hexdigest()[:16]
+
+
+def tokenizer_state(tokenizer: Any) -> str:
+    """Return the vocabulary and rules of a tokenizer as JSON text, without the padding and truncation of its last call."""
+    state: dict[str, Any] = {"vocabulary": tokenizer.get_vocab(), "special": str(tokenizer.special_tokens_map)}
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        state = json.loads(fast.to_str()) | {"truncation": None, "padding": None}
+    return json.dumps(state, sort_keys=True)
 
 
 def untokenizable(encoder: SentenceEncoder, text: str) -> str:

@@ -364,6 +364,9 @@ class NegativeRules:
     95 % of the positive cosine, the best positive-aware rule in NV-Retriever (arXiv 2407.15831). None: no bound."""
     max_score: Finite | None = None
     """Largest cosine of a negative with its query. None: no bound."""
+    judge_margin: Finite = 0.0
+    """The score of a negative by --judge must be below its score of every positive by more than this: cosines of an encoder,
+    raw scores (logits) of a reranker."""
     negatives: Positive = 1
     """Negatives to mine per query."""
     sampling: Literal["top", "random"] = "top"
@@ -412,7 +415,8 @@ class MineFiles(EncoderName):
     column: str | None = None
     """Column of the corpus that contains the text. None: `text`, `sentence`, or the only column."""
     judge: str | None = None
-    """A second encoder. By its cosines too, a negative must be less similar to the query than every positive."""
+    """A second encoder, or a reranker (cross-encoder; a classifier, or saved by CrossEncoder). By its scores too, a negative
+    must be less similar to the query than every positive (--judge-margin)."""
 
     vectors: Path | None = None
     """A folder that keeps the vectors, to mine the same texts with other rules.
@@ -426,6 +430,8 @@ class MineSettings(NegativeRules, RowFilter, RowSettings, EncoderOptions, MineFi
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_json_lines(self.out)
+        if self.judge_margin and self.judge is None:
+            raise SettingsError("--judge-margin belongs to --judge, which is not set.")
 
 
 # --- data questions ---------------------------------------------------------------------------------------------------
@@ -552,10 +558,13 @@ class ScoreFiles:
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """Examples of any format, as for training. With two prompts, the first text of an example is a
     query; its other texts are documents."""
-    teacher: str
-    """The encoder that scores: a saved directory, a model folder, a hub id, a .gguf file, or package:NAME/path/inside."""
     out: Path
     """The .jsonl file of groups (a query, positives, negatives). The same command resumes after a kill."""
+    teacher: str | None = None
+    """The encoder that scores: a saved directory, a model folder, a hub id, a .gguf file, or package:NAME/path/inside."""
+    reranker: str | None = None
+    """The reranker (cross-encoder) that scores in place of --teacher, with raw scores (logits): a model folder, a hub id, or
+    package:NAME/path. Needs sentence-transformers (extra `export`)."""
 
     positive_above: Finite = 0.8
     """Scored pairs above this score (rescaled to 0..1) are positives of their first text, other pairs are negatives."""
@@ -565,10 +574,15 @@ class ScoreFiles:
 
 @settings_class
 class ScoreSettings(RowSettings, EncoderOptions, ScoreFiles):
-    """Score the pairs of a data file with the cosines of an encoder."""
+    """Score the pairs of a data file with the cosines of an encoder, or the scores of a reranker."""
 
     def __post_init__(self) -> None:
         _check_json_lines(self.out)
+        if (self.teacher is None) == (self.reranker is None):
+            raise SettingsError("expected --teacher ENCODER or --reranker RERANKER, and not both.")
+        for name in ("prompt", "pooling", "bits", "attention"):
+            if self.reranker is not None and getattr(self, name) != getattr(EncoderOptions, name):
+                raise SettingsError(f"--{name} belongs to --teacher; a reranker has none. Omit it.")
 
 
 def _check_json_lines(out: Path) -> None:

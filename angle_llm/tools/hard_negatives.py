@@ -12,26 +12,33 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from angle_llm.data.positives import MiningData, Query
 from angle_llm.io import log
-from angle_llm.model.text_vectors import TextVectors
+from angle_llm.model.reranker import Reranker
+from angle_llm.model.text_vectors import TextVectors, vectors_of
 from angle_llm.model.vectors import Array
 from angle_llm.prompts import split_instructions
 from angle_llm.settings.commands import NegativeRules
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.tools.search import CANDIDATES_AT_ONCE, cosines, grid_blocks, nearest, on_grid
 
+if TYPE_CHECKING:
+    from angle_llm.model.encoder import SentenceEncoder
+
 SCORES_AT_ONCE = 10_000_000
 """Maximum number of values in an array of cosines. About six such arrays exist at the same time."""
 QUERIES_AT_ONCE = 1024
 """Maximum number of queries whose negatives are mined at a time; after a kill, at most this many are mined again."""
+_RERANKED_AT_ONCE = 64
+"""This number, if a reranker scores pairs."""
 _SEED = 42
 """Seed for the random choice of negatives."""
 _DIGITS = 6
@@ -73,6 +80,35 @@ def check_candidates(rules: NegativeRules, count: int) -> None:
         )
 
 
+class PairScores(NamedTuple):
+    """The scores of pairs of texts by an encoder or a reranker."""
+
+    of: Callable[[Array, Array], Array]
+    """Function of O queries and O documents, as indices into `MiningData.texts`, that returns the score of each pair, (O,)."""
+    queries_at_once: int = QUERIES_AT_ONCE
+    """Maximum number of queries scored at a time."""
+
+
+def pair_scores(scorer: SentenceEncoder | Reranker, material: MiningData, folder: Path) -> PairScores:
+    """Return the scores of a reranker, or the cosines of an encoder, whose vectors of all texts are stored in the folder."""
+    if not isinstance(scorer, Reranker):
+        return cosines_by(vectors_of(material, scorer, folder))
+
+    def scores(query_O: Array, text_O: Array) -> Array:
+        queries = [material.texts[query] for query in query_O.tolist()]
+        documents, _ = split_instructions(material.texts[text] for text in text_O.tolist())
+        return scorer.scores(list(zip(queries, documents, strict=True)))
+
+    return PairScores(scores, _RERANKED_AT_ONCE)
+
+
+def cosines_by(vectors: TextVectors) -> PairScores:
+    """Return the cosines of stored vectors."""
+    return PairScores(
+        lambda query_O, text_O: cosines(on_grid(vectors.queries(query_O)), on_grid(vectors.documents(text_O)))
+    )
+
+
 # --- candidates -----------------------------------------------------------------------------------------------------------
 
 
@@ -97,12 +133,12 @@ that applies."""
 
 
 def refused_candidates(
-    material: MiningData, rules: NegativeRules, window: Window, judge_vectors: TextVectors | None = None
+    material: MiningData, rules: NegativeRules, window: Window, judge: PairScores | None = None
 ) -> dict[str, Array]:
     """Return reason → mask (W,) of the candidates that must not become negatives of the query, in the order of `REASONS`.
 
-    Texts that differ only in case, spacing and punctuation count as equal. `judge_vectors` are the vectors of all texts by a
-    second encoder, for the reason `the judge disagrees`.
+    Texts that differ only in case, spacing and punctuation count as equal. `judge` scores the candidates that no other
+    reason refuses, and the positives, for the reason `the judge disagrees`.
     """
     # Texts that the data show to belong to the query.
     key_T, cluster_T = material.key_T, material.cluster_T
@@ -121,10 +157,14 @@ def refused_candidates(
     if rules.relative_margin is not None:
         margin = rules.relative_margin * abs(window.positive_cosine)
         refused["within --relative-margin"] = window.cosine_W >= window.positive_cosine - margin
-    if judge_vectors is not None:
-        texts = np.append(window.text_W, window.query.positives)
-        judged = cosines(on_grid(judge_vectors.queries([window.query.text])), on_grid(judge_vectors.documents(texts)))
-        refused["the judge disagrees"] = judged[: len(key_W)] >= judged[len(key_W) :].min()
+    if judge is not None:
+        left = np.flatnonzero(~np.logical_or.reduce(list(refused.values())))
+        texts = np.append(window.text_W[left], window.query.positives)
+        refused["the judge disagrees"] = np.zeros(len(key_W), dtype=bool)
+        if len(left):
+            judged = judge.of(np.full(len(texts), window.query.text), texts)
+            limit = judged[len(left) :].min() - rules.judge_margin
+            refused["the judge disagrees"][left] = judged[: len(left)] >= limit
     return refused
 
 
@@ -148,15 +188,16 @@ class Miner:
     material: MiningData
     rules: NegativeRules
     vectors: TextVectors
-    judge_vectors: TextVectors | None = None
-    """Vectors of all texts by the second encoder (`--judge`). None: no second encoder."""
+    judge: PairScores | None = None
+    """Scores by the second encoder or reranker (`--judge`). None: no judge."""
 
     @property
     def queries_at_once(self) -> int:
         """Number of queries per block."""
         count = len(self.material.candidates_C)
         cosines_of_query = ranks_of(self.rules, count)[1] + min(count, CANDIDATES_AT_ONCE)
-        return max(1, min(QUERIES_AT_ONCE, SCORES_AT_ONCE // cosines_of_query))
+        at_once = QUERIES_AT_ONCE if self.judge is None else self.judge.queries_at_once
+        return max(1, min(at_once, SCORES_AT_ONCE // cosines_of_query))
 
     def part(self, number: int) -> MinedPart:
         """Mine hard negatives for block `number` of the queries, and return groups and counts."""
@@ -170,11 +211,12 @@ class Miner:
         position_QR, cosine_QR = nearest(queries_QD, blocks, last)
         # Negatives among them that are not refused.
         part = MinedPart([], dict.fromkeys(("mined", "short", "without", *REASONS), 0))
-        for row, (query, cosines_O) in enumerate(zip(queries, own_cosines(queries, self.vectors), strict=True)):
+        cosines_QO = own_scores(queries, cosines_by(self.vectors))
+        for row, (query, cosines_O) in enumerate(zip(queries, cosines_QO, strict=True)):
             smallest = min(cosines_O[: len(query.positives)])
             window = Window(query, smallest, candidates_C[position_QR[row, first - 1 :]], cosine_QR[row, first - 1 :])
             left_W = np.ones(len(window.text_W), dtype=bool)
-            for reason, refused_W in refused_candidates(material, rules, window, self.judge_vectors).items():
+            for reason, refused_W in refused_candidates(material, rules, window, self.judge).items():
                 part.counts[reason] += int((left_W & refused_W).sum())
                 left_W &= ~refused_W
             left = np.flatnonzero(left_W)
@@ -189,23 +231,22 @@ class Miner:
         return part
 
 
-def own_cosines(queries: Sequence[Query], vectors: TextVectors) -> list[list[float]]:
-    """Return the cosines of each query with its positives, followed by the cosines with its negatives in the input."""
+def own_scores(queries: Sequence[Query], scores: PairScores) -> list[list[float]]:
+    """Return the scores of each query with its positives, followed by the scores with its negatives in the input."""
     numbers = [(query.text, text) for query in queries for text in (*query.positives, *query.negatives)]
-    query_O, text_O = np.array(numbers).T
-    values = iter(cosines(on_grid(vectors.queries(query_O)), on_grid(vectors.documents(text_O))).tolist())
+    values = iter(scores.of(*np.array(numbers).T).tolist())
     return [list(islice(values, len(query.positives) + len(query.negatives))) for query in queries]
 
 
-def group_row(material: MiningData, query: Query, own_cosines: Sequence[float]) -> dict[str, Any]:
-    """Return the output row (format group) of a query, with its positives and negatives of the input, and their cosines."""
+def group_row(material: MiningData, query: Query, scores: Sequence[float]) -> dict[str, Any]:
+    """Return the output row (format group) of a query, with its positives and negatives of the input, and their scores."""
     (text,), (instruction,) = split_instructions([material.texts[query.text]])
     return {
         "query": text,
         **({} if instruction is None else {"instruction": instruction}),
         "positives": [material.texts[text] for text in query.positives],
         "negatives": [material.texts[text] for text in query.negatives],
-        "scores": [round(cosine, _DIGITS) for cosine in own_cosines],
+        "scores": [round(score, _DIGITS) for score in scores],
         "examples": list(query.examples),
     }
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -36,11 +36,11 @@ from angle_llm.io import (
     write_file,
     write_json,
 )
+from angle_llm.model.reranker import Reranker, is_reranker, scorer_identity
 from angle_llm.model.text_vectors import vectors_of
-from angle_llm.model.vectors import encoder_identity
 from angle_llm.resumable_folder import IDENTITY, ResumableFolder
 from angle_llm.settings.commands import MineSettings, NegativeRules, ScoreSettings
-from angle_llm.tools.hard_negatives import REASONS, Miner, check_candidates, group_lines
+from angle_llm.tools.hard_negatives import REASONS, MinedPart, Miner, check_candidates, group_lines, pair_scores
 
 FORMAT_VERSION = 3
 _IDENTITY = (*(rule.name for rule in fields(NegativeRules)), "positive_above")
@@ -73,14 +73,18 @@ def mine_main(settings: MineSettings) -> None:
     check_candidates(settings, len(material.candidates_C))
     # Encoders, and everything that changes the groups.
     encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
-    judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
+    judge = None
+    if settings.judge is not None:
+        open_judge = Reranker if is_reranker(settings.judge) else SentenceEncoder.from_pretrained
+        judge = open_judge(settings.judge, device=settings.device)
     identity: dict[str, Any] = plain({
         "format_version": FORMAT_VERSION,
         "material": {"sha256": material.digest(), **material.counts()},
-        "model": encoder_identity(encoder),
-        "judge": None if judge is None else encoder_identity(judge),
+        "model": scorer_identity(encoder),
+        "judge": None if judge is None else scorer_identity(judge),
         "settings": {name: getattr(settings, name) for name in _IDENTITY}
-        | {"split_positives": settings.split_positives or None},  # None: equals the reports of older versions
+        # None: equals the reports of older versions
+        | {name: getattr(settings, name) or None for name in ("split_positives", "judge_margin")},
     })  # fmt: skip
     out = settings.out.expanduser()
     if is_finished(out, identity):
@@ -89,32 +93,43 @@ def mine_main(settings: MineSettings) -> None:
         # Groups, part by part; finished parts of an earlier run are kept.
         kept = work.path if settings.vectors is None else settings.vectors.expanduser()
         vectors = vectors_of(material, encoder, kept)
-        miner = Miner(material, settings, vectors, None if judge is None else vectors_of(material, judge, kept))
-        size = miner.queries_at_once
-        names = [f"queries-{size}-{first:09d}" for first in range(0, len(material.queries), size)]
-        counts = Counter[str]()
-        with progress_bar("mine", len(names), "part") as bar:
-            for number, name in enumerate(names):
-                if not work.is_whole(name):
-                    part = miner.part(number)
-                    content = b"".join(group_lines(part.rows, settings.split_positives))
-                    work.write(name, partial(_write_groups, content=content), part.counts)
-                counts.update(work.manifest(name)["values"])
-                bar.update()
+        scores = None if judge is None else pair_scores(judge, material, kept)
+        miner = Miner(material, settings, vectors, scores)
+        starts = range(0, len(material.queries), miner.queries_at_once)
+        counts, lines = write_parts(work, miner.part, starts, settings.split_positives)
         # Report and file of groups.
         queries = {"in": len(material.queries)} | {name: counts[name] for name in ("mined", "short", "without")}
         dropped = counts["short"] + counts["without"] if settings.short == "drop" else 0
         refused = {reason: counts[reason] for reason in REASONS}
-        lines = ((work.path / name / _GROUPS_NAME).read_bytes() for name in names)
         finish(settings, lines, identity, {"queries": {**queries, "dropped": dropped}, "refused": refused})
+
+
+# --- output of `data mine` and `data score` ---------------------------------------------------------------------------
+
+
+def write_parts(
+    work: ResumableFolder, part: Callable[[int], MinedPart], starts: range, split_positives: bool
+) -> tuple[Counter[str], Iterator[bytes]]:
+    """Write the groups of each part, except finished parts; return the counts and the lines of all groups.
+
+    `part` maps the number of a part to its groups; `starts` has the number of the first query of each part.
+    """
+    names = [f"queries-{starts.step}-{first:09d}" for first in starts]
+    counts = Counter[str]()
+    with progress_bar("groups", len(names), "part") as bar:
+        for number, name in enumerate(names):
+            if not work.is_whole(name):
+                result = part(number)
+                content = b"".join(group_lines(result.rows, split_positives))
+                work.write(name, partial(_write_groups, content=content), result.counts)
+            counts.update(work.manifest(name)["values"])
+            bar.update()
+    return counts, ((work.path / name / _GROUPS_NAME).read_bytes() for name in names)
 
 
 def _write_groups(folder: Path, content: bytes) -> None:
     """Write the groups of a part to its folder."""
     (folder / _GROUPS_NAME).write_bytes(content)
-
-
-# --- output of `data mine` and `data score` ---------------------------------------------------------------------------
 
 
 def parts_folder(out: Path) -> Path:
@@ -152,7 +167,7 @@ def finish(
     """Write the file of groups, then its report, and remove the working folder; print the report.
 
     The report has `identity` (settings and hashes that determine the groups), all settings, `counts`, the numbers of groups
-    and texts, and the median cosines of the queries with their texts.
+    and texts, and the median scores of the queries with their texts.
     """
     out = settings.out.expanduser()
     write_file(out, lambda file: file.writelines(lines), writer="")
@@ -168,10 +183,11 @@ def finish(
             for cosine, rank in zip(row["scores"][count:], ranks, strict=True):
                 cosines["own_negatives" if rank is None else "mined_negatives"].append(cosine)
     # Report.
+    measure = "score" if "reranker" in identity["model"] else "cosine"
     shown = {
         **counts,
         "groups": {"rows": rows, **{name: len(values) for name, values in cosines.items()}},
-        "median_cosine": {name: round(float(np.median(values)), 6) for name, values in cosines.items() if values},
+        f"median_{measure}": {name: round(float(np.median(values)), 6) for name, values in cosines.items() if values},
     }
     used = {name: value for name, value in asdict(settings).items() if name != "out"}
     write_json(report_path(out), plain({"identity": identity, "settings": used, **shown}), writer="")

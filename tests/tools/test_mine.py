@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from kills import check_resumes_after_any_kill, contents
 from tiny import save_tiny_base, tiny_encoder
+from tiny_rerankers import save_tiny_reranker
 
 from angle_llm import cli
 from angle_llm.data import DataError
@@ -30,8 +33,10 @@ from angle_llm.tools.hard_negatives import (
     REASONS,
     MinedPart,
     Miner,
+    PairScores,
     Window,
     check_candidates,
+    cosines_by,
     ranks_of,
     refused_candidates,
 )
@@ -90,22 +95,22 @@ def refusals(
     *,
     cosine: float = 0.1,
     positive: float = 0.8,
-    judge_vectors: TextVectors | None = None,
+    judge: PairScores | None = None,
     **changed: Any,
 ) -> list[str]:
     """Return all reasons to refuse a candidate as negative of a query, whose positives have a cosine at least."""
     query = next(query for query in found.queries if found.texts[query.text] == anchor)
     text_W = np.array([found.texts.index(negative)])
     window = Window(query, positive, text_W, np.array([cosine]))
-    refused = refused_candidates(found, settings(**changed), window, judge_vectors)
+    refused = refused_candidates(found, settings(judge="-", **changed), window, judge)
     return [reason for reason, refused_W in refused.items() if refused_W.all()]
 
 
-def judging(negative: float) -> TextVectors:
-    """Vectors of a judge by which "A dog runs." has this cosine with the query, and every positive 0.5."""
+def judging(negative: float) -> PairScores:
+    """An encoder as a judge, by which "A dog runs." has this cosine with the query, and every positive 0.5."""
     cosines = {"A man eats.": 1.0, "A dog runs.": negative}
     cosine_T = np.array([cosines.get(text, 0.5) for text in material().texts])
-    return text_vectors(np.stack([cosine_T, np.sqrt(1 - cosine_T**2)], axis=1))
+    return cosines_by(text_vectors(np.stack([cosine_T, np.sqrt(1 - cosine_T**2)], axis=1)))
 
 
 def text_vectors(vectors: np.ndarray) -> TextVectors:
@@ -139,7 +144,8 @@ SCORED = collect_pairs(
         (*EATS, "A dog runs.", {"cosine": 0.77, "relative_margin": 0.05}, "within --relative-margin"),
         # 5 % of -0.4 below it is -0.42
         (*EATS, "A dog runs.", {"positive": -0.4, "cosine": -0.41, "relative_margin": 0.05}, "within --relative-margin"),
-        (*EATS, "A dog runs.", {"judge_vectors": judging(0.51)}, "the judge disagrees"),
+        (*EATS, "A dog runs.", {"judge": judging(0.51)}, "the judge disagrees"),
+        (*EATS, "A dog runs.", {"judge": judging(0.41), "judge_margin": 0.1}, "the judge disagrees"),
     ],
 )  # fmt: skip
 def test_each_rule_refuses_its_case(
@@ -157,7 +163,8 @@ def test_each_rule_refuses_its_case(
           for name, cosine, bound in [
               ("max_score", 0.6, 0.6), ("margin", 0.69, 0.1), ("relative_margin", 0.75, 0.05)]),
         (*EATS, "A dog runs.", {"positive": -0.4, "cosine": -0.43, "relative_margin": 0.05}),
-        (*EATS, "A dog runs.", {"judge_vectors": judging(0.49)}),
+        (*EATS, "A dog runs.", {"judge": judging(0.49)}),
+        (*EATS, "A dog runs.", {"judge": judging(0.39), "judge_margin": 0.1}),
     ],
 )  # fmt: skip
 def test_other_candidates_are_not_refused(
@@ -246,7 +253,7 @@ def test_the_block_size_does_not_change_the_rows(sampling: Any, monkeypatch: pyt
 def test_the_judge_uses_its_own_cosines() -> None:
     free = random_miner(negatives=10)
     vectors = np.random.default_rng(9).standard_normal((len(free.material.texts), 5)).astype(np.float32)
-    judged = Miner(free.material, free.rules, free.vectors, text_vectors(vectors))
+    judged = Miner(free.material, free.rules, free.vectors, cosines_by(text_vectors(vectors)))
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     number = {text: place for place, text in enumerate(free.material.texts)}
 
@@ -339,6 +346,41 @@ def test_candidates_from_a_corpus_and_a_judge(tmp_path: Path, base: Path) -> Non
     _, report = mine(tmp_path, base, pairs, "judged", judge=str(judge), negatives=5)
     assert report["refused"]["the judge disagrees"] > 0
     assert report["identity"]["judge"]["weights"] != report["identity"]["model"]["weights"]
+
+
+@pytest.mark.needs("sentence_transformers")
+def test_a_reranker_judges_by_raw_scores(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negatives are those of an earlier run that the library scores below every positive by more than the margin."""
+    import torch
+    from sentence_transformers import CrossEncoder
+
+    pairs = write_pairs(tmp_path / "pairs.jsonl", many_pairs(24))
+    folder = save_tiny_reranker("bert", tmp_path / "RERANKER")
+    rules: dict[str, Any] = {"ranks": (1, 12), "negatives": 12}
+    every, _ = mine(tmp_path, base, pairs, "all", **rules)
+    monkeypatch.setattr("angle_llm.tools.hard_negatives._RERANKED_AT_ONCE", 5)
+    judged, report = mine(tmp_path, base, pairs, "judged", judge=str(folder), judge_margin=0.2, **rules)
+    library = CrossEncoder(str(folder), activation_fn=torch.nn.Identity(), device="cpu")
+    dropped = 0
+    for row, kept in zip(every, judged, strict=True):
+        texts = [*row["positives"], *row["negatives"]]
+        score_of = dict(zip(texts, library.predict([(row["query"], text) for text in texts]).tolist(), strict=True))
+        limit = min(score_of[text] for text in row["positives"]) - 0.2
+        assert all(abs(score - limit) > 1e-5 for score in score_of.values()), "no case depends on rounding"
+        assert kept["negatives"] == [text for text in row["negatives"] if score_of[text] < limit]
+        dropped += len(row["negatives"]) - len(kept["negatives"])
+    assert report["refused"]["the judge disagrees"] == dropped > 0
+    assert sum(len(row["negatives"]) for row in judged) > 0
+    assert set(report["identity"]["judge"]) >= {"reranker", "tokenizer"}
+    shutil.copytree(base, tmp_path / "ENCODER")
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^    angle-llm (data mine .* --judge .*)$", guide, re.MULTILINE)
+    cli.run([*command.split(), "--out", "of_the_guide.jsonl"])
+    with pytest.raises(FolderError, match=r"settings\.judge_margin 0\.2 \(now null\)"):
+        mine(tmp_path, base, pairs, "judged", judge=str(folder), **rules)
+    with pytest.raises(SettingsError, match="--judge-margin belongs to --judge"):
+        settings(judge=None, judge_margin=1.0)
 
 
 def test_candidates_of_a_beir_folder_have_their_titles(tmp_path: Path, base: Path) -> None:

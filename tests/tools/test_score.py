@@ -1,6 +1,8 @@
 """`angle-llm data score`: teacher scores of pairs, in groups."""
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,14 @@ import pytest
 from json_lines import read_rows, write_rows
 from kills import check_resumes_after_any_kill, contents
 from tiny import save_tiny_base
+from tiny_rerankers import RERANKERS, save_tiny_reranker
 
 from angle_llm import cli
 from angle_llm.data import DataError, Group
 from angle_llm.data.examples import load_examples
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.reranker import Reranker
 from angle_llm.prompts import PromptTemplate
 from angle_llm.settings.commands import MineSettings, ScoreSettings
 from angle_llm.settings.parsing import SettingsError
@@ -155,3 +159,93 @@ def test_scored_groups_train_with_a_teacher(tmp_path: Path, base: Path) -> None:
     (line, *_) = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert line["pairs"] == 4 + 2 + 1 + 2
     assert np.isfinite(line["loss"])
+
+
+# --- rerankers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("sentence_transformers")
+@pytest.mark.parametrize("kind", RERANKERS)
+def test_a_reranker_scores_every_pair_and_the_student_learns_from_it(
+    kind: str, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from sentence_transformers import CrossEncoder
+
+    file, folder = write_rows(tmp_path / "groups.jsonl", TRIPLES), save_tiny_reranker(kind, tmp_path / "RERANKER")
+    out = tmp_path / "scored.jsonl"
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^    angle-llm (.* --reranker .*)$", guide, re.MULTILINE)
+    cli.run(command.split())
+    groups = [one for one in load_examples(DataSource(path=str(out))).examples if isinstance(one, Group)]
+    assert [(one.query, one.positives, one.negatives) for one in groups] == GROUPS
+    library = CrossEncoder(str(folder), activation_fn=torch.nn.Identity(), device="cpu")
+    for group in groups:
+        due = [library.predict((group.query, text)).item() for text in (*group.positives, *group.negatives)]
+        np.testing.assert_allclose(group.scores or (), due, atol=1e-5)  # float32 in batches with other padding
+    report = json.loads((tmp_path / "scored.report.json").read_text())
+    assert set(report["median_score"]) == {"positives", "own_negatives"}
+    cli.run(command.split())
+    with pytest.raises(FolderError, match=r"model\.\w+ .*--out"):
+        score(tmp_path, base, file)  # by an encoder, in the same file
+    run = ["train", "--data.path", str(out), "--run-dir", str(tmp_path / "run"), "--max-steps", "1"]
+    run += ["--model.path", str(base), "--model.dtype", "float32", "--lora.rank", "0", "--batch-size", "2"]
+    run += ["--objective.kl-weight", "1", "--objective.in-batch-weight", "0", "--objective.teacher-temperature", "1"]
+    cli.run(run)
+    (line, *_) = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert line["loss/kl"] > 0
+
+
+@pytest.mark.needs("sentence_transformers")
+def test_a_reranker_killed_before_any_write_resumes_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("angle_llm.tools.hard_negatives._RERANKED_AT_ONCE", 2)
+    rows = [row | {"anchor": f"text {n}"} for n in range(5) for row in TRIPLES]
+    file, folder = write_rows(tmp_path / "t.jsonl", rows), save_tiny_reranker("bert", tmp_path / "reranker")
+
+    def work(place: Path) -> None:
+        score_main(ScoreSettings(file=str(file), reranker=str(folder), out=place / "x.jsonl", device="cpu"))
+
+    assert check_resumes_after_any_kill(work, tmp_path, 19) > 1
+
+
+def test_a_finished_part_is_not_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run stops at the third part, so it must have taken two parts from the first run."""
+    monkeypatch.setattr("angle_llm.tools.hard_negatives._RERANKED_AT_ONCE", 1)
+    calls: list[int] = []
+
+    class Counting(Reranker):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def scores(self, pairs: Sequence[tuple[str, str]]) -> Any:
+            calls.append(len(pairs))
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return np.arange(len(pairs), dtype=np.float32)
+
+    monkeypatch.setattr("angle_llm.tools.score.Reranker", Counting)
+    monkeypatch.setattr("angle_llm.tools.score.scorer_identity", lambda _: {"reranker": "x"})
+    rows = [row | {"anchor": f"text {n}"} for n in range(4) for row in TRIPLES[:1]]
+    settings = ScoreSettings(
+        file=str(write_rows(tmp_path / "t.jsonl", rows)), reranker="x", out=tmp_path / "scored.jsonl"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        score_main(settings)
+    score_main(settings)
+    assert calls == [2] * 5  # 3 and 2 of 4 parts
+    assert [row["scores"] for row in read_rows(tmp_path / "scored.jsonl")] == [[0.0, 1.0]] * 4
+
+
+def test_flags_of_the_teacher_and_the_reranker(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    for named in ({}, {"teacher": "a", "reranker": "b"}):
+        with pytest.raises(SettingsError, match="--teacher ENCODER or --reranker RERANKER"):
+            ScoreSettings(file="-", out=out, **named)
+    with pytest.raises(SettingsError, match="--pooling belongs to --teacher"):
+        ScoreSettings(file="-", out=out, reranker="b", pooling="mean")
+    file, reranker = write_rows(tmp_path / "t.jsonl", TRIPLES), save_tiny_reranker("bert", tmp_path / "r")
+    with pytest.raises(SettingsError, match=r"--teacher .*r is a reranker, which has no vectors\. Use --reranker"):
+        score_main(ScoreSettings(file=str(file), out=out, teacher=str(reranker)))

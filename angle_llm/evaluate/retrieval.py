@@ -30,9 +30,9 @@ Only for texts with a class:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -68,6 +68,7 @@ from angle_llm.evaluate.retrieval_tasks import (
     read_groups,
 )
 from angle_llm.evaluate.task_files import unique_names
+from angle_llm.io import progress_bar
 from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.settings.commands import RetrievalSettings
 
@@ -80,6 +81,7 @@ _TIE = 1e-9  # float64 products of float32 vectors differ by 1e-15 between shape
 _SIMILARITIES = 2**22  # most numbers in a block of similarities, and in the vectors of its candidates: 32 MiB
 _QUERIES = 256
 _NEIGHBOURS = 5
+_RERANKED_QUERIES = 32  # their similarities with all candidates are in memory
 
 
 # --------------------------------------------------------------------------------------------------------- results
@@ -103,7 +105,7 @@ class RetrievalResult(TaskResult):
 
     `queries`, `candidates` and `answers` are numbers. `ranks` has the ascending ranks of the answers of each query.
     `skipped` is the number of queries that skip a candidate, because the candidate is the query itself. `digest`
-    identifies the task (see `RetrievalTask.digest`).
+    identifies the task (see `RetrievalTask.digest`). `reranked` has the metrics × 100 of each query after reranking, if any.
     """
 
     queries: int
@@ -114,6 +116,7 @@ class RetrievalResult(TaskResult):
     metrics: dict[str, Metric]
     query_ids: tuple[str, ...]
     ranks: tuple[tuple[int, ...], ...]
+    reranked: dict[str, list[float]] | None = None
 
 
 RetrievalResults: TypeAlias = Results[RetrievalResult]
@@ -269,6 +272,46 @@ def _discounted(gains: Mapping[int, float]) -> float:
     return float(sum(gain / np.log2(rank + 1) for rank, gain in gains.items() if rank <= 10))
 
 
+class Reranking(NamedTuple):
+    """The function that scores pairs of a query and a candidate, and the number of first candidates that it orders."""
+
+    scores: Callable[[Sequence[tuple[str, str]]], Rows]
+    top: int
+
+
+def rerank(
+    reranking: Reranking, task: RetrievalTask, queries_QD: Rows, candidates_CD: Rows, ranks: Sequence[Mapping[int, int]]
+) -> list[dict[int, int]]:
+    """Return answer → rank by query, ascending, after the first candidates of each query are ordered by their scores.
+
+    `ranks` are the ranks before. Later candidates keep their ranks. Ties are pessimistic, as in `answer_ranks`.
+    """
+    after = []
+    top, step = reranking.top, _SIMILARITIES // 256
+    with progress_bar("rerank", len(ranks), "query") as bar:
+        for start in range(0, len(ranks), _RERANKED_QUERIES):
+            block_QD = unit_rows(queries_QD[start : start + _RERANKED_QUERIES])
+            blocks = (candidates_CD[first : first + step] for first in range(0, len(candidates_CD), step))
+            similar_QC = np.hstack([block_QD @ unit_rows(block_CD).T for block_CD in blocks])
+            for query, similar_C in enumerate(similar_QC, start):
+                # The first candidates: answers, and the nearest others.
+                rank_of, itself = ranks[query], task.itself[query]
+                answers = [answer for answer, rank in rank_of.items() if rank <= top]
+                omitted = [*rank_of] if itself is None else [*rank_of, itself]
+                similar_C[omitted] = -np.inf
+                count = min(top - len(answers), len(similar_C) - len(omitted))
+                others = np.argsort(-similar_C, kind="stable")[:count].tolist()
+                # An answer is behind all others with at least its score, and the answers before it.
+                pairs = [(task.queries[query], task.candidates[row]) for row in (*answers, *others)]
+                score_A, score_O = np.split(reranking.scores(pairs), [len(answers)])
+                order_A = np.argsort(-score_A, kind="stable")
+                rank_A = 1 + np.arange(len(answers)) + (score_O >= score_A[order_A, None]).sum(axis=1)
+                places = dict(zip([answers[row] for row in order_A], rank_A.tolist(), strict=True))
+                after.append(places | {answer: rank for answer, rank in rank_of.items() if rank > top})
+                bar.update()
+    return after
+
+
 # ------------------------------------------------------------------------------------------------------ evaluation
 
 
@@ -279,12 +322,13 @@ def evaluate_retrieval(
     encode_document: Encode | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
+    reranking: Reranking | None = None,
 ) -> RetrievalResults:
     """Evaluate an encoder on retrieval tasks: rank the answers of each query among all candidates of its task.
 
     `encode` is called once with all distinct texts. With `encode_document`, it is called with the queries only, and
     `encode_document` with the candidates. Intervals are percentile bootstraps over queries; `resamples` 0: no
-    intervals.
+    intervals. With `reranking`, the results also have the metrics after it.
 
     Raises:
         ValueError: for no tasks, equal task names, or if a function does not return one finite row per text.
@@ -293,10 +337,13 @@ def evaluate_retrieval(
     queries = [text for task in tasks for text in (*task.queries, *(task.candidates if task.classes else ()))]
     documents = [text for task in tasks if not task.classes for text in task.candidates]
     encoded = encode_sides(encode, encode_document if documents else None, queries, documents)
-    return Results({task.name: _evaluate(encoded, task, resamples, seed) for task in tasks}, (), **encoded.facts())
+    results = {task.name: _evaluate(encoded, task, resamples, seed, reranking) for task in tasks}
+    return Results(results, (), **encoded.facts())
 
 
-def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: int) -> RetrievalResult:
+def _evaluate(
+    encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: int, reranking: Reranking | None
+) -> RetrievalResult:
     """Return the result of a retrieval task: search with the embeddings of its texts, and compute the metrics.
 
     `resamples` is the number of bootstrap resamples of the queries for the intervals; 0: no intervals.
@@ -314,6 +361,11 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
         values = 100 * np.array(shares)
         interval = mean_interval(values, resamples=resamples, seed=seed, stream=task.name) if resamples else None
         metrics[name] = Metric(float(values.mean()), interval, tuple(values.tolist()))
+    reranked = None
+    if reranking is not None:
+        after = rerank(reranking, task, queries_QD, candidates_CD, ranks)
+        after_metrics = query_metrics(after, task.relevant, strict=task.strict)
+        reranked = {name: [100 * share for share in shares] for name, shares in after_metrics.items()}
     return RetrievalResult(
         name=task.name,
         label=task.name,
@@ -326,6 +378,7 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
         metrics=metrics,
         query_ids=task.query_ids,
         ranks=tuple(tuple(rank_of.values()) for rank_of in ranks),
+        reranked=reranked,
     )
 
 
@@ -359,7 +412,7 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
     """Run `angle-llm eval retrieval`: evaluate the model, compare it with the `--against` models, and write the report.
 
     The report is printed, and results are written to the file of `--json`. Data and output paths are checked before a
-    model is opened. One model is in memory at a time.
+    model is opened. One encoder is in memory at a time, and the reranker beside the first.
 
     Raises:
         FileNotFoundError, ValueError: if a file of `--against` is missing, or has other content.
@@ -371,18 +424,28 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
         if path.endswith(".json")
     }
 
-    def evaluate_model(model: str, resamples: int) -> tuple[RetrievalResults, EncoderFacts]:
+    def evaluate_model(model: str, resamples: int, **options: Any) -> tuple[RetrievalResults, EncoderFacts]:
         encoder = open_encoder(settings, model)
         encode, encode_document = encode_functions(encoder)
-        results = evaluate_retrieval(encode, tasks, encode_document=encode_document, resamples=resamples)
+        options |= {"encode_document": encode_document, "resamples": resamples}
+        results = evaluate_retrieval(encode, tasks, **options)
         return results, EncoderFacts.of(encoder)
 
     def evaluated(model: str, results: RetrievalResults, encoder: EncoderFacts) -> EvaluatedModel:
         return EvaluatedModel.of(model, results.to_dict() | {"encoder": asdict(encoder)})
 
-    results, encoder = evaluate_model(settings.model, RESAMPLES)
+    reranking = None
+    if settings.rerank is not None:
+        from angle_llm.model.reranker import Reranker
+
+        reranking = Reranking(Reranker(settings.rerank, device=settings.device).scores, settings.top)
+    results, encoder = evaluate_model(settings.model, RESAMPLES, reranking=reranking)
     ours = evaluated(settings.model, results, encoder)
     comparisons = []
+    if settings.rerank is not None:
+        values = {name: task.reranked or {} for name, task in results.tasks.items()}
+        name = f"{settings.model}, first {settings.top:,} ordered by {settings.rerank}"
+        comparisons.append(compare_queries(ours, replace(ours, name=name, values=values)))
     for against in settings.against:
         theirs = stored.get(against) or evaluated(against, *evaluate_model(against, resamples=0))
         comparisons.append(compare_queries(ours, theirs))

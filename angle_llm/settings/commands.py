@@ -230,7 +230,18 @@ class RetrievalSettings(RowSettings, EvalSettings):
     """Compare with other models, query by query: differences with 95 % interval and p-value. A value is a model, opened
     with the same flags (prompt, pooling, …), or a .json file written by --json."""
 
+    rerank: str | None = None
+    """Compare with the same search after this reranker (cross-encoder) has ordered the first --top candidates of each query:
+    a model folder, a hub id, or package:NAME/path. Needs sentence-transformers (extra `export`)."""
+
+    top: Positive = 100
+    """Number of first candidates that --rerank orders."""
+
     def __post_init__(self) -> None:
+        if self.rerank is None and self.top != RetrievalSettings.top:
+            raise SettingsError("--top belongs to --rerank, which is not set.")
+        if self.rerank is not None and self.classes:
+            raise SettingsError("--rerank orders answers of queries, and texts of --classes have none. Omit one of them.")
         users = {"corpus": "pairs", "reference": "classes"}
         for name, default in (vars(RowSettings()) | dict.fromkeys(users)).items():
             of = [users[name]] if name in users else ["pairs", "classes"]

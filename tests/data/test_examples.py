@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from angle_llm.data.examples import LoadedData, load_examples
+from angle_llm.data.files.file_types import DatasetReader
 from angle_llm.data.formats import DataError, PositivePair, ScoredPair, Triple
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.rows import CommandSource
@@ -94,19 +95,25 @@ def test_split_of_a_folder_is_read_from_its_files(
     assert [(bad.file, bad.line) for bad in data.report.rejected] == [(str(folder / "validation-0.jsonl"), 3)]
 
 
-def test_hub_dataset_is_loaded_with_its_configuration_and_label_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_dataset_is_loaded_with_its_configuration_and_label_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     datasets = pytest.importorskip("datasets")
     text, label = datasets.Value("string"), datasets.ClassLabel(names=["contradiction", "entailment", "neutral"])
     features = datasets.Features(premise=text, hypothesis=text, label=label)
     rows = {"premise": ["p", "p", "p"], "hypothesis": ["e", "c", "n"], "label": [1, 0, 2]}
-    load_dataset = Mock(side_effect=lambda *_, **__: datasets.Dataset.from_dict(rows, features=features))
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    builder = Mock(cache_dir=str(tmp_path))
+    builder.as_dataset.side_effect = lambda _: datasets.Dataset.from_dict(rows, features=features)
+    load_builder = Mock(return_value=builder)
+    monkeypatch.setattr(datasets, "load_dataset_builder", load_builder)
     data = load("org/all-nli:pair-class@dev")
-    load_dataset.assert_called_with("org/all-nli", "pair-class", split="dev")
+    load_builder.assert_called_with("org/all-nli", "pair-class")
+    builder.as_dataset.assert_called_with("dev")
     # The label names of the dataset decide, not the usual numbers of NLI.
     assert data.examples == [ScoredPair("p", "e", 1.0), ScoredPair("p", "c", 0.0)]
     assert load("org/all-nli@train", format="nli_triples").examples == [Triple("p", "e", "c")]
-    load_dataset.assert_called_with("org/all-nli", None, split="train")
+    load_builder.assert_called_with("org/all-nli", None)
+    builder.as_dataset.assert_called_with("train")
 
     # RTE numbers entailment 0: read as a score, the meaning would be reversed.
     rows = {"sentence1": ["p"], "sentence2": ["e"], "label": [0]}
@@ -114,6 +121,39 @@ def test_hub_dataset_is_loaded_with_its_configuration_and_label_names(monkeypatc
     features = datasets.Features(sentence1=text, sentence2=text, label=label)
     with pytest.raises(DataError, match="not_entailment"):
         load("org/rte")
+
+
+def test_a_dataset_larger_than_the_disk_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local folder in place of the hub, without and with sizes in its card."""
+    datasets = pytest.importorskip("datasets")
+    hub, cache = tmp_path / "hub", tmp_path / "cache"
+    cache.mkdir()
+    write(hub / "train-0.jsonl", *[GOOD] * 2000)
+    write(hub / "train-1.jsonl", *[GOOD] * 2000)
+    size = sum(path.stat().st_size for path in hub.iterdir())
+    usage = Mock(return_value=Mock(free=size - 1))
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
+    gigabytes = f"expected {size / 1e9:,.2f} GB of free space .* got {(size - 1) / 1e9:,.2f} GB. Set HF_HOME"
+    with pytest.raises(DataError, match=gigabytes):
+        DatasetReader(str(hub), None, "train")
+    assert list(cache.rglob("*.arrow")) == []
+    usage.return_value.free = size + 1
+    assert len(list(DatasetReader(str(hub), None, "train").rows())) == 4000
+    usage.return_value.free = 0  # the table is there: nothing is written
+    assert len(list(DatasetReader(str(hub), None, "train").rows())) == 4000
+    # A dataset of the hub: the files, and the table by the card.
+    builder = Mock(
+        cache_dir=str(cache / "none"), config=Mock(data_files={"train": ["hf://datasets/org/name@1/a.parquet"]})
+    )
+    builder.info = Mock(download_size=3e12, dataset_size=5e12)
+    monkeypatch.setattr(datasets, "load_dataset_builder", Mock(return_value=builder))
+    usage.return_value.free = 7.9e12
+    with pytest.raises(DataError, match=r"org/name: expected 8,000\.00 GB .* got 7,900\.00 GB"):
+        load("org/name")
+    builder.download_and_prepare.assert_not_called()
 
 
 @pytest.mark.parametrize("path", ["data/trian.jsonl", "d/x.csv.gz", "./org/name", "/org/name", "name", "a/b/c", "../x"])

@@ -15,6 +15,7 @@ import io
 import itertools
 import json
 import re
+import shutil
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -539,14 +540,19 @@ class DatasetReader(RowsInMemory):
         split: Name of the split.
 
     Raises:
-        DataError: if the split cannot be loaded.
+        DataError: if the split cannot be loaded, or the disk has too little space for the dataset.
     """
 
     def __init__(self, name: str, configuration: str | None, split: str) -> None:
         import datasets
 
         try:
-            dataset = datasets.load_dataset(name, configuration, split=split)
+            builder = datasets.load_dataset_builder(name, configuration)
+            _check_space(name, builder)
+            builder.download_and_prepare()
+            dataset = builder.as_dataset(split)
+        except DataError:
+            raise
         except Exception as error:  # many types: no network, unknown dataset, configuration or split, broken files
             of = f" of configuration {configuration!r}" if configuration else ""
             advice = (
@@ -557,6 +563,27 @@ class DatasetReader(RowsInMemory):
             raise DataError(f"{name}: `datasets` could not load split {split!r}{of}: {error}. {advice}") from error
         super().__init__(dataset, name=name)
         self.identity = str(dataset._fingerprint)
+
+
+def _check_space(name: str, builder: Any) -> None:
+    """Raise `DataError` if a dataset, which `datasets` downloads and copies to a table, is larger than the free disk space.
+
+    Without sizes in the dataset card, the table is assumed to be as large as the files.
+    """
+    from datasets.utils.file_utils import xgetsize
+
+    table = Path(builder.cache_dir)
+    if table.exists():  # from an earlier run
+        return
+    urls = [url for urls_of_split in (builder.config.data_files or {}).values() for url in urls_of_split]
+    size = builder.info.download_size or sum(map(xgetsize, urls))
+    needed = (size if any("://" in url for url in urls) else 0) + (builder.info.dataset_size or size)
+    folder = next(parent for parent in table.parents if parent.exists())
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise DataError(
+            f"{name}: expected {needed / 1e9:,.2f} GB of free space for its files and their table in {folder}, got "
+            f"{free / 1e9:,.2f} GB. Set HF_HOME to a folder on a larger disk, or stream a part (docs/data.md, Large datasets)"
+        )
 
 
 def _names_in(features: Mapping[str, Any]) -> dict[str, list[str]]:

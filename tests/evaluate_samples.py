@@ -38,7 +38,12 @@ class Words:
         self.calls: list[dict[str, object]] = []
 
     def encode(
-        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
+        self,
+        texts: Sequence[str],
+        *,
+        micro_batch_tokens: int | None = None,
+        show_progress: bool = False,
+        instruction: Sequence[str | None] = (),
     ) -> np.ndarray:
         self.calls.append({"texts": len(texts), "micro_batch_tokens": micro_batch_tokens})
         return self.scale * hashed_words(texts)

@@ -70,6 +70,7 @@ from angle_llm.evaluate.retrieval_tasks import (
 from angle_llm.evaluate.task_files import unique_names
 from angle_llm.io import progress_bar
 from angle_llm.model.unit_vectors import unit_rows
+from angle_llm.prompts import InstructedText
 from angle_llm.settings.commands import RetrievalSettings
 
 METRIC = "exact retrieval by cosine similarity, × 100; ties go to the candidate that is not an answer"
@@ -275,7 +276,7 @@ def _discounted(gains: Mapping[int, float]) -> float:
 class Reranking(NamedTuple):
     """The function that scores pairs of a query and a candidate, and the number of first candidates that it orders."""
 
-    scores: Callable[[Sequence[tuple[str, str]]], Rows]
+    scores: Callable[[Sequence[tuple[InstructedText, str]]], Rows]
     top: int
 
 

@@ -40,6 +40,12 @@ def test_scores_are_raw_and_equal_the_library_pair_by_pair(kind: str, tmp_path: 
     assert scores.dtype == np.float32
 
 
+def test_instructions_of_queries_are_not_used(tmp_path: Path) -> None:
+    reranker = Reranker(str(save_tiny_reranker("bert", tmp_path / "a")), device="cpu")
+    with_instruction = [((query, "Find an answer."), document) for query, document in PAIRS]
+    np.testing.assert_array_equal(reranker.scores(with_instruction), reranker.scores(PAIRS))
+
+
 @pytest.mark.parametrize("kind", RERANKERS)
 def test_a_folder_that_the_library_saved_has_the_same_scores(kind: str, tmp_path: Path) -> None:
     folder = save_tiny_reranker(kind, tmp_path / kind)

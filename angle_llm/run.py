@@ -61,7 +61,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
 
     from angle_llm.evaluate.held_out import held_out_evaluation
     from angle_llm.memory.budget import choose_budget
-    from angle_llm.model.source.saved_lora import lora_of_run
+    from angle_llm.model.saved_lora import lora_of_run
     from angle_llm.model.text_vectors import precompute_vectors
     from angle_llm.train.callbacks import EarlyStopping
     from angle_llm.train.loading import check_cpu, check_zero_3, load_encoder

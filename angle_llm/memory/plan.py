@@ -20,9 +20,9 @@ from angle_llm.model.layers.lora import count_parameters, without_adapter
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.meta_model import meta_backbone, stored_dtype, tiny_encoder_copy
+from angle_llm.model.saved_lora import lora_of_run
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.model.source.resolve import resolve_model
-from angle_llm.model.source.saved_lora import lora_of_run
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.parsing import settings_to_dict
 from angle_llm.settings.plan import PlanSettings

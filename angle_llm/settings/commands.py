@@ -241,7 +241,9 @@ class RetrievalSettings(RowSettings, EvalSettings):
         if self.rerank is None and self.top != RetrievalSettings.top:
             raise SettingsError("--top belongs to --rerank, which is not set.")
         if self.rerank is not None and self.classes:
-            raise SettingsError("--rerank orders answers of queries, and texts of --classes have none. Omit one of them.")
+            raise SettingsError(
+                "--rerank orders answers of queries, and texts of --classes have none. Omit one of them."
+            )
         users = {"corpus": "pairs", "reference": "classes"}
         for name, default in (vars(RowSettings()) | dict.fromkeys(users)).items():
             of = [users[name]] if name in users else ["pairs", "classes"]

@@ -15,9 +15,9 @@ from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
 from angle_llm.model.layers.lora import count_parameters, is_adapted
 from angle_llm.model.layers.replacements import replaced_layers
 from angle_llm.model.layout.support import probe_layouts
+from angle_llm.model.saved_lora import make_trainable
 from angle_llm.model.source.backbone import empty_backbone, load_config
 from angle_llm.model.source.resolve import ModelSource
-from angle_llm.model.source.saved_lora import make_trainable
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.distributed import Processes

@@ -24,8 +24,8 @@ from angle_llm.memory.step_memory import META, FusedKernels, MemoryLedger, PassM
 from angle_llm.model import meta_model
 from angle_llm.model.layers import quantization
 from angle_llm.model.layout.micro_batches import Plan
+from angle_llm.model.saved_lora import lora_of_run
 from angle_llm.model.source.resolve import resolve_model
-from angle_llm.model.source.saved_lora import lora_of_run
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.parsing import SettingsError, settings_from_dict
 from angle_llm.settings.plan import PlanSettings

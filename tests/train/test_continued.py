@@ -15,8 +15,8 @@ from tiny import save_tiny_adapter, save_tiny_base
 from angle_llm import SentenceEncoder, fine_tune
 from angle_llm.export.merge import merge
 from angle_llm.export.verify import VerifyOptions, verify
+from angle_llm.model import saved_lora
 from angle_llm.model.layers.lora import is_adapted
-from angle_llm.model.source import saved_lora
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, resolve_model

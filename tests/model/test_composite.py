@@ -26,6 +26,7 @@ from angle_llm import SentenceEncoder
 from angle_llm.export.merge import merge
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.lora import quiet_peft
+from angle_llm.model.meta_model import tiny_copy
 from angle_llm.model.source.backbone import BackboneLocation, load_backbone, open_pretrained
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.composite import text_part
@@ -128,6 +129,16 @@ def test_weights_are_read_one_by_one_without_the_towers(name, saved):
     assert base.streamed
     assert base.fingerprint() == weights_fingerprint(backbone)
     assert all(torch.equal(base.read(name), tensor) for name, tensor in backbone.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_model_can_be_made_small_for_a_forecast(name):
+    config, _ = text_part(CONFIGS[name](), name)
+    small = tiny_copy(config)
+    assert small.config.model_type == TEXT_TYPES[name]
+    assert small.config.vocab_size == 128
+    types = [set(getattr(one, "layer_types", None) or ()) for one in (small.config, config)]
+    assert types[0] == types[1]
 
 
 @pytest.mark.parametrize("name", NAMES)

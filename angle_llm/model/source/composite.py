@@ -49,9 +49,9 @@ def text_name(name: str) -> str:
 
 
 def text_part(config: Any, name: str) -> tuple[Any, Composite | None]:
-    """Return the configuration of the text model of a composite model, and the composite model.
+    """Return the configuration of the text model of a composite model, and the composite model; else `config` and None.
 
-    Return the configuration of any other model unchanged, and None. `name` is for the message.
+    `name` is for the message.
 
     Raises:
         ArtifactError: for a composite model whose text model cannot be opened alone, or that is stored quantized.
@@ -83,8 +83,7 @@ def text_part(config: Any, name: str) -> tuple[Any, Composite | None]:
     without_head = MODEL_MAPPING_NAMES[config.model_type]
     model_class = (config.architectures or [without_head])[0]
     path = _PATHS.get(config.model_type, "model.language_model")
-    if model_class == without_head:
-        path = path.removeprefix("model.")
+    path = path.removeprefix("model.") if model_class == without_head else path
     text.dtype = config.dtype or text.dtype
     if hasattr(config, "tie_word_embeddings"):
         text.tie_word_embeddings = config.tie_word_embeddings

@@ -23,7 +23,7 @@ from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
 from angle_llm.model.layers.lora import is_adapted, without_adapter
 from angle_llm.model.layers.quantization import without_outliers
 
-_AFTER = ("norm", "final_norm", "ln_f", "final_layer_norm", "final_layernorm", "project_out")
+_AFTER = ("norm", "final_norm", "ln_f", "final_layer_norm", "final_layernorm", "project_out", "embedding_projection")
 """Attribute names of modules that `transformers` models apply after the last layer, in the order of execution."""
 
 
@@ -135,13 +135,26 @@ def cut_layers(backbone: nn.Module, keep: int) -> None:
     total = len(stack.layers)
     if not 1 <= keep <= total:
         raise ValueError(f"layers: expected 1 .. {total}, the layers of the backbone; got {keep}.")
-    setattr(stack.owner, stack.name, stack.layers[:keep])
     config: Any = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
+    if config.model_type == "embedding_gemma2_text" and config.layer_types[keep - 1] != "full_attention":
+        full = [number for number, name in enumerate(config.layer_types, 1) if name == "full_attention"]
+        raise ValueError(
+            f"layers: the last layer of this model must have full attention; expected one of {full}, got {keep}."
+        )
     values = config.to_dict()
+    setattr(stack.owner, stack.name, stack.layers[:keep])
     config.num_hidden_layers = keep
     for name, value in values.items():  # also lists with an entry per layer
         if "layer" in name and isinstance(value, list) and len(value) == total:
             setattr(config, name, value[:keep])
+    if per_layer := values.get("per_layer_config"):
+        config.per_layer_config = {number: value for number, value in per_layer.items() if int(number) < keep}
+    if config.model_type == "embedding_gemma2_text":  # the inputs of all layers are one projection
+        ple: Any = stack.owner.ple
+        ple.num_hidden_layers = keep
+        weight = ple.per_layer_model_projection.weight
+        kept = weight[: keep * ple.hidden_size_per_layer_input]
+        ple.per_layer_model_projection.weight = nn.Parameter(kept.detach(), requires_grad=weight.requires_grad)
 
 
 def first_layers(backbone: nn.Module, keep: int) -> nn.Module:

@@ -28,6 +28,9 @@ from angle_llm.settings.train import LoraSettings
 ALL_LINEAR = "all-linear"
 """LoRA target that means all linear layers."""
 
+_EMBEDDING_GEMMA_2 = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""What `ALL_LINEAR` means for EmbeddingGemma 2: its projection of embeddings and the inputs of its layers stay frozen."""
+
 
 def is_adapted(model: nn.Module) -> bool:
     """Return whether a model has an adapter, that is, whether it is wrapped by a class of peft."""
@@ -102,6 +105,8 @@ def _target_modules(backbone: nn.Module, targets: list[str]) -> list[str] | str:
             "all weights (--lora.rank 0), or use another model."
         )
     adaptable = [path for path in linear if not is_read_directly(backbone, path)]
+    if targets == [ALL_LINEAR] and backbone.config.model_type == "embedding_gemma2_text":  # type: ignore[union-attr]
+        return list(_EMBEDDING_GEMMA_2)
     if targets == [ALL_LINEAR]:
         return ALL_LINEAR if len(adaptable) == len(linear) else adaptable
     names = {path.rpartition(".")[2] for path in adaptable}

@@ -301,6 +301,10 @@ def load_backbone(
         check_bits(bits)  # before minutes of loading
     model = open_pretrained("AutoModel", location, dtype=dtype, revision=revision)
     check_decoder_or_encoder(model.config, location.name)
+    if model.config.model_type.startswith("embedding_gemma2") and model.dtype == torch.float16:
+        raise ArtifactError(
+            f"{location.name}: EmbeddingGemma 2 gives NaN in float16. Choose dtype bfloat16 or float32."
+        )
     without_head(model)
     if bits is not None and bits_of(model) != bits:
         setattr(model, ORIGINAL, weights_fingerprint(model))

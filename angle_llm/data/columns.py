@@ -203,7 +203,7 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
         choices = {field: _candidates(field, mapping, columns) for field in fields}
         if format.combine is None and all(choices[field] for field in format.fields) and set(mapping) <= set(fields):
             used = {column for candidates in choices.values() for column in candidates}
-            if name == "labelled_text" and not mapping and _OTHER_TEXTS.intersection(columns):
+            if name == "labelled_text" and "text" not in mapping and _OTHER_TEXTS.intersection(columns):
                 continue  # such as QNLI: a class of two texts, not of one
             if name != "group" or (choices["negatives"] and choices["scores"]) or _names_a_group(mapping, used):
                 fits[name] = used

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from numbers import Integral
 from typing import Any, TypeVar
 
 from angle_llm.objective import POSITIVE_ABOVE as POSITIVE_ABOVE
@@ -297,7 +298,7 @@ def _labelled_text(row: Values, _: ScoreRange | None) -> LabelledText | Dropped:
     label = _value(row, "label")
     if _is_blank(label):
         return Dropped("no gold label")
-    if not isinstance(label, str | int):
+    if not isinstance(label, str | Integral):  # also the integers of numpy
         raise RowError(f"label is {_short(label)} ({type(label).__name__}), expected a text, an integer or a boolean")
     return LabelledText(read_text(row, "text"), str(label).strip())
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, combinations, product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from angle_llm.data.columns import resolve_format
 from angle_llm.data.files.beir import QRELS, splits_of
 from angle_llm.data.formats import DataError, Example, LabelledText, pairs_of, texts_of
 from angle_llm.data.keys import is_distinctive, key, normalized, pair_key
@@ -25,6 +27,8 @@ CONTRADICTION = 0.5
 """Two scores of the same pair contradict each other if they differ by more than this (scale 0 to 1)."""
 _TROUBLE = ("contradiction", "unlike itself", "contamination")
 """Kinds of findings (problems in a data file) about rows that must be resolved before training."""
+_CLASS = "\0"
+"""Second text of the pair that stands for a labelled text; its score is a hash of the label."""
 _COMPARED = 1_000_000
 """Maximum number of training examples that are compared with the evaluation sets of a training run."""
 _EVALUATION_WORDS = {"test", "dev", "valid", "validation", "val", "trial", "eval", "held", "heldout"}
@@ -89,10 +93,8 @@ class FileKeys:
     def add(self, line: int, example: Example) -> list[str]:
         """Store the hashes of a row and its training example; return the texts that no earlier row contains."""
         pairs = pairs_of(example)
-        if isinstance(
-            example, LabelledText
-        ):  # another label is a contradiction; text and label may be in evaluation sets
-            pairs = [(example.text, "\0", float(key(example.label))), (example.text, example.label, 1.0)]
+        if isinstance(example, LabelledText):  # evaluation sets may have the text with any class, or with this label
+            pairs = [(example.text, _CLASS, float(key(example.label))), (example.text, example.label, 1.0)]
         bare_of = {text: normalized(text) for left, right, _ in pairs for text in (left, right)}
         near_pairs = [(pair_key(bare_of[left], bare_of[right]), score) for left, right, score in pairs]
         self.rows.append(
@@ -270,11 +272,14 @@ def _compare_with_sets(file: FileKeys, row: RowKeys) -> None:
 # ------------------------------------------------------------------------------------------------ evaluation sets
 
 
-def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSet], list[str]]:
+def read_evaluation_sets(
+    paths: Iterable[str | Path], columns: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[EvaluationSet], list[str]]:
     """Read evaluation sets from files, from splits of BEIR folders (FOLDER@SPLIT), and from folders with such files.
 
     In a folder, files and splits whose name contains `train` are skipped. If the names of some files contain a word
-    such as `test`, `dev` or `validation`, files without such a word are skipped too.
+    such as `test`, `dev` or `validation`, files without such a word are skipped too. `columns` is field → column, for texts
+    with a class.
 
     Returns:
         The evaluation sets, and the names of skipped files, splits and rows with the reason.
@@ -288,7 +293,7 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSe
         folder = find_path(str(path))
         for name, text in _sources_in(folder, skipped) if folder.is_dir() else [(folder.name, str(path))]:
             try:
-                sets.append(_read_set(resolve_source(text, tables=True), name, skipped))
+                sets.append(_read_set(resolve_source(text, tables=True), name, skipped, columns))
             except DataError as error:
                 if not folder.is_dir():
                     raise DataError(f"--against: {error}") from error
@@ -331,7 +336,7 @@ def _words(name: str) -> set[str]:
     return set(re.split(r"[^a-z0-9]+", name.lower()))
 
 
-def _read_set(source: Source, name: str, skipped: list[str]) -> EvaluationSet:
+def _read_set(source: Source, name: str, skipped: list[str], columns: Mapping[str, str]) -> EvaluationSet:
     """Read an evaluation file or a split of a BEIR folder, and return the hashes of its pairs and texts.
 
     All texts of a row in different columns are pairs, except the texts of two lists of several texts. A message with the
@@ -351,14 +356,27 @@ def _read_set(source: Source, name: str, skipped: list[str]) -> EvaluationSet:
         pairs = [(row["query"], passage["text"]) for row in judged for passage in row["positive_passages"]]
         return EvaluationSet.of(name, pairs, texts=queries, queries=queries, identity=identity)
     rows = list(source.rows())
-    cells_of_row = [[_texts_in(value) for value in row.values.values()] for row in rows if not isinstance(row, BadRow)]
+    good = [row.values for row in rows if not isinstance(row, BadRow)]
+    cells_of_row = [list(map(_texts_in, values.values())) for values in good]
     if not cells_of_row:
         raise DataError(f"{source.name}: no usable row")
     if bad := len(rows) - len(cells_of_row):
         skipped.append(f"{bad:,} unreadable rows of {name}")
     paired = chain.from_iterable(map(_pairs_of_row, cells_of_row))
     texts = (text for cells in cells_of_row for cell in cells for text in cell)
-    return EvaluationSet.of(name, paired, texts, identity=identity)
+    column = _labelled_column(list(dict.fromkeys(chain.from_iterable(good))), columns)
+    labelled = [(text, _CLASS) for values in good if column for text in _texts_in(values.get(column))]
+    return EvaluationSet.of(name, chain(paired, labelled), texts, identity=identity)
+
+
+def _labelled_column(names: Sequence[str], columns: Mapping[str, str]) -> str | None:
+    """Return the column of texts with a class; None for a table of another format. `columns` is field → column."""
+    known = {field: column for field, column in columns.items() if column in names}
+    try:
+        format, column_of = resolve_format("auto", known, names)
+    except DataError:
+        return None
+    return column_of["text"] if format == "labelled_text" else None
 
 
 def _pairs_of_row(cells: Iterable[list[str]]) -> Iterator[tuple[str, str]]:

@@ -103,11 +103,12 @@ class Mixture(Sequence[Example]):
 
 
 def classes_of(examples: Sequence[Example]) -> Order | None:
-    """Return the class number of each labelled text, in the order of the class names; None for other examples."""
+    """Return the class number of each labelled text, in order of first occurrence; None for other examples."""
     if not isinstance(next(iter(examples), None), LabelledText):
         return None
-    labels = [example.label for example in examples if isinstance(example, LabelledText)]
-    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+    number: dict[str, int] = {}
+    labels = (example.label for example in examples if isinstance(example, LabelledText))
+    return np.array([number.setdefault(label, len(number)) for label in labels], dtype=np.int64)
 
 
 def load_mixture(

@@ -327,9 +327,9 @@ def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
         return {name: metric.value for name, metric in result.metrics.items()}, np.array(main.values)
 
     def keys() -> EvaluationSet:
-        queries, _ = split_instructions(task.queries)
+        (queries, _), (candidates, _) = map(split_instructions, (task.queries, task.candidates))
         asked = zip(queries, task.relevant, strict=True)
-        pairs = [(query, task.candidates[candidate]) for query, relevant in asked for candidate in relevant]
+        pairs = [(query, candidates[candidate]) for query, relevant in asked for candidate in relevant]
         return EvaluationSet.of(task.name, pairs, () if judged else chain.from_iterable(pairs), queries)
 
     return HeldOutTask(task.name, "accuracy" if task.classes else "nDCG@10", measure, mean_difference, keys)

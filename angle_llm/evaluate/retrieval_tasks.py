@@ -42,7 +42,7 @@ class RetrievalTask:
 
     name: str
     queries: tuple[InstructedText, ...]
-    candidates: tuple[str, ...]
+    candidates: tuple[InstructedText, ...]
     relevant: tuple[Mapping[int, float], ...]
     itself: tuple[int | None, ...]
     source: str
@@ -223,6 +223,9 @@ def read_classes(
     """
     class_of = _classes(settings, source)
     candidates = class_of if reference is None else _classes(reference)
+    if not {*class_of.values()} & {*candidates.values()}:
+        shown = [sorted({*labels.values()})[:3] for labels in (class_of, candidates)]
+        raise DataError(f"{settings.path}: expected classes of the reference, such as {shown[1]}; got {shown[0]}.")
     counts = Counter(candidates.values())
     asked = {text: name for text, name in class_of.items() if reference is not None or counts[name] > 1}
     if not asked or len(counts) < 2:
@@ -240,14 +243,14 @@ def read_classes(
     )
 
 
-def _classes(settings: DataSource, source: Source | None = None) -> dict[str, str]:
-    """Return the class of each distinct text of a file. Raises as `read_classes`."""
-    class_of: dict[str, str] = {}
+def _classes(settings: DataSource, source: Source | None = None) -> dict[InstructedText, str]:
+    """Return the class of each distinct text, with its instruction, of a file. Raises as `read_classes`."""
+    class_of: dict[InstructedText, str] = {}
     for example in load_examples(replace(settings, format="labelled_text"), source=source).examples:
         assert isinstance(example, LabelledText)
-        text = example.text.strip()
+        text = instructed(example.text.strip(), example.instruction)
         if class_of.setdefault(text, example.label) != example.label:
             raise DataError(
-                f"{settings.path}: {text!r:.60} has the classes {class_of[text]} and {example.label}; fix it"
+                f"{settings.path}: {example.text.strip()!r:.60} has the classes {class_of[text]} and {example.label}; fix it"
             )
     return class_of

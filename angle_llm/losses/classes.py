@@ -1,6 +1,6 @@
 """Supervised contrastive loss: texts of a class should be closer to each other than to texts of other classes.
 
-Shapes: T labelled texts (distinct pairs of a row and its class), A anchors, C classes or candidates.
+Shapes: T labelled rows (distinct pairs of a row and its class), A anchors, C classes or candidates, G texts of classes.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from angle_llm.device import on_device
-from angle_llm.losses.blocks import WholeMatrix, rows
+from angle_llm.losses.blocks import WholeMatrix, add_rows, rows
 from angle_llm.losses.contrastive import equal_entries
 from angle_llm.losses.negatives import MaskIndices, NegativeLogSum
 from angle_llm.losses.similarity import unit
@@ -25,7 +25,8 @@ class ClassTerm(Term):
 
     P(i) are the other texts with the class of text i; A(i) are all labelled texts except i, also the positives. A text
     without a positive is no anchor, but a negative of other texts. A text that occurs several times with a class is one
-    text, so never its own positive. A text with two classes is an anchor of both, and one text of A(i).
+    text, so never its own positive. A text with two classes is an anchor of both, and one text of A(i). A text with two
+    instructions has two rows (`Relation.text`), which are neither positives nor negatives of each other.
 
     Pairs without a class (`Relation.label` -1) are ignored. Without an anchor, loss and gradient are 0. Memory: a few
     matrices as large as the embeddings, and a block of similarities at a time (module `blocks`).
@@ -41,20 +42,24 @@ class ClassTerm(Term):
         return frozenset({"label"})
 
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
-        # Distinct labelled texts; anchors have another text of their class.
-        label_P = pairs.relation.required("label", "class_weight")
-        row_T, label_T = torch.unique(torch.stack((pairs.relation.left, label_P))[:, label_P >= 0], dim=1)
-        _, class_T, texts_C = torch.unique(label_T, return_inverse=True, return_counts=True)
-        anchor_A, candidate_C = row_T[texts_C[class_T] > 1], torch.unique(row_T)
+        # Distinct labelled rows; anchors have another text of their class.
+        relation = pairs.relation
+        label_P, text_N = relation.required("label", "class_weight"), relation.text_numbers(pairs.rows)
+        row_T, label_T = torch.unique(torch.stack((relation.left, label_P))[:, label_P >= 0], dim=1)
+        _, class_T, rows_C = torch.unique(label_T, return_inverse=True, return_counts=True)
+        text_key_T = class_T * pairs.rows + text_N[row_T]
+        _, text_T, rows_G = torch.unique(text_key_T, return_inverse=True, return_counts=True)
+        positives_T = rows_C[class_T] - rows_G[text_T]
+        anchor_A, candidate_C = row_T[positives_T > 0], torch.unique(row_T)
         anchors = max(len(anchor_A), 1)
         # The log-sum-exp over A(i).
-        skips = MaskIndices(*equal_entries(anchor_A, candidate_C))
+        skips = MaskIndices(*equal_entries(text_N[anchor_A], text_N[candidate_C]))
         compared = on_device(anchor_A, pairs.device), on_device(candidate_C, pairs.device)
         others = NegativeLogSum(self.temperature, *compared, skips)
-        # The sum over positives, with 1 / |P(i)| of each class.
-        weight_C = (1 / (texts_C - 1).double()).masked_fill(texts_C == 1, 0)
-        of_T = on_device(row_T, pairs.device), on_device(class_T, pairs.device)
-        positives = WholeMatrix(partial(cohesion, *of_T, weight_C))
+        # The sum over positives, with the weight 1 / |P(i)|.
+        weight_T = (1 / positives_T.double()).masked_fill(positives_T == 0, 0)
+        of_T = (on_device(index_T, pairs.device) for index_T in (row_T, class_T, text_T))
+        positives = WholeMatrix(partial(cohesion, weight_T, *of_T))
 
         def value(positives_1: Tensor, others_A: Tensor) -> Tensor:
             return (others_A.sum() - positives_1.squeeze() / self.temperature) / anchors
@@ -62,14 +67,19 @@ class ClassTerm(Term):
         return BatchTerm((positives, others), value)
 
 
-def cohesion(row_T: Tensor, class_T: Tensor, weight_C: Tensor, x_ND: Tensor) -> Tensor:
-    """Return Σ_i weight_i · Σ_p cosine(i, p) over the other texts p with the class of text i, a scalar.
+def cohesion(weight_T: Tensor, row_T: Tensor, class_T: Tensor, text_T: Tensor, x_ND: Tensor) -> Tensor:
+    """Return Σ_i weight_i · Σ_p cosine(i, p) over the rows p of other texts with the class of row i, a scalar.
 
-    Σ_p cosine(i, p) = z_i·(s - z_i), where s is the sum of the vectors z of length 1 of the class. So a class of n texts
-    takes n products, not n². `weight_C` is on the CPU: not every device has float64.
+    Σ_p cosine(i, p) = z_i·(s - t), where s is the sum of the vectors z of length 1 of the class, and t the sum over the
+    rows of the text in the class. So a class of n texts takes n products, not n². `weight_T` is on the CPU: not every
+    device has float64.
     """
     unit_TD = unit(rows(x_ND, row_T))
-    member_CT = (torch.arange(len(weight_C), device=class_T.device)[:, None] == class_T).to(x_ND.dtype)
-    sum_TD = rows(member_CT @ unit_TD, class_T)  # a product adds in a fixed order on every device
-    weight_T = on_device(weight_C.to(x_ND.dtype), x_ND.device)[class_T]
-    return (weight_T * (unit_TD * (sum_TD - unit_TD)).sum(dim=1)).sum()
+
+    def sums(number_T: Tensor) -> Tensor:
+        sum_TD = torch.zeros_like(unit_TD)
+        add_rows(sum_TD, number_T, unit_TD)
+        return rows(sum_TD, number_T)
+
+    cohesion_T = (unit_TD * (sums(class_T) - sums(text_T))).sum(dim=1)
+    return (on_device(weight_T.to(x_ND.dtype), x_ND.device) * cohesion_T).sum()

@@ -89,7 +89,7 @@ def check_data(settings: CheckSettings) -> CheckResult:
     # Reports of all files.
     if settings.fix is not None:
         check_new_folder("--fix", settings.fix)
-    sets, skipped = read_evaluation_sets(settings.against) if settings.against else ([], [])
+    sets, skipped = read_evaluation_sets(settings.against, settings.columns) if settings.against else ([], [])
     model = ModelSettings(path=settings.model, prompt=settings.prompt, max_length=settings.max_length)
     tokens = None if settings.model == "none" else open_tokens(model)
     read = {"where": settings.where, "encoding": settings.encoding, "skips_bad_rows": True}

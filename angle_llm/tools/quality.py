@@ -9,8 +9,8 @@ finding that is trouble must be resolved before training; the exit code of the c
 | rejected | yes | rows that cannot be used; training stops at the first |
 | contradiction | yes | a pair whose labels in all files differ by more than half the scale, or a text with two classes |
 | unlike itself | yes | two equal texts with a low score |
-| contamination | yes | rows whose pair is in an evaluation set, or whose query is in a BEIR folder |
-| no pairs | yes | every row pairs a text with itself, or every text has the same class; training stops |
+| contamination | yes | rows whose pair or labelled text is in an evaluation set, or whose query is in a BEIR folder |
+| no pairs | yes | every row pairs a text with itself, or all texts have one class or different classes; training stops |
 | untokenisable | yes | texts that have no token; training stops at such a text |
 | duplicate, near duplicate, across files | no | rows that repeat an earlier row |
 | sentences | no | texts of 4 words or more that are in an evaluation set |
@@ -249,8 +249,9 @@ def _check_file(
         report.add("rejected", report.rejected, _causes(account.rejected), trouble=True)
     if not used:
         report.add("unreadable", 1, "no example is left", trouble=True)
-    elif len(class_counts) == 1:
-        report.add("no pairs", used, f"every text has the class {next(iter(class_counts))!r}", trouble=True)
+    elif len(class_counts) in (1, used) and class_counts:
+        text = f"{used:,} texts in {len(class_counts):,} classes; expected two classes, and a class with two texts"
+        report.add("no pairs", used, text, trouble=True)
     elif not has_different_texts and report.format not in ("text", "labelled_text"):
         text = (
             "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title "

@@ -1,5 +1,6 @@
 """Texts with a class: which tables are read so, what a label may be, and the order of the examples."""
 
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from angle_llm.data.columns import resolve_format
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import DataError, LabelledText, PositivePair
 from angle_llm.data.in_memory import source_in_memory
-from angle_llm.data.mixture import LoadedSet, Mixture
+from angle_llm.data.mixture import LoadedSet, Mixture, classes_of
 from angle_llm.data.order import TEXTS_OF_A_CLASS, Draws
 from angle_llm.data.store import StoredExamples, write_store
 from angle_llm.settings.train import DataSource
@@ -47,10 +48,13 @@ def test_a_label_of_two_texts_is_not_read_as_a_class_of_one(columns: list[str]) 
     assert name != "labelled_text"
     named = {"text": next(column for column in columns if column in ("text", "sentence")), "label": "label"}
     assert resolve_format("auto", named, columns)[0] == "labelled_text"
+    with pytest.raises(DataError, match="fit no format"):
+        resolve_format("auto", {"label": "class"}, ["question", "sentence", "class"])
 
 
 def test_labels_are_texts_integers_booleans_and_names(tmp_path: Path) -> None:
     assert labels_of([{"text": "a", "label": value} for value in ("x", " x ", 3, True)]) == ["x", "x", "3", "True"]
+    assert labels_of([{"text": "a", "label": label} for label in np.arange(2)]) == ["0", "1"]
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=NAMES)})
     table = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, -1]}, features=features)
     assert labels_of(table) == ["joy", "anger"], "-1 is no class"
@@ -68,6 +72,17 @@ def test_a_row_without_a_label_is_counted_and_a_number_is_refused() -> None:
         DataError, match=r"data row 2: label is 0.5 \(float\), expected a text, an integer or a boolean"
     ):
         labels_of([{"text": "a", "label": 1}, {"text": "b", "label": 0.5}])
+
+
+def test_one_long_label_does_not_make_all_labels_long() -> None:
+    texts = [LabelledText("a", str(number % 3)) for number in range(1000)] + [LabelledText("b", "x" * 10_000)]
+    tracemalloc.start()
+    numbers = classes_of(texts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert numbers is not None
+    assert numbers.tolist() == [*(number % 3 for number in range(1000)), 3]
+    assert peak < 1e6
 
 
 def test_stored_texts_keep_their_labels(tmp_path: Path) -> None:

@@ -80,6 +80,32 @@ def test_repeated_texts_count_once_and_ties_are_wrong() -> None:
     assert equal.metrics["accuracy"].value == 0.0
 
 
+def test_texts_are_encoded_with_their_instructions() -> None:
+    """Equal texts with two instructions are two texts."""
+    rows = [
+        {"text": f"text {number % 5}", "label": "ab"[number % 2], "instruction": "xy"[number // 5]}
+        for number in range(10)
+    ]
+    seen: list[tuple[str, str]] = []
+
+    def encode(texts: list[str], instructions: list[str]) -> Any:
+        seen.extend(zip(texts, instructions, strict=True))
+        return np.stack([VECTORS[text] for text in texts])
+
+    evaluate_retrieval(encode, [task(rows)], resamples=0)
+    assert seen == [(row["text"], row["instruction"]) for row in rows]
+
+
+def test_classes_that_the_reference_does_not_have_are_refused(tmp_path: Path) -> None:
+    """As of labels that are numbers in one file and names in the other; all scores would be 0."""
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "label": len(text)}) + "\n" for text in TEXTS))
+    with pytest.raises(
+        DataError, match=r"expected classes of the reference, such as \['5', '6', '7'\]; got \['a', 'b'"
+    ):
+        task(TEXTS, str(path))
+
+
 def test_unusable_files_are_refused() -> None:
     with pytest.raises(DataError, match="'x' has the classes a and b"):
         task([{"text": "x", "label": "a"}, {"text": "x ", "label": "b"}])

@@ -1,5 +1,6 @@
 """The supervised contrastive term: equal to the formula of Khosla et al. in value and gradient, also in blocks."""
 
+from collections.abc import Sequence
 from unittest.mock import patch
 
 import pytest
@@ -16,20 +17,22 @@ from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Pa
 CLASSES = AngleObjective(in_batch_weight=0.0, class_weight=1.0, class_temperature=0.2)
 
 
-def labelled(*texts: tuple[int, int]) -> Relation:
-    """Relation of texts, as (row, class number)."""
+def labelled(*texts: tuple[int, int], text_of: Sequence[int] | None = None) -> Relation:
+    """Relation of texts, as (row, class number), with the text number of each row."""
     rows = [row for row, _ in texts]
-    return relation([(row, row, 1.0) for row in rows], label=torch.tensor([number for _, number in texts]).long())
+    numbers = None if text_of is None else torch.tensor(text_of)
+    label = torch.tensor([number for _, number in texts]).long()
+    return relation([(row, row, 1.0) for row in rows], label=label, text=numbers)
 
 
-def plain(x_ND: Tensor, texts: list[tuple[int, int]], temperature: float) -> Tensor:
+def plain(x_ND: Tensor, texts: list[tuple[int, int]], temperature: float, text_of: Sequence[int] = range(8)) -> Tensor:
     """Equation 2 of arXiv 2004.11362 as written, a loop over anchors, divided by their number."""
     unit_ND = x_ND / x_ND.norm(dim=1, keepdim=True)
     known = sorted({text for text in texts if text[1] >= 0})
     losses = []
     for row, number in known:
-        positives = [other for other, same in known if same == number and other != row]
-        others = sorted({other for other, _ in known} - {row})
+        positives = [other for other, same in known if same == number and text_of[other] != text_of[row]]
+        others = sorted({other for other, _ in known if text_of[other] != text_of[row]})
         if positives:
             logits = unit_ND @ unit_ND[row] / temperature
             denominator = torch.stack([logits[other].exp() for other in others]).sum()
@@ -42,21 +45,30 @@ def plain(x_ND: Tensor, texts: list[tuple[int, int]], temperature: float) -> Ten
     st.lists(st.tuples(st.integers(0, 7), st.integers(-1, 2)), max_size=12),
     st.sampled_from([1, 24, blocks.BLOCK_ELEMENTS]),
     st.sampled_from([0.1, 1.0]),
+    st.sampled_from([None, [0, 1, 0, 3, 3, 5, 3, 7]]),
 )
 def test_equals_the_formula_in_value_and_gradient(
-    texts: list[tuple[int, int]], elements: int, temperature: float
+    texts: list[tuple[int, int]], elements: int, temperature: float, text_of: list[int] | None
 ) -> None:
-    """Repeated texts, texts of two classes and of none, classes of one text; in blocks of one row, of two, and in one."""
+    """Repeated texts, texts of two classes, rows or none, classes of one text; in blocks of one row, of two, and in one."""
     objective = AngleObjective(in_batch_weight=0.0, class_weight=1.0, class_temperature=temperature)
     with patch.object(blocks, "BLOCK_ELEMENTS", elements):
-        found = reference.value_and_gradient(lambda x: objective(x, labelled(*texts)).loss, random(8, 6))
-    expected = reference.value_and_gradient(lambda x: plain(x, texts, temperature), random(8, 6))
+        found = reference.value_and_gradient(
+            lambda x: objective(x, labelled(*texts, text_of=text_of)).loss, random(8, 6)
+        )
+    expected = reference.value_and_gradient(lambda x: plain(x, texts, temperature, text_of or range(8)), random(8, 6))
     assert_close(found, expected, rtol=1e-13, atol=1e-14)  # sums of up to 12 terms of size 1 / temperature
 
 
 def test_a_repeated_text_is_no_positive_of_itself() -> None:
     once = CLASSES(random(4, 6), labelled((0, 0), (1, 0), (2, 1), (3, 1))).loss
     assert_close(CLASSES(random(4, 6), labelled((0, 0), (1, 0), (0, 0), (2, 1), (3, 1), (2, 1))).loss, once)
+
+
+def test_a_text_with_two_instructions_is_neither_positive_nor_negative_of_itself() -> None:
+    x_ND = random(3, 6)
+    for texts in ([(0, 0), (1, 0), (2, 0)], [(0, 0), (1, 1), (2, 1)]):
+        assert_close(CLASSES(x_ND, labelled(*texts, text_of=[0, 0, 1])).loss, plain(x_ND, texts, 0.2, [0, 0, 1]))
 
 
 def test_a_single_text_of_a_class_is_a_negative() -> None:

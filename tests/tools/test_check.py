@@ -578,12 +578,23 @@ def test_classes_are_counted_and_a_text_with_two_classes_is_a_contradiction(tmp_
     report, second = reports(path, other)
     assert (report.format, report.classes, report.scores) == ("labelled_text", {"b": 4, "a": 3, "c": 1}, {})
     assert found(report) == {"contradiction": 3, "duplicate": 1}
-    assert found(second) == {"contradiction": 1, "across files": 1}
+    assert found(second) == {"contradiction": 1, "across files": 1, "no pairs": 2}
     assert ("classes", "3: 'b': 4, 'a': 3, 'c': 1") in list(report.lines())
-    assert found(reports(path, against=[other])[0])["contamination"] == 1, "an equal text with the same label"
+    assert found(reports(path, against=[other])[0])["contamination"] == 2, "an equal text, with any label"
     (one,) = reports(write(tmp_path / "one.jsonl", *rows[:5:2]))
     assert found(one) == {"no pairs": 3}
     assert not one.can_train
+    (single,) = reports(write(tmp_path / "single.jsonl", *({"text": f"Ticket {n}", "label": n} for n in range(5))))
+    assert found(single) == {"no pairs": 5}, "training stops, because no class has two texts"
+
+
+def test_labelled_texts_of_an_evaluation_set_are_found_also_with_numbers_as_labels(tmp_path: Path) -> None:
+    columns = {"text": "body", "label": "category"}
+    path = write(tmp_path / "train.jsonl", *({"body": f"Ticket {n}", "category": n % 2} for n in range(6)))
+    other = write(tmp_path / "test.jsonl", {"body": "TICKET 3", "category": 1}, {"body": "ticket 9", "category": 1})
+    sources = [CommandSource(path=path, columns=columns)]
+    (report,) = check_files(sources, None, read_evaluation_sets([other], columns)[0])
+    assert report.removed == {4: "its pair is in test.jsonl"}
 
 
 def test_recommended_command_learns_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

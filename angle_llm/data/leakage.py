@@ -56,6 +56,8 @@ class RowKeys(NamedTuple):
     """Hash of all texts and scores; the order of the positives, the negatives or two paired texts has no effect."""
     near: int
     """Hash like `exact`, of the texts without case, spacing and punctuation."""
+    instructions: int
+    """Hash of the instructions; rows with different instructions do not repeat or contradict each other."""
     query: int
     """Near key of the first text."""
     pairs: list[tuple[int, float]]
@@ -102,6 +104,7 @@ class FileKeys:
                 line=line,
                 exact=_row_key([(pair_key(left, right), score) for left, right, score in pairs]),
                 near=_row_key(near_pairs),
+                instructions=key(example.instruction or "", example.document_instruction or ""),
                 query=key(bare_of[pairs[0][0]]),
                 pairs=near_pairs,
                 is_unlike_itself=any(
@@ -215,23 +218,26 @@ def compare_rows(files: Sequence[FileKeys]) -> None:
     The problems are recorded in `files`.
     """
     # The lowest and the highest score of each pair, with their rows.
-    extremes: dict[int, tuple[tuple[float, RowPlace], tuple[float, RowPlace]]] = {}
+    extremes: dict[tuple[int, int], tuple[tuple[float, RowPlace], tuple[float, RowPlace]]] = {}
     for index, file in enumerate(files):
         for row in file.rows:
             for pair, score in row.pairs:
                 labelled = (score, RowPlace(index, row.line))
-                lowest, highest = extremes.setdefault(pair, (labelled, labelled))
+                instructed = (pair, row.instructions)
+                lowest, highest = extremes.setdefault(instructed, (labelled, labelled))
                 if score < lowest[0]:
-                    extremes[pair] = (labelled, highest)
+                    extremes[instructed] = (labelled, highest)
                 elif score > highest[0]:
-                    extremes[pair] = (lowest, labelled)
+                    extremes[instructed] = (lowest, labelled)
     # Every row; a repeat is compared with the first equal row.
-    first_exact: dict[int, RowPlace] = {}
-    first_near: dict[int, RowPlace] = {}
+    first_exact: dict[tuple[int, int], RowPlace] = {}
+    first_near: dict[tuple[int, int], RowPlace] = {}
     for index, file in enumerate(files):
         for row in file.rows:
             for pair, score in row.pairs:
-                opposite_score, opposite = max(extremes[pair], key=lambda labelled: abs(labelled[0] - score))
+                opposite_score, opposite = max(
+                    extremes[pair, row.instructions], key=lambda labelled: abs(labelled[0] - score)
+                )
                 if abs(opposite_score - score) > CONTRADICTION + 1e-9:
                     text = "contain a pair with the opposite label, or a text with another class, elsewhere"
                     file.report("contradiction", row.line, text, _location(opposite, index, files))
@@ -240,8 +246,8 @@ def compare_rows(files: Sequence[FileKeys]) -> None:
                 file.report("unlike itself", row.line, text)
             _compare_with_sets(file, row)
             place = RowPlace(index, row.line)
-            exact = first_exact.setdefault(row.exact, place)
-            near = first_near.setdefault(row.near, place)
+            exact = first_exact.setdefault((row.exact, row.instructions), place)
+            near = first_near.setdefault((row.near, row.instructions), place)
             if near.file != index:
                 text = "repeat a row of an earlier file (case, spacing and punctuation ignored)"
                 file.report("across files", row.line, text, _location(near, index, files))

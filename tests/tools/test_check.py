@@ -588,6 +588,18 @@ def test_classes_are_counted_and_a_text_with_two_classes_is_a_contradiction(tmp_
     assert found(single) == {"no pairs": 5}, "training stops, because no class has two texts"
 
 
+def test_rows_with_different_instructions_neither_repeat_nor_contradict_each_other(tmp_path: Path) -> None:
+    rows = [
+        {"text1": "a text", "text2": "b text", "score": int(task == "topic"), "instruction": task}
+        for task in ("topic", "style")
+    ]
+    assert found(reports(write(tmp_path / "two.jsonl", *rows))[0]) == {}
+    rows += [rows[0], rows[1] | {"score": 1}]
+    assert found(reports(write(tmp_path / "four.jsonl", *rows))[0]) == {"duplicate": 1, "contradiction": 2}
+    classes = [{"text": f"text {n % 2}", "label": n, "instruction": "ab"[n // 2]} for n in range(4)]
+    assert "contradiction" not in found(reports(write(tmp_path / "classes.jsonl", *classes))[0])
+
+
 def test_labelled_texts_of_an_evaluation_set_are_found_also_with_numbers_as_labels(tmp_path: Path) -> None:
     columns = {"text": "body", "label": "category"}
     path = write(tmp_path / "train.jsonl", *({"body": f"Ticket {n}", "category": n % 2} for n in range(6)))

@@ -110,6 +110,10 @@ def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> Ba
         )
     if card.layers is not None:
         cut_layers(base.skeleton, card.layers)
+        shapes = {name: tensor.shape for name, tensor in base.skeleton.state_dict().items()}
+        read = base.read
+        # A tensor of EmbeddingGemma 2 has rows for all layers.
+        base = replace(base, read=lambda name: read(name)[tuple(map(slice, shapes[name]))])
     return base
 
 

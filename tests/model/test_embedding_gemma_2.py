@@ -13,6 +13,7 @@ from readers.families import TEXTS
 from tiny import train_a_little
 
 from angle_llm import SentenceEncoder, cli
+from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.meta_model import meta_backbone, tiny_copy
@@ -130,6 +131,24 @@ def test_first_layers_are_saved(folder: Path, tmp_path: Path) -> None:
     assert saved.layers == 2
     assert np.abs(saved.encode(SHORT) - rows).max() <= 1e-6  # float32
     assert np.abs(load(folder, prompt="plain").encode(SHORT) - rows).max() > 1e-3
+
+
+def test_an_adapter_of_the_first_layers_is_merged(folder: Path, tmp_path: Path) -> None:
+    """The inputs of all layers are one tensor, of which the merged model has the first rows."""
+    short = load(folder, prompt="plain", layers=2, dtype="float32")
+    short.add_lora(LoraSettings(rank=2))
+    train_a_little(short.model)
+    short.save_pretrained(tmp_path / "short")
+    verification = merge(tmp_path / "short", tmp_path / "merged", device="cpu")
+    assert verification is not None
+    assert verification.holds
+    assert np.abs(load(tmp_path / "merged").encode(SHORT) - short.encode(SHORT)).max() <= 1e-5  # rounding of the merge
+
+
+@pytest.mark.needs("bitsandbytes")
+def test_the_first_layers_of_a_quantized_model_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="layers: EmbeddingGemma2TextModel gives other states"):
+        load(folder, prompt="plain", layers=2, bits=4)
 
 
 def test_sizes_of_layers_in_small_and_meta_models(folder: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from angle_llm.device import evaluating, relative_difference
+from angle_llm.device import evaluating, is_out_of_memory, relative_difference
 from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
 from angle_llm.model.layers.lora import is_adapted, without_adapter
 from angle_llm.model.layers.quantization import without_outliers
@@ -172,8 +172,14 @@ def first_layers(backbone: nn.Module, keep: int) -> nn.Module:
     if not is_adapted(backbone):
         setattr(short, ORIGINAL, weights_fingerprint(backbone))
     states, _ = stack.probe(backbone, keep)
-    _, short_states = LayerStack.of(short).probe(short, keep)
-    if not _are_equal(states, short_states):
+    try:
+        _, short_states = LayerStack.of(short).probe(short, keep)
+        equal = _are_equal(states, short_states)
+    except RuntimeError as error:  # Gemma-4 has a projection for all layers, and so has a quantized EmbeddingGemma 2
+        if is_out_of_memory(error):
+            raise
+        equal = False
+    if not equal:
         raise ValueError(
             f"layers: {type(without_adapter(backbone)).__name__} gives other states with {keep} layers only, so it cannot be "
             "truncated. Use all layers."

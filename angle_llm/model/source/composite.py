@@ -20,7 +20,8 @@ COMPOSITE = "composite_model"
 TEXT_PREFIX = r"^(model\.)?(language_model|text_model)\.(model\.)?"
 """Pattern of the part of a tensor name in a composite model that is not in the name in the text model."""
 _PATHS = {
-    **dict.fromkeys(("idefics2", "idefics3", "smolvlm", "granite_docling"), "model.text_model"),
+    **dict.fromkeys(("idefics2", "idefics3", "smolvlm", "granite_docling", "modernvbert"), "model.text_model"),
+    **dict.fromkeys(("clip", "pe_audio", "tipsv2", "ultravbert", "vision-text-dual-encoder"), "model.text_model"),
     **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo", "llama4"), "language_model.model"),
 }
 """Model type → path of the text model in the class with a head, if it is not `model.language_model`."""
@@ -101,7 +102,9 @@ def _as_equal_type(text: Any) -> Any:
     known = config_class().to_dict().keys() - {"model_type", "transformers_version"}
     values = {key: value for key, value in text.to_dict().items() if key in known}
     rope = values["rope_parameters"]
-    values["rope_parameters"] = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
+    # `type` is the name in older files, `mrope` for Qwen2.5-VL, and contradicts `rope_type`.
+    unused = {"type", *(key for key in rope if key.startswith("mrope_"))}
+    values["rope_parameters"] = {key: value for key, value in rope.items() if key not in unused}
     equal = config_class(**values)
     equal._name_or_path = text._name_or_path
     return equal

@@ -47,10 +47,10 @@ from angle_llm.model.source.weights import open_base
 from angle_llm.prompts import Side, load_prompt, load_prompts
 from angle_llm.settings.parsing import need_library
 
-_REBUILT = {"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp"}
-"""Model types whose tokenizer `AutoTokenizer` of transformers 5.19 and later rebuilds, without the prompt in its normalizer.
+_REBUILT = "qwen3_5_moe_text"
+"""Text model whose tokenizer `AutoTokenizer` of transformers 5.19 and later rebuilds, without the prompt in its normalizer.
 
-They are in `MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS` and have a tokenizer class. So has `qwen2`, see `_write_as_llama`.
+It is in `MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS` and has a tokenizer class. So has `qwen2`, see `_write_as_llama`.
 """
 
 
@@ -148,7 +148,7 @@ def export_sentence_transformers(
 def _is_rebuilt(source: Path, card: EncoderCard) -> bool:
     """Return whether `AutoTokenizer` would rebuild the tokenizer of the exported folder (see `_REBUILT`)."""
     location = locate(card.base or str(source))
-    return load_config(location, card.base_revision).model_type in _REBUILT
+    return load_config(location, card.base_revision).model_type == _REBUILT
 
 
 def _weights_files(folder: Path) -> list[Path]:

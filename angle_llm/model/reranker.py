@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.source.backbone import BackboneLocation, torch_dtype
 from angle_llm.model.source.checks import ArtifactError, as_artifact_error, read_json
 from angle_llm.model.source.hub import fetch_files
 from angle_llm.model.source.resolve import locate, split_revision
+from angle_llm.model.source.weights import safetensors_files
 from angle_llm.model.vectors import Array, encoder_identity, tokenizer_state
 from angle_llm.prompts import InstructedText, split_instructions
 from angle_llm.settings.parsing import need_library
@@ -85,6 +87,18 @@ class Reranker:
                 model_kwargs={"use_safetensors": True, "dtype": dtype if dtype == "auto" else torch_dtype(dtype)},
             )
         self._check()
+        self._check_head(safetensors_files(location.name, revision))
+
+    def _check_head(self, files: Sequence[Path]) -> None:
+        """Raise `ArtifactError` if a classifier has a random head, because the files lack its tensors."""
+        backbone = self.model[0].model
+        if not type(backbone).__name__.endswith("ForSequenceClassification"):
+            return
+        opened: list[Any] = [safe_open(path, framework="pt") for path in files]
+        stored = {name for file in opened for name in file.keys()}  # noqa: SIM118  # no mapping
+        for name, _ in backbone.named_parameters():
+            if not name.startswith(f"{backbone.base_model_prefix}.") and name not in stored:
+                raise ArtifactError(f"{self._name}: expected the tensor {name}, got none: its score is not trained.")
 
     def _check(self) -> None:
         """Raise `ArtifactError` if the model has several scores per pair, or lacks the tokens or template of yes and no."""

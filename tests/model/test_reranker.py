@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import save_tiny_adapter, save_tiny_base
 from tiny_rerankers import RERANKERS, save_tiny_reranker
 from tiny_tokenizers import sentences
@@ -90,6 +91,17 @@ def test_models_without_a_trained_score_are_refused(tmp_path: Path) -> None:
     assert not any(map(is_reranker, map(str, (base, encoder, adapter, tmp_path / "none"))))
     with pytest.raises(FileNotFoundError, match="none"):
         Reranker(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_a_classifier_without_its_head_is_refused(kind: str, tmp_path: Path) -> None:
+    # The library would score with a random head.
+    folder = save_tiny_reranker(kind, tmp_path / kind)
+    weights = load_file(folder / "model.safetensors")
+    backbone = {name: weight for name, weight in weights.items() if not name.startswith("classifier.")}
+    save_file(backbone, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ArtifactError, match=r"expected the tensor classifier\..*, got none: its score is not trained"):
+        Reranker(str(folder), device="cpu")
 
 
 def test_a_language_model_needs_its_question_and_its_answers(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _streamed(
     """
     from safetensors import safe_open
 
-    files = _safetensors_files(location.name, revision)
+    files = safetensors_files(location.name, revision)
     config = load_config(location, revision)
     if not files or config.is_encoder_decoder or getattr(config, "quantization_config", None) is not None:
         return None
@@ -133,7 +133,7 @@ def _streamed(
     return BaseWeights(skeleton.eval(), read, dtype, bits, streamed=True)
 
 
-def _safetensors_files(name: str, revision: str | None) -> list[Path]:
+def safetensors_files(name: str, revision: str | None) -> list[Path]:
     """Return the paths of the safetensors files that `transformers` reads for a folder or hub id."""
     from transformers.utils import hub
 

@@ -303,6 +303,23 @@ def test_a_stop_before_a_step_ends_the_run_after_it(
     assert [row["step"] for row in result.metrics if "evaluation" in row] == [0, steps]
 
 
+@pytest.mark.parametrize("event", ["start", "checkpoint"])
+def test_a_stop_at_the_last_step_stops_nothing(common: dict[str, Any], tmp_path: Path, event: str) -> None:
+    def train(resume: str | None) -> Any:
+        return fine_tune(
+            data=PAIRS,
+            callbacks=[StopsAt(event)],
+            checkpoint={"every_steps": 1},
+            run_dir=str(tmp_path / "run"),
+            max_steps=1,
+            resume=resume,
+            **common,
+        )
+
+    for result in map(train, (None, "auto")):
+        assert (result.steps, result.stopped) == (1, None)
+
+
 class Interrupt(Callback):
     """Ends a run after the checkpoint of a step, as Ctrl-C twice does."""
 

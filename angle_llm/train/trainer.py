@@ -258,7 +258,7 @@ class Trainer:
             budget=self._budget,
             used=used,
             verdict=verdict,
-            stopped=self._state.stopped,
+            stopped=self._state.stopped if self._step < self._schedule.steps else None,
         )
         if result.stopped is not None:
             self._run.log(f"stopped after step {self._step} of {self._schedule.steps}: {result.stopped}")

@@ -148,7 +148,7 @@ def export_sentence_transformers(
 def _is_rebuilt(source: Path, card: EncoderCard) -> bool:
     """Return whether `AutoTokenizer` would rebuild the tokenizer of the exported folder (see `_REBUILT`)."""
     location = locate(card.base or str(source))
-    return load_config(location, card.base_revision).model_type == _REBUILT
+    return bool(load_config(location, card.base_revision).model_type == _REBUILT)
 
 
 def _weights_files(folder: Path) -> list[Path]:

@@ -446,7 +446,8 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
     if settings.rerank is not None:
         values = {name: task.reranked or {} for name, task in results.tasks.items()}
         name = f"{settings.model}, first {settings.top:,} ordered by {settings.rerank}"
-        comparisons.append(compare_queries(ours, replace(ours, name=name, values=values)))
+        facts = {**ours.facts, "texts per second": None}  # the speed of the reranker is not measured
+        comparisons.append(compare_queries(ours, replace(ours, name=name, facts=facts, values=values)))
     for against in settings.against:
         theirs = stored.get(against) or evaluated(against, *evaluate_model(against, resamples=0))
         comparisons.append(compare_queries(ours, theirs))

@@ -103,6 +103,9 @@ def test_the_command_shows_what_a_reranker_adds(
     row = rows_of(printed)["nDCG@10"]
     due = [differences["nDCG@10"][name] for name in ("value", "other", "difference")]
     assert [float(row[column]) for column in (0, 2, 3)] == pytest.approx(due, abs=0.005)
+    speed = rows_of(printed)["texts per second"]
+    assert speed[0]
+    assert speed[2] != speed[0], "the encoder's speed is not the speed of the reranker"
     assert "Compared with DIR, first 10 ordered by RERANKER. A positive difference means that DIR is better" in printed
     assert _read_scores(tmp_path / "out.json") == [("held_out", "nDCG@10", result.metrics["nDCG@10"].value)]
 

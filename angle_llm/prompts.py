@@ -151,6 +151,11 @@ class PromptTemplate:
         """Text of the template after the placeholder `{text}`."""
         return self.template.partition(PLACEHOLDER)[2]
 
+    @property
+    def written(self) -> str:
+        """The template with the default instruction, for messages and for users of other programs."""
+        return self.head + PLACEHOLDER + self.tail
+
     def edit(self, text: str) -> str:
         """Apply the `edits` of the prompt to a text, and return the result."""
         for name in self.edits:

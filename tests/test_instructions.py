@@ -14,10 +14,13 @@ from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.evaluate.encoding import encode_functions
 from angle_llm.evaluate.held_out import held_out_evaluation
 from angle_llm.evaluate.retrieval import evaluate_retrieval
-from angle_llm.evaluate.retrieval_tasks import read_answers
+from angle_llm.evaluate.retrieval_tasks import read_answers, read_classes
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import read_pairs
+from angle_llm.export.formats.gguf_file import export_gguf
+from angle_llm.export.verify import VerifyOptions, verify
 from angle_llm.prompts import SidePrompts
+from angle_llm.serve.mistakes import _mistakes
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.serve import ServeSettings
 from angle_llm.settings.train import DataSource, EvaluationSettings
@@ -133,6 +136,42 @@ def test_sts_takes_the_instruction_of_a_row(prompt: Any, tmp_path: Path) -> None
     held_out = held_out_evaluation(EvaluationSettings(tasks=[str(tmp_path / "sts.jsonl")]))
     assert held_out is not None
     assert np.isfinite(held_out(encoder)["sts/alignment"])
+
+
+def test_a_column_of_texts_is_no_instruction_of_pairs(tmp_path: Path) -> None:
+    row = {"instruction": "Name a dog.", "output": "Rex", "score": 1}
+    columns = {"text1": "instruction", "text2": "output"}
+    (pair,) = read_pairs(write(tmp_path / "sts.jsonl", row), columns).pairs
+    assert (pair.sentence1, pair.instruction) == ("Name a dog.", "")
+
+
+def test_texts_with_a_class_keep_their_instructions(tmp_path: Path) -> None:
+    rows = [{"text": text, "label": text[-1], "instruction": TITLES} for text in ("Law 1", "Title 1", "Law 2", "Dog 2")]
+    task = read_classes(DataSource(write(tmp_path / "classes.jsonl", *rows)))
+    assert task.queries == task.candidates == tuple((row["text"], TITLES) for row in rows)
+    asked: list[list[str | None]] = []
+
+    def encode(texts: list[str], instructions: list[str | None]) -> Any:
+        asked.append(instructions)
+        return np.eye(len(texts))
+
+    evaluate_retrieval(encode, [task], resamples=0)
+    assert asked == [[TITLES] * 4]
+
+
+def test_forms_and_cards_show_the_prompt_with_its_instruction(tmp_path: Path) -> None:
+    tiny_encoder("llama", prompt=BOTH, max_length=60).save_pretrained(tmp_path / "model")
+    export_gguf(tmp_path / "model", tmp_path / "gguf", check=False)
+    readme = (tmp_path / "gguf" / "README.md").read_text()
+    assert readme.count("\n    Instruct: Find passages\n    Query: {text}\n") == 2
+    assert "{instruction}" not in readme
+    encoder = SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu")
+    names = [name for name, _ in _mistakes(encoder)]
+    assert {"the prompt is dropped", "the prompt after the text is dropped", "the prompt is added twice"} < set(names)
+    other = encoder.with_prompt(BOTH.with_instruction(LAWS))
+    other.save_pretrained(tmp_path / "other")
+    (comparison,) = verify([tmp_path / "model", tmp_path / "other"], VerifyOptions(device="cpu")).comparisons
+    assert f"prompt 'Instruct: {LAWS}" in comparison.problems[0]
 
 
 def test_mined_groups_keep_instructions_and_their_queries(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ such as `query` and `answer`. The detected format is the format whose required f
 | `text label`, `sentence label` | labelled text, no other column of texts | SetFit, SST-2 |
 
 Every format also takes `instruction`, the instruction of the first text for a prompt with `{instruction}`, and
-`document_instruction` for the second text; in a group, `prompt` (FlagEmbedding) is an instruction too.
+`document_instruction` for the second text; next to `pos`, `prompt` is an instruction too, as in FlagEmbedding.
 
 A group has a query, a list of positives and a list of negatives; the list of negatives may be empty or missing. An item
 of a list is a text, or an object with `text` and optionally `title`; a single text is read as a list with one item.
@@ -133,7 +133,8 @@ def resolve_format(
     for field in fields:
         possible = _candidates(field, mapping, columns)
         if field in INSTRUCTIONS and field not in mapping:  # a mapping can read `instruction` and `prompt` as texts
-            possible += ["prompt"] if (field, name) == ("instruction", "group") and "prompt" in columns else []
+            is_flag = (field, name) == ("instruction", "group") and {"pos", "prompt"} <= set(columns)  # FlagEmbedding
+            possible += ["prompt"] if is_flag else []
             possible = [column for column in possible if column not in mapping.values()]
         if not possible and field not in required:
             continue

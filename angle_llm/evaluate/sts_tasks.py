@@ -243,7 +243,7 @@ def _pairs(source: Source, columns: Sequence[str] = COLUMNS) -> Iterator[StsPair
     empty = True
     for row in source.good_rows(columns):
         subtask = str(row.values.get(group) or "")
-        instruction = str(row.values.get("instruction") or "")
+        instruction = "" if "instruction" in columns else str(row.values.get("instruction") or "")
         yield StsPair(text_of(row, first), text_of(row, second), score_of(row, gold), subtask, instruction)
         empty = False
     if empty:

@@ -199,7 +199,7 @@ def check_same_ids(
             continue
         if encode(head + text) != ids:
             raise ArtifactError(
-                f"The exported tokenizer cannot include the prompt {sentences.prompt.template!r}: {text!r:.60} gets other token "
+                f"The exported tokenizer cannot include the prompt {sentences.prompt.written!r}: {text!r:.60} gets other token "
                 "ids. Use this encoder with angle_llm, or train with a prompt that is text before {text} only."
             )
 

@@ -245,7 +245,7 @@ def _encode(form: Form, kind: str, name: str, texts: Sequence[str], score: Score
         name=name,
         kind=kind,
         dtype=dtype,
-        prompt=", ".join(dict.fromkeys(repr(prompt.template) for prompt in prompts)),
+        prompt=", ".join(dict.fromkeys(repr(prompt.written) for prompt in prompts)),
         pooling=form.pooling,
         max_length=form.max_length,
         dimensions=rows_ND.shape[1],

@@ -87,10 +87,14 @@ def _mistakes(encoder: SentenceEncoder) -> list[tuple[str, SentenceEncoder]]:
     """Return likely mistakes, each as its name and an encoder that makes it."""
     query, document = encoder.prompts.query, encoder.prompts.document
     changes: dict[str, Callable[[PromptTemplate], PromptTemplate]] = {
-        "the prompt is dropped": lambda prompt: replace(prompt, template=PLACEHOLDER, edits=()),
+        "the prompt is dropped": lambda prompt: replace(prompt, template=PLACEHOLDER, edits=(), instruction=""),
         "the prompt of the other side is used": lambda prompt: document if prompt == query else query,
-        "the prompt is added twice": lambda prompt: replace(prompt, template=prompt.format(prompt.template)),
-        "the prompt after the text is dropped": lambda prompt: replace(prompt, template=prompt.head + PLACEHOLDER),
+        "the prompt is added twice": lambda prompt: replace(
+            prompt, template=prompt.format(prompt.written), instruction=""
+        ),
+        "the prompt after the text is dropped": lambda prompt: replace(
+            prompt, template=prompt.head + PLACEHOLDER, instruction=""
+        ),
     }
     mistakes = []
     for name, change in changes.items():

@@ -593,7 +593,7 @@ class ScoreSettings(RowSettings, EncoderOptions, ScoreFiles):
         _check_json_lines(self.out)
         if (self.teacher is None) == (self.reranker is None):
             raise SettingsError("expected --teacher ENCODER or --reranker RERANKER, and not both.")
-        for name in ("prompt", "pooling", "bits", "attention"):
+        for name in ("prompt", "instruction", "pooling", "bits", "attention"):
             if self.reranker is not None and getattr(self, name) != getattr(EncoderOptions, name):
                 raise SettingsError(f"--{name} belongs to --teacher; a reranker has none. Omit it.")
 

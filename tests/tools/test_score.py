@@ -244,8 +244,9 @@ def test_flags_of_the_teacher_and_the_reranker(tmp_path: Path) -> None:
     for named in ({}, {"teacher": "a", "reranker": "b"}):
         with pytest.raises(SettingsError, match="--teacher ENCODER or --reranker RERANKER"):
             ScoreSettings(file="-", out=out, **named)
-    with pytest.raises(SettingsError, match="--pooling belongs to --teacher"):
-        ScoreSettings(file="-", out=out, reranker="b", pooling="mean")
+    for name in ("pooling", "instruction"):
+        with pytest.raises(SettingsError, match=f"--{name} belongs to --teacher"):
+            ScoreSettings(file="-", out=out, reranker="b", **{name: "mean"})
     file, reranker = write_rows(tmp_path / "t.jsonl", TRIPLES), save_tiny_reranker("bert", tmp_path / "r")
     with pytest.raises(SettingsError, match=r"--teacher .*r is a reranker, which has no vectors\. Use --reranker"):
         score_main(ScoreSettings(file=str(file), out=out, teacher=str(reranker)))

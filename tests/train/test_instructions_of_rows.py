@@ -235,6 +235,9 @@ def test_instructions_are_read_from_usual_columns(tmp_path: Path) -> None:
     assert loaded.examples == [Group("q", ("p",), ("n",), instruction="Find it"), Group("q", ("p",), ("n",))]
     assert "instruction = prompt" in loaded.report.summary()
     assert loaded.report.unused_columns == ["type"]
+    other = {"query": "q", "positives": ["p"], "negatives": ["n"], "prompt": 3}
+    unused = load_examples(DataSource(write(tmp_path / "other.jsonl", other)))
+    assert (unused.examples, unused.report.unused_columns) == ([Group("q", ("p",), ("n",))], ["prompt"])
     row = {"anchor": "a", "positive": "b", "instruction": "i", "document_instruction": "d", "prompt": "no"}
     pairs = load_examples(DataSource(write(tmp_path / "pairs.jsonl", row, {**row, "instruction": None})))
     first, second = pairs.examples

@@ -115,7 +115,8 @@ class Usage:
         for side in SIDES if self.prompt.differ else SIDES[:1]:
             prompt = self.prompt.of(side)
             lines.append(f"The file has no prompt. Send each {side if self.prompt.differ else 'text'} as")
-            lines.append(f"    {prompt.template}" + (f"   (edits: {', '.join(prompt.edits)})" if prompt.edits else ""))
+            template = prompt.written.replace("\n", "\n    ")
+            lines.append(f"    {template}" + (f"   (edits: {', '.join(prompt.edits)})" if prompt.edits else ""))
             if not self.requests[side].as_text:
                 lines.append("    Its parts are tokenized separately: send token ids, see `requests` in " + USAGE_NAME)
         lines.append(

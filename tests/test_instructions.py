@@ -14,7 +14,7 @@ from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.evaluate.encoding import encode_functions
 from angle_llm.evaluate.held_out import held_out_evaluation
 from angle_llm.evaluate.retrieval import evaluate_retrieval
-from angle_llm.evaluate.retrieval_tasks import read_answers, read_classes
+from angle_llm.evaluate.retrieval_tasks import read_answers
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import read_pairs
 from angle_llm.export.formats.gguf_file import export_gguf
@@ -133,6 +133,8 @@ def test_sts_takes_the_instruction_of_a_row(prompt: Any, tmp_path: Path) -> None
     seconds = [row[1] for row in values]
     right = encoder.encode_document(seconds) if prompt is BOTH else written_out(encoder, seconds, instructions)
     np.testing.assert_allclose(cosines, SentenceEncoder.similarity(left, right).diagonal(), atol=1e-6)
+    if prompt is E5:  # the method of an encoder takes instructions, too
+        np.testing.assert_array_equal(evaluate(encoder.encode, [task]).tasks["sts"].scores.cosine, cosines)
     held_out = held_out_evaluation(EvaluationSettings(tasks=[str(tmp_path / "sts.jsonl")]))
     assert held_out is not None
     assert np.isfinite(held_out(encoder)["sts/alignment"])
@@ -143,20 +145,6 @@ def test_a_column_of_texts_is_no_instruction_of_pairs(tmp_path: Path) -> None:
     columns = {"text1": "instruction", "text2": "output"}
     (pair,) = read_pairs(write(tmp_path / "sts.jsonl", row), columns).pairs
     assert (pair.sentence1, pair.instruction) == ("Name a dog.", "")
-
-
-def test_texts_with_a_class_keep_their_instructions(tmp_path: Path) -> None:
-    rows = [{"text": text, "label": text[-1], "instruction": TITLES} for text in ("Law 1", "Title 1", "Law 2", "Dog 2")]
-    task = read_classes(DataSource(write(tmp_path / "classes.jsonl", *rows)))
-    assert task.queries == task.candidates == tuple((row["text"], TITLES) for row in rows)
-    asked: list[list[str | None]] = []
-
-    def encode(texts: list[str], instructions: list[str | None]) -> Any:
-        asked.append(instructions)
-        return np.eye(len(texts))
-
-    evaluate_retrieval(encode, [task], resamples=0)
-    assert asked == [[TITLES] * 4]
 
 
 def test_forms_and_cards_show_the_prompt_with_its_instruction(tmp_path: Path) -> None:

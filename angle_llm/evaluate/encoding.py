@@ -22,7 +22,8 @@ Rows: TypeAlias = NDArray[np.floating[Any]]
 Encode: TypeAlias = Callable[..., Rows]
 """A function from N texts to their embeddings (N, D), in the same order.
 
-If texts have instructions, its second argument is the list of their instructions, None for a text without one."""
+If texts have instructions, the argument `instruction` is their list, None for a text without one, as in
+`SentenceEncoder.encode`."""
 
 RESAMPLES = 1000
 """Default number of bootstrap resamples. The ends of an interval then vary between seeds by about 2 % of its length."""
@@ -119,7 +120,7 @@ def encode_distinct(encode: Encode, texts: Iterable[InstructedText]) -> EncodedT
     distinct = sorted(known, key=blank.__contains__)  # blank texts last, otherwise in order
     full, instructions = split_instructions(distinct[: len(distinct) - len(blank)])
     started = time.perf_counter()
-    embeddings_ND = np.asarray(encode(full, instructions) if any(instructions) else encode(full))
+    embeddings_ND = np.asarray(encode(full, instruction=instructions) if any(instructions) else encode(full))
     seconds = time.perf_counter() - started
     shape = embeddings_ND.shape
     if len(shape) != 2 or shape[0] != len(full) or shape[1] == 0 or not np.issubdtype(embeddings_ND.dtype, np.floating):
@@ -185,10 +186,10 @@ def encode_functions(
     """
 
     def function_of(chosen: SentenceEncoder) -> Encode:
-        def function(texts: list[str], instructions: Sequence[str | None] = ()) -> Any:
+        def function(texts: list[str], instruction: Sequence[str | None] = ()) -> Any:
             options: Any = {"micro_batch_tokens": micro_batch_tokens, "show_progress": show_progress}
-            if any(instructions):
-                options["instruction"] = usable_instructions(chosen.prompt, instructions)
+            if any(instruction):
+                options["instruction"] = usable_instructions(chosen.prompt, instruction)
             return chosen.encode(texts, **options)
 
         return function

@@ -196,8 +196,8 @@ def cached(encode: Encode) -> Encode:
     """
     row_of: dict[InstructedText, Rows] = {}
 
-    def known(texts: list[str], instructions: Sequence[str | None] = ()) -> Rows:
-        keys = list(map(instructed, texts, instructions or [None] * len(texts)))
+    def known(texts: list[str], instruction: Sequence[str | None] = ()) -> Rows:
+        keys = list(map(instructed, texts, instruction or [None] * len(texts)))
         if new := [key for key in dict.fromkeys(keys) if key not in row_of]:
             row_of.update(zip(new, encode_distinct(encode, new).rows(new), strict=True))
         return np.stack([row_of[key] for key in keys])

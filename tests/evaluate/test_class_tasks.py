@@ -88,8 +88,8 @@ def test_texts_are_encoded_with_their_instructions() -> None:
     ]
     seen: list[tuple[str, str]] = []
 
-    def encode(texts: list[str], instructions: list[str]) -> Any:
-        seen.extend(zip(texts, instructions, strict=True))
+    def encode(texts: list[str], instruction: list[str]) -> Any:
+        seen.extend(zip(texts, instruction, strict=True))
         return np.stack([VECTORS[text] for text in texts])
 
     evaluate_retrieval(encode, [task(rows)], resamples=0)

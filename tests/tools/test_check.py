@@ -277,17 +277,6 @@ def test_pair_with_two_labels_is_trouble_in_any_order_and_file(tmp_path: Path) -
     assert (places(one), places(two)) == ([f"1 and {second}:2"], [f"2 and {first}:1"])
 
 
-def test_rows_with_other_instructions_neither_repeat_nor_contradict_each_other(tmp_path: Path) -> None:
-    opposite = {"text1": "someone  eats", "text2": PAIR["text1"], "score": 0, "instruction": "j"}
-    rows = [PAIR | {"instruction": "i"}, PAIR | {"instruction": "j"}, PAIR | {"instruction": "i"}]
-    (report,) = reports(write(tmp_path / "a.jsonl", *rows))
-    assert (found(report), places(report)) == ({"duplicate": 1}, ["3 and 1"])
-    (report,) = reports(write(tmp_path / "b.jsonl", rows[0], opposite))
-    assert found(report) == {}
-    (report,) = reports(write(tmp_path / "c.jsonl", rows[1], opposite), against=[tmp_path / "a.jsonl"])
-    assert found(report) == {"contradiction": 2, "contamination": 2}
-
-
 TRIPLES = [
     {"anchor": "a dog", "positive": "an animal", "negative": "a cat"},
     {"anchor": "a dog", "positive": "a cat", "negative": "a car"},

@@ -1,7 +1,7 @@
 """The step is exact: kept graphs, cached graphs, truncated encoders and plain back-propagation give one gradient."""
 
 import weakref
-from dataclasses import astuple
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -164,7 +164,8 @@ def test_texts_with_equal_ids_are_treated_as_one_text(examples: list[Any], joint
     def first_of(text: str) -> str:
         return CUT + "looks." if text.startswith(CUT) else text
 
-    same = [type(e)(*(first_of(part) if isinstance(part, str) else part for part in astuple(e))) for e in examples]
+    texts = [{name: first_of(value) for name, value in asdict(e).items() if isinstance(value, str)} for e in examples]
+    same = [replace(example, **changed) for example, changed in zip(examples, texts, strict=True)]
     found = []
     for each in (examples, same):
         batch = TextBatch.from_examples(each)

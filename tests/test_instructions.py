@@ -197,6 +197,7 @@ def test_embed_takes_an_instruction(tmp_path: Path) -> None:
     np.testing.assert_allclose(rows, written_out(encoder, TEXTS, [LAWS] * 4), atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The anyio.abc.BlockingPortal alias")  # starlette below 1.0
 @pytest.mark.needs("fastapi", "httpx", "prometheus_client")
 def test_serve_takes_an_instruction_with_a_request() -> None:
     from fastapi.testclient import TestClient

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from embedding_gemma_2 import CHAT_TEMPLATE, DIMENSIONS, LAYERS, PROMPTS, open_in_library, save_folder
 from readers.families import TEXTS
 from tiny import train_a_little
@@ -25,6 +26,9 @@ from angle_llm.settings.train import LoraSettings
 AWKWARD = [text for text in TEXTS[:65] if text.strip()]
 SHORT = [text for text in AWKWARD if len(text) < 100 and not any(name in text for name in ("<bos>", "<pad>"))][::3]
 needs_library = pytest.mark.needs("sentence_transformers")
+pytestmark = pytest.mark.skipif(
+    not hasattr(transformers, "EmbeddingGemma2TextConfig"), reason="pip install 'transformers>=5.19'"
+)
 
 
 @pytest.fixture(scope="module")

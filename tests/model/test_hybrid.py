@@ -16,6 +16,7 @@ from tiny import HYBRID, KINDS, save_tiny_base, tiny_backbone, tiny_encoder, tra
 from tiny_tokenizers import TOKENIZERS
 from torch import Tensor
 from transformers import AutoModel
+from transformers.models.auto import tokenization_auto
 
 from angle_llm import PromptTemplate, SentenceEncoder
 from angle_llm.data.batch import TextBatch
@@ -230,6 +231,11 @@ def test_saved_merged_and_exported_encoders_have_the_vectors(kind: str, tmp_path
     assert max(cosine_difference(rows, expected) for rows in (merged, exported)) < 2e-5
 
 
+@pytest.mark.skipif(
+    not hasattr(tokenization_auto, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS")
+    or "qwen3_5_moe_text" not in tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS,
+    reason="this version of transformers does not rebuild the tokenizer",
+)
 @pytest.mark.needs("sentence_transformers")
 def test_a_prompt_of_a_rebuilt_tokenizer_is_added_by_the_library(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer

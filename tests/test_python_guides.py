@@ -93,7 +93,7 @@ def test_the_reference_shows_what_is_public() -> None:
         assert getattr(__import__(module, fromlist=["*"]), attribute).__doc__, name
 
 
-@pytest.mark.parametrize("name", ["search"])
+@pytest.mark.parametrize("name", ["quickstart", "search"])
 def test_notebooks_are_stored_with_a_figure_and_tables(name: str) -> None:
     cells = json.loads((DOCS / "notebooks" / f"{name}.ipynb").read_text("utf-8"))["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", ())]

@@ -84,8 +84,12 @@ class ObjectiveFields:
     kl_weight: float = 0.0
     """Weight of the KL divergence between teacher and student scores of a query's texts. For data of
     format group with teacher scores."""
+    margin_mse_weight: float = 0.0
+    """Weight of the squared difference of the student's and the teacher's margins: score of a positive minus score of a
+    negative of the same query (Margin-MSE). For data of format group with teacher scores."""
     teacher_temperature: float = 0.05
-    """Divides teacher scores and cosines: 0.05 for cosines, about 1 for logits of a reranker."""
+    """Divides teacher scores and cosines: 0.05 for cosines, about 1 for logits of a reranker. With margin_mse_weight,
+    margins of the teacher are multiplied by in_batch_temperature / teacher_temperature."""
     teacher_vector_weight: float = 0.0
     """Weight of 1 - cosine between the embedding and the teacher's vector of a text. If widths differ, the first
     dimensions of the wider vector are compared."""

@@ -5,6 +5,7 @@ Shapes: N rows (unique texts), D columns, P scored pairs.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -14,7 +15,13 @@ from angle_llm.losses.negatives import FalseNegatives
 from angle_llm.losses.ranking import RankingTerm, RegressionTerm
 from angle_llm.losses.relation import Relation
 from angle_llm.losses.similarity import ANGLE_FORMS, cosine
-from angle_llm.losses.teachers import TeacherScoreTerm, TeacherSimilarityTerm, TeacherVectorTerm
+from angle_llm.losses.teachers import (
+    TeacherScoreTerm,
+    TeacherSimilarityTerm,
+    TeacherVectorTerm,
+    kl_loss,
+    margin_mse_loss,
+)
 from angle_llm.losses.terms import ObjectiveValue, SumOfTerms, Term
 from angle_llm.objective import POSITIVE_ABOVE, ObjectiveFields
 
@@ -24,14 +31,14 @@ class AngleObjective(ObjectiveFields, SumOfTerms):
     """The AnglE training loss: a weighted sum of loss terms on scored pairs of embeddings.
 
         L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle (arXiv 2309.12871, total objective)
-            + w₄·L_regression + w₅·L_kl + w₆·L_teacher_vector + w₇·L_teacher_similarity + w₈·L_class
+            + w₄·L_regression + w₅·L_kl + w₆·L_margin_mse + w₇·L_teacher_vector + w₈·L_teacher_similarity + w₉·L_class
 
     `cosine` and `angle` rank the scored pairs (`ranking_loss`). `in_batch` contrasts positives with all other texts of
-    the batch (`InBatchTerm`). `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`). Three
-    terms learn from a teacher: `kl` from teacher scores of a query with its positives and negatives (`kl_loss`),
-    `teacher_vector` from teacher embeddings (`TeacherVectorTerm`), `teacher_similarity` from the cosines of teacher
-    embeddings (`TeacherSimilarityTerm`). `class` contrasts the classes of labelled texts (`ClassTerm`). A weight of 0 omits
-    a term.
+    the batch (`InBatchTerm`). `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`). Four
+    terms learn from a teacher: `kl` and `margin_mse` from teacher scores of a query with its positives and negatives
+    (`kl_loss`, `margin_mse_loss`), `teacher_vector` from teacher embeddings (`TeacherVectorTerm`), `teacher_similarity`
+    from the cosines of teacher embeddings (`TeacherSimilarityTerm`). `class` contrasts the classes of labelled texts
+    (`ClassTerm`). A weight of 0 omits a term.
     Memory beyond float32 embeddings and their gradient: a quarter of a GB for any batch size (`blocks`).
 
     Migration from angle-emb 0.6.1: temperatures divide, as in the paper; tau in angle-emb multiplies. Its
@@ -73,12 +80,16 @@ class AngleObjective(ObjectiveFields, SumOfTerms):
         contrast = InBatchTerm(
             self.in_batch_weight, temperature, self.positive_above, form, self.false_negatives, self.hardness_strength
         )
+        kl = partial(kl_loss, temperature=temperature, teacher_temperature=teacher_temperature)
+        scale = temperature / teacher_temperature
+        margin_mse = partial(margin_mse_loss, teacher_scale=scale, positive_above=self.positive_above)
         terms: tuple[Term, ...] = (
             RankingTerm("cosine", self.cosine_weight, cosine, self.cosine_temperature),
             contrast,
             RankingTerm("angle", self.angle_weight, angle, self.angle_temperature),
             RegressionTerm(self.regression_weight),
-            TeacherScoreTerm(self.kl_weight, temperature, teacher_temperature),
+            TeacherScoreTerm("kl", self.kl_weight, kl),
+            TeacherScoreTerm("margin_mse", self.margin_mse_weight, margin_mse),
             TeacherVectorTerm(self.teacher_vector_weight),
             TeacherSimilarityTerm(self.teacher_similarity_weight, temperature, teacher_temperature),
             ClassTerm(self.class_weight, self.class_temperature),

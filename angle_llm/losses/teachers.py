@@ -24,14 +24,14 @@ from angle_llm.losses.similarity import cosine, unit
 from angle_llm.losses.terms import BatchPairs, BatchTerm, Term
 
 
-def kl_loss(score_P: Tensor, relation: Relation, teacher_temperature: float) -> Tensor:
+def kl_loss(cosine_P: Tensor, relation: Relation, temperature: float, teacher_temperature: float) -> Tensor:
     """Compute the distillation loss: mean KL divergence between teacher and student scores of each query's pairs.
 
-        loss = mean over groups of KL(softmax(teacher / teacher_temperature) ‖ softmax(score)),   a scalar >= 0
+        loss = mean over groups of KL(softmax(teacher / teacher_temperature) ‖ softmax(cosine / temperature)),   >= 0
 
-    A group is the pairs of a query with its positives and negatives in a training example. `score_P` are student
-    similarities divided by the temperature of the student. The softmax is over the pairs of a group that have a teacher
-    score. Groups with fewer than two such pairs are skipped; without groups, loss and gradient are 0.
+    A group is the pairs of a query with its positives and negatives in a training example. The softmax is over the pairs
+    of a group that have a teacher score. Groups with fewer than two such pairs are skipped; without groups, loss and
+    gradient are 0.
 
     Source: `DistillKLDivLoss` in sentence-transformers 6.2, which multiplies by the square of the student's
     temperature.
@@ -47,9 +47,9 @@ def kl_loss(score_P: Tensor, relation: Relation, teacher_temperature: float) -> 
     pair_QW = pair_K[(first_Q1 + column_W.clamp(max=size_Q1 - 1))[compared_Q]]
     teacher_QW = _log_softmax(teacher_P[pair_QW] / teacher_temperature, in_group_QW)
     pair_QW, in_group_QW, teacher_QW = (
-        on_device(tensor, score_P.device) for tensor in (pair_QW, in_group_QW, teacher_QW.to(score_P.dtype))
+        on_device(tensor, cosine_P.device) for tensor in (pair_QW, in_group_QW, teacher_QW.to(cosine_P.dtype))
     )
-    difference_QW = teacher_QW - _log_softmax(score_P[pair_QW], in_group_QW)
+    difference_QW = teacher_QW - _log_softmax(cosine_P[pair_QW] / temperature, in_group_QW)
     return (teacher_QW.exp() * difference_QW * in_group_QW).sum() / max(len(pair_QW), 1)
 
 
@@ -59,6 +59,26 @@ def _log_softmax(x_QW: Tensor, in_group_QW: Tensor) -> Tensor:
     A row contains the pairs of a query; false entries are padding.
     """
     return x_QW.masked_fill(~in_group_QW, -torch.inf).log_softmax(dim=1).masked_fill(~in_group_QW, 0.0)
+
+
+def margin_mse_loss(cosine_P: Tensor, relation: Relation, teacher_scale: float, positive_above: float) -> Tensor:
+    """Compute the mean squared difference of the student's and the teacher's margins, a scalar.
+
+    A margin is the score of a positive minus the score of a negative of the same query and training example. Margins of
+    the teacher are multiplied by `teacher_scale`. Pairs without a teacher score are skipped; without margins, loss and
+    gradient are 0.
+
+    Source: Hofstätter et al., arXiv 2010.02666; `MarginMSELoss` in sentence-transformers 6.2 with
+    `similarity_fct=pairwise_cos_sim`.
+    """
+    teacher_P, group_P = (relation.required(name, "margin_mse_weight") for name in ("teacher", "group"))
+    positive_P = relation.score > positive_above
+    positives, negatives = ((~teacher_P.isnan() & side).nonzero().squeeze(1) for side in (positive_P, ~positive_P))
+    i, j = equal_entries(group_P[positives], group_P[negatives])
+    positive_M, negative_M = positives[i], negatives[j]
+    teacher_M = on_device((teacher_P[positive_M] - teacher_P[negative_M]) * teacher_scale, cosine_P.device)
+    positive_M, negative_M = on_device(positive_M, cosine_P.device), on_device(negative_M, cosine_P.device)
+    return mean_of_rows((cosine_P[positive_M] - cosine_P[negative_M] - teacher_M.to(cosine_P.dtype)).square())
 
 
 def cosine_distance(x_ND: Tensor, teacher_ND: Tensor) -> Tensor:
@@ -149,19 +169,15 @@ class _TeacherExpectation:
 
 @dataclass(frozen=True)
 class TeacherScoreTerm(Term):
-    """`kl_loss` of the cosines of the scored pairs, divided by the temperature, and the teacher scores."""
+    """A loss of the cosines of the scored pairs and the teacher scores: `kl_loss` or `margin_mse_loss`."""
 
+    name: str
     weight: float
-    temperature: float
-    teacher_temperature: float
-    name: str = "kl"
+    loss: Callable[[Tensor, Relation], Tensor]
     needs: frozenset[str] = frozenset({"teacher", "group"})
 
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
-        def value(cosine_P: Tensor) -> Tensor:
-            return kl_loss(cosine_P / self.temperature, pairs.relation, self.teacher_temperature)
-
-        return BatchTerm((pairs.similarities(),), value)
+        return BatchTerm((pairs.similarities(),), lambda cosine_P: self.loss(cosine_P, pairs.relation))
 
 
 @dataclass(frozen=True)

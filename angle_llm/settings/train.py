@@ -347,6 +347,7 @@ class TrainSettings:
             "objective.angle-weight": self.objective.angle_weight > 0,
             "objective.teacher": self.objective.teacher is not None,
             "objective.kl-weight": self.objective.kl_weight > 0,
+            "objective.margin-mse-weight": self.objective.margin_mse_weight > 0,
             "objective.false-negatives.guide": self.objective.false_negatives.guide is not None,
         }
         if self.pretraining.task is not None and (set_names := [name for name, is_set in conflicts.items() if is_set]):

@@ -149,7 +149,7 @@ def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
 
 
 def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
-    """Check that every dataset whose loss has a KL term contains teacher scores.
+    """Check that every dataset whose loss reads teacher scores contains teacher scores.
 
     `losses` has one loss per dataset of `data`.
 
@@ -161,8 +161,8 @@ def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
             continue
         if not any(isinstance(example, Group) and example.scores is not None for example in dataset.examples):
             raise SettingsError(
-                "objective.kl_weight: expected groups with teacher scores (--data.format group with a column scores); "
-                f"{dataset.name} has none. Set the weight to 0, or add scores."
+                "objective.kl_weight and objective.margin_mse_weight: expected groups with teacher scores (--data.format group "
+                f"with a column scores); {dataset.name} has none. Set the weight to 0, or add scores."
             )
 
 

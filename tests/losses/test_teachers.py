@@ -53,6 +53,25 @@ def test_cosines_and_temperatures_equal_distill_kl_div(elements: int) -> None:
 
 
 @in_blocks
+@pytest.mark.parametrize("documents", [2, 4])
+def test_margins_equal_margin_mse(elements: int, documents: int) -> None:
+    """One negative, and several; with other temperatures, the library is given the scaled scores."""
+    theirs = library_loss("MarginMSELoss")(GivenVectors(), similarity_fct=pairwise_cos_sim)
+    teacher = random(BATCH, documents, seed=4)
+    pairs = pairs_of_columns(BATCH, documents + 1)
+    known = relation(pairs, group=torch.tensor([left for left, _, _ in pairs]) * 3, teacher=teacher.flatten())
+    _, known = known.subset(torch.arange(len(pairs)).flip(0))
+    for temperatures, scale in (({}, 1.0), ({"in_batch_temperature": 0.1, "teacher_temperature": 0.5}, 0.2)):
+        ours = objective(margin_mse_weight=1.0, **temperatures)
+        with patch.object(blocks, "BLOCK_ELEMENTS", elements):
+            assert_equal(
+                lambda x, ours=ours: ours(x, known).loss,
+                lambda x, scale=scale: theirs(columns(x, documents + 1), teacher * scale),
+                random(BATCH * (documents + 1), WIDTH),
+            )
+
+
+@in_blocks
 @pytest.mark.parametrize("count", [1, 2])
 def test_vectors_equal_embed_distill(elements: int, count: int) -> None:
     """One column of texts, and two with a teacher vector for each text."""
@@ -128,6 +147,8 @@ def test_groups_of_different_sizes_and_pairs_without_a_score() -> None:
     taught = torch.softmax(teacher[:3] / 0.1, dim=0)
     kl = (taught * (taught.log() - score.log_softmax(dim=0))).sum()
     assert_close(objective(kl_weight=1.0, teacher_temperature=0.1)(x_ND, known).loss, kl)
+    margins = (score[:2] * 0.05 - score[2] * 0.05) - (teacher[:2] - teacher[2])
+    assert_close(objective(margin_mse_weight=1.0)(x_ND, known).loss, margins.square().mean())
 
 
 def test_a_batch_without_a_teacher_score_has_loss_zero() -> None:
@@ -135,7 +156,7 @@ def test_a_batch_without_a_teacher_score_has_loss_zero() -> None:
     for known in (none, none.subset(torch.tensor([], dtype=torch.int64))[1]):
         rows = random(BATCH * COLUMNS, WIDTH) if len(known) else random(0, WIDTH)
         value, gradient = reference.value_and_gradient(
-            lambda x, known=known: objective(kl_weight=1.0)(x, known).loss, rows
+            lambda x, known=known: objective(kl_weight=1.0, margin_mse_weight=1.0)(x, known).loss, rows
         )
         assert value == 0
         assert not gradient.any()
@@ -143,7 +164,7 @@ def test_a_batch_without_a_teacher_score_has_loss_zero() -> None:
 
 def test_nested_and_mixed_objectives_pass_teachers_on() -> None:
     """Half of the groups with a nested objective: equal to its objective on their rows, at each width."""
-    plain = objective(kl_weight=1.0, teacher_vector_weight=0.5, teacher_similarity_weight=0.3)
+    plain = objective(kl_weight=1.0, margin_mse_weight=2.0, teacher_vector_weight=0.5, teacher_similarity_weight=0.3)
     pairs = pairs_of_columns(BATCH, COLUMNS)
     x_ND, vectors = random(BATCH * COLUMNS, WIDTH), random(BATCH * COLUMNS, WIDTH, seed=6)
     known = scored(random(BATCH, COLUMNS - 1, seed=4))
@@ -161,6 +182,7 @@ def test_nested_and_mixed_objectives_pass_teachers_on() -> None:
     ("options", "message"),
     [
         ({"kl_weight": 1.0}, "kl_weight: expected a relation with teacher"),
+        ({"margin_mse_weight": 1.0}, "margin_mse_weight: expected a relation with teacher"),
         ({"teacher_vector_weight": 1.0}, "teacher_vector_weight: expected a relation with teacher_vectors"),
         ({"teacher_similarity_weight": 1.0}, "teacher_similarity_weight: expected a relation with teacher_vectors"),
     ],

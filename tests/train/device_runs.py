@@ -43,6 +43,7 @@ OBJECTIVES = {
         false_negatives=FalseNegatives(margin=0.1, guided=True),
         hardness_strength=5.0,
         kl_weight=1,
+        margin_mse_weight=1,
         teacher_vector_weight=1,
         teacher_similarity_weight=1,
     ),

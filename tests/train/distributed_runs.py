@@ -79,6 +79,7 @@ WITH_OPTIONS = AngleObjective(
     cosine_weight=1.0,
     in_batch_weight=1.0,
     kl_weight=0.1,
+    margin_mse_weight=0.3,
     contrastive_form="forward",
     false_negatives=FalseNegatives(margin=0.05),
     hardness_strength=2.0,

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from angle_llm import __version__
-from angle_llm.io import discard_closed_pipes
+from angle_llm.io import discard_closed_pipes, uses_windows_driver
 from angle_llm.settings.commands import (
     CheckSettings,
     EmbedSettings,
@@ -38,6 +38,8 @@ NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", 
 """Environment variables that disable the progress bars of transformers, datasets and tqdm.
 
 These libraries read the variables when they are first imported."""
+CLOSED_PIPE = 128 + 13
+"""Exit code when the reader of the output closed the pipe: 128 + SIGPIPE, a signal that Windows does not have."""
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables with the settings of torch's GPU memory allocator, read when torch is imported.
 
@@ -243,7 +245,7 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
             print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
-        sys.exit(128 + signal.SIGPIPE)
+        sys.exit(CLOSED_PIPE)
     except (ValueError, OSError, TypeError, RuntimeError, ImportError) as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
@@ -258,9 +260,10 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
 def set_allocator() -> None:
     """Set environment variables that make torch's GPU allocator use expandable segments, unless a variable is set.
 
-    Micro-batches have many shapes, which fragment segments of a fixed size. Must be called before torch is imported.
+    Micro-batches have many shapes, which fragment segments of a fixed size. Must be called before torch is imported. torch
+    has no expandable segments on Windows, and on some WSL2 systems their first allocation fails (pytorch#192330).
     """
-    if not any(variable in os.environ for variable in ALLOCATOR):
+    if not (uses_windows_driver() or any(variable in os.environ for variable in ALLOCATOR)):
         os.environ |= dict.fromkeys(ALLOCATOR, "expandable_segments:True")
 
 

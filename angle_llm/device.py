@@ -29,6 +29,23 @@ def is_gpu(device: torch.device) -> bool:
     return device.type in GPU_TYPES
 
 
+def emulates_bfloat16(device: torch.device) -> bool:
+    """Return whether a device computes bfloat16 without hardware for it, as NVIDIA GPUs before Ampere (T4, V100) do."""
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) < (8, 0)
+
+
+def limit_memory(device: torch.device) -> None:
+    """Make allocations fail when a GPU is full, for drivers that move tensors to host memory instead (Windows, WSL2).
+
+    Otherwise training would become many times slower instead of using a smaller token budget. The limit is the memory that
+    is free now or reserved by torch.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        usable = min(free + torch.cuda.memory_reserved(device), total)
+        torch.cuda.set_per_process_memory_fraction(usable / total, device)
+
+
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Move a tensor to a device. A copy from the CPU to a GPU is asynchronous."""
     if is_gpu(device) and tensor.device.type == "cpu":

@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import platform
 import shutil
 import sys
 import warnings
@@ -320,6 +321,11 @@ def discard_closed_pipes() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         except (ValueError, AttributeError):  # closed, or None
             continue
+
+
+def uses_windows_driver() -> bool:
+    """Return whether the driver of a GPU is a driver of Windows: on Windows, and in WSL2."""
+    return sys.platform == "win32" or "microsoft" in platform.release().lower()
 
 
 def progress_bar(

@@ -23,6 +23,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.layers.lora import without_adapter
+from angle_llm.model.layout.flex import padded_length
 from angle_llm.model.layout.micro_batches import TextGroup
 from angle_llm.model.meta_model import frozen_bytes, put_in
 from angle_llm.model.pooling import embedding_size
@@ -70,10 +71,15 @@ class PassCosts:
     """Bytes that the forward pass saves, whatever the number of tokens."""
     temporary_per_token: float
     """Bytes per token that both passes free again."""
+    in_blocks: bool
+    """Whether a micro-batch is a sequence of whole blocks of FlexAttention."""
 
     def activations(self, tokens: int, micro_batch_tokens: int, longest_text: int) -> int:
         """Return the peak bytes of passes that keep the activations of `tokens` tokens, computed in micro-batches."""
         micro_batches = -(-tokens // micro_batch_tokens)
+        if self.in_blocks:
+            tokens = micro_batches * padded_length(-(-tokens // micro_batches))
+            micro_batch_tokens = padded_length(micro_batch_tokens)
         kept = self.kept_per_token * tokens + self.kept_per_micro_batch * micro_batches
         return round(kept + self.temporary_per_token * min(tokens, max(micro_batch_tokens, longest_text)))
 
@@ -159,15 +165,17 @@ class StepForecast:
         if checkpointing not in self._costs:
             if checkpointing:
                 self.model.checkpoint_activations(True)
-            passes = count_passes(self.model, self.texts.make(), on_gpu=self.device.kind == "cuda")
+            micro_batch, on_gpu = self.texts.make(), self.device.kind == "cuda"
+            passes = count_passes(self.model, micro_batch, on_gpu=on_gpu)
             if checkpointing:
                 self.model.checkpoint_activations(False)
             # The meta model predicts no tokens. Cross-entropy keeps a logarithm per logit, and its backward pass two
             # gradients.
             logits = self.encoder.model.head.logits_per_token
-            tokens = self.texts.computed_tokens
+            in_blocks = on_gpu and micro_batch.sequence is not None
+            tokens = padded_length(self.texts.computed_tokens) if in_blocks else self.texts.computed_tokens
             temporary = (passes.peak - passes.kept) / tokens + 8 * logits
-            self._costs[checkpointing] = PassCosts(passes.kept / tokens + 4 * logits, self.copies, temporary)
+            self._costs[checkpointing] = PassCosts(passes.kept / tokens + 4 * logits, self.copies, temporary, in_blocks)
         return self._costs[checkpointing]
 
     def memory(self, tokens: int, budget: TokenBudget) -> Memory:

@@ -21,12 +21,14 @@ from torch import nn
 from angle_llm.device import (
     bound_kernel_caches,
     evaluating,
+    is_gpu,
     is_out_of_memory,
     keep_freed_memory,
+    limit_memory,
     on_device,
     release_cached_memory,
 )
-from angle_llm.io import log, progress_bar
+from angle_llm.io import log, progress_bar, uses_windows_driver
 from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layers import lora
 from angle_llm.model.layers.activation_checkpointing import forward_lock
@@ -176,6 +178,8 @@ class SentenceEncoder:
         """
         # Stored parts of the model.
         device = torch_device(device)
+        if uses_windows_driver():
+            limit_memory(device)
         prompts = None if prompt is None else load_prompts(prompt)
         source = (
             path_or_id if isinstance(path_or_id, ModelSource) else resolve_model(str(path_or_id), revision, attention)
@@ -521,7 +525,7 @@ def encode_texts(
         raise ValueError(f"instruction: expected one per text, {len(texts)}, got {len(instructions)}.")
     model = encoder.model
     on_cpu = encoder.device.type == "cpu"
-    budget = micro_batch_tokens or (2048 if on_cpu else 16384)
+    budget = micro_batch_tokens or (16384 if is_gpu(encoder.device) else 2048)  # a Mac has the memory of a CPU
     rows_ND = np.empty((len(texts), encoder.dimensions), dtype=np.float32)
     plans: list[Plan] = []
     bar = progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True)

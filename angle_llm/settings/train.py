@@ -115,7 +115,8 @@ class ModelSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of the base weights; adapter weights are always float32. auto: as stored. With bits: the dtype of
     computation. With lora.rank 0, the weights are float32, bfloat16 is the autocast dtype of training, and auto means
-    float32. Train in bfloat16 or float32: there is no loss scaling, and float16 loses small gradients."""
+    float32. A GPU that only emulates bfloat16 (T4, V100) trains in float16 instead, with lora.rank 0 in float32. In float16,
+    gradients are scaled (not with ZeRO), and a step in which they overflow changes no weight."""
     bits: Literal[4, 8] | None = None
     """Quantise the linear layers of the base to 4 bits (NF4 with double quantisation: QLoRA) or 8 bits (LLM.int8()).
     Needs bitsandbytes: pip install 'angle_llm[quantization]'. None: not quantised."""
@@ -292,8 +293,8 @@ class TrainSettings:
     run_dir."""
     micro_batch_tokens: Positive | None = None
     """Maximum tokens of a forward pass with padding, in training and evaluation. None in training: chosen at the start
-    for the free memory of the device, at most 16384 (2048 on a CPU), and stored in checkpoints. None in evaluation:
-    16384 (2048 on a CPU)."""
+    for the free memory of the device, at most 16384 (2048 without a CUDA GPU), and stored in checkpoints. None in
+    evaluation: 16384 (2048 without a CUDA GPU)."""
     graph_tokens: NonNegative | None = None
     """Maximum computed tokens per process whose activations are kept for the backward pass. Accumulated batches are
     encoded together up to this number. A larger batch is encoded twice (gradient caching): the same gradient with less

@@ -2,7 +2,7 @@
 
     weights.safetensors      trainable weights by parameter name
     optimizer.safetensors    optimizer state, as PARAMETER/exp_avg, …
-    manifest.json            progress, random generators of every rank, size and SHA-256 of all other files
+    manifest.json            progress, random generators of every rank, gradient scale, size and SHA-256 of all other files
 
 Batches and learning rates of later steps follow from the settings and the step. A checkpoint does not depend on the
 number of processes or the ZeRO stage, except for the random generators. `ResumableFolder` detects incomplete and
@@ -30,7 +30,7 @@ from angle_llm.io import FolderError, log, plain
 from angle_llm.resumable_folder import ResumableFolder
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
-from angle_llm.train.strategies import DataParallelStrategy
+from angle_llm.train.strategies import DataParallelStrategy, GradientScale
 from angle_llm.train.token_budget import TokenBudget
 
 FOLDER = "checkpoints"
@@ -98,6 +98,8 @@ class Checkpoints:
             return Progress()
         strategy.load_state(*(processes.broadcast(tensors.get(name)) for name in FILES))
         progress, states = values["progress"], values["random"]
+        if values.get("scale") is not None:  # not in checkpoints of earlier versions
+            strategy.scale = GradientScale(**values["scale"])
         if processes.rank < len(states):
             set_random_state(states[processes.rank], processes.device)
         else:  # the run has more ranks than before
@@ -172,7 +174,8 @@ class Checkpoints:
         """
         strategy, processes = self._strategy, self._strategy.processes
         tensors = {"optimizer": strategy.optimizer_state()}
-        values = {"progress": plain(progress), "random": processes.gather(random_state(processes.device))}
+        random_states = processes.gather(random_state(processes.device))
+        values = {"progress": plain(progress), "random": random_states, "scale": plain(strategy.scale)}
         with strategy.gather_params():
             tensors["weights"] = {name: weight.detach().cpu().contiguous() for name, weight in strategy.weights.items()}
         return processes.from_main(lambda: self._write(progress.step, tensors, values))

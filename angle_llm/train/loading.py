@@ -6,8 +6,12 @@ machine with 8 GPUs would hold the base model 8 times in its memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from angle_llm.device import emulates_bfloat16
+from angle_llm.io import log
 from angle_llm.model import meta_model
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
@@ -39,6 +43,16 @@ def check_cpu(source: ModelSource, settings: TrainSettings, processes: Processes
             f"{source.path} has {weights / 1e9:.1f} billion weights, and there is no GPU. Training takes days to weeks on a "
             "CPU. Set --allow-cpu to train here, or use a smaller model."
         )
+
+
+def with_supported_dtype(settings: TrainSettings, processes: Processes) -> TrainSettings:
+    """Return settings without bfloat16 if the GPU only emulates it (T4, V100): float16, or float32 to train all weights."""
+    if settings.model.dtype != "bfloat16" or not emulates_bfloat16(processes.device):
+        return settings
+    model = replace(settings.model, dtype="float16" if settings.lora.rank else "float32")
+    if processes.is_main:
+        log(f"{torch.cuda.get_device_name(processes.device)} only emulates bfloat16: training in {model.dtype}")
+    return replace(settings, model=model)
 
 
 def check_zero_3(source: ModelSource, settings: TrainSettings, zero_stage: int) -> None:

@@ -178,9 +178,9 @@ class Metrics:
         self._trackers.log(numbers, int(values["step"]))
 
     def log_step(
-        self, step: int, epoch: int, results: Sequence[StepResult], rate: float, norm: float, counts: dict[str, float]
+        self, step: int, epoch: int, results: Sequence[StepResult], rate: float, counts: dict[str, float]
     ) -> None:
-        """Log an optimizer step: loss, terms of the loss, mean cosines, learning rate, gradient norm, counts and text layout.
+        """Log an optimizer step: loss, terms of the loss, mean cosines, learning rate, counts and text layout.
 
         The loss is the mean over the batches of the step. A term or cosine is the mean over the batches that have it. The
         text layout (`trie`, `packed` or `padded`) is taken from the first result.
@@ -188,8 +188,7 @@ class Metrics:
         Args:
             results: one result per group of batches that were encoded together.
             rate: learning rate.
-            norm: gradient norm before clipping.
-            counts: more numbers to log, from `StepMeter.counts`.
+            counts: more numbers to log: the gradient norm before clipping, and numbers from `StepMeter.counts`.
         """
         batches = [batch for result in results for batch in result.losses]
         parts: dict[str, list[float]] = {}
@@ -203,7 +202,6 @@ class Metrics:
             "loss": mean_loss(results),
             **{name: sum(values) / len(values) for name, values in parts.items()},
             "learning_rate": rate,
-            "gradient_norm": norm,
             **counts,
         }
         self.log(values, notes={"layout": results[0].plan.layout, "reason": results[0].plan.reason})
@@ -268,7 +266,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
             if re.search(rf"\b{key}\b", name):
                 return flops
     size = 512 if device.type == "cpu" else 8192
-    left = torch.ones(size, size, device=device, dtype=dtype)
+    # Not equal numbers: a GPU multiplies them faster, because it needs less power.
+    left = torch.randn(size, size, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
     best = 0.0
     for _ in range(4):  # the first product is slower
         started = time.perf_counter()

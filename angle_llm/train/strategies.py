@@ -15,6 +15,7 @@ import importlib
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,25 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """Names of the moments of Adam in an optimizer state."""
 SUM_BUFFER = 64 * 2**20
 """Number of gradient elements after which a new buffer begins, for the sum over ranks."""
+FIRST_FACTOR, GROWTH_UPDATES = 2.0**16, 2000
+"""Factor of a `GradientScale` at the start of a run, and number of updates after which it doubles, as in `torch.amp`."""
+
+
+@dataclass(frozen=True)
+class GradientScale:
+    """Factor of the gradient in the backward pass of a float16 model (Micikevicius et al. 2018, arXiv 1710.03740).
+
+    float16 rounds numbers below 3e-8 to 0. The factor is a power of two, so it changes no other number.
+    """
+
+    factor: float = FIRST_FACTOR
+    updates: int = 0
+    """Number of updates since the factor changed."""
+
+    def after(self, *, overflow: bool) -> GradientScale:
+        """Return the scale of the next step."""
+        doublings, updates = divmod(self.updates + 1, GROWTH_UPDATES)
+        return GradientScale(self.factor / 2) if overflow else GradientScale(self.factor * 2**doublings, updates)
 
 
 class SingleProcess:
@@ -71,6 +91,9 @@ class DataParallelStrategy(SingleProcess):
         """Trainable weights by name, in the order of the optimizer's parameters."""
         self.shapes = {name: parameter.shape for name, parameter in self.weights.items()}
         """Full shapes of the trainable weights by name. Under ZeRO-3, a weight in memory has another shape."""
+        half = any(parameter.dtype == torch.float16 for parameter in model.parameters())
+        self.scale = GradientScale() if half and not processes.zero_stage else None
+        """Scale of the gradient in the next step, equal on all ranks; None: not scaled."""
         self._max_norm = settings.max_gradient_norm
         options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
         if settings.name == "adamw_8bit":
@@ -84,22 +107,33 @@ class DataParallelStrategy(SingleProcess):
         """Move the model to the device of this process."""
         return model.to(self.processes.device)
 
+    def backward(self, scalar: Tensor) -> None:
+        super().backward(scalar if self.scale is None else scalar * self.scale.factor)
+
     def guard_ranks(self) -> AbstractContextManager[None]:
         return guard_ranks(self.processes.max)
 
-    def update(self, learning_rate: float) -> float:
+    def update(self, learning_rate: float) -> float | None:
         """Take an optimizer step with the gradients of all ranks; return the gradient norm before clipping.
 
-        If the norm is not finite, no weight changes, except with ZeRO, where weights may change.
+        If the norm is not finite, no weight changes, except with ZeRO, where weights may change. The result is then None if
+        half the factor of `scale`, which the next step uses, can prevent this.
         """
         self._sum_gradients()
+        scale = self.scale
+        for weight in self.weights.values() if scale is not None else ():
+            if scale is not None and weight.grad is not None:
+                weight.grad.div_(scale.factor)
         norm = float(nn.utils.clip_grad_norm_(self.weights.values(), self._max_norm))
-        if math.isfinite(norm):
+        overflow = not math.isfinite(norm)
+        if not overflow:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
-            self.optimizer.zero_grad()
-        return norm
+        if scale is not None:
+            self.scale = scale.after(overflow=overflow)
+        self.optimizer.zero_grad()
+        return None if overflow and scale is not None and scale.factor > 1 else norm
 
     def _sum_gradients(self) -> None:
         """Replace gradients by their sum over ranks. A few large buffers are faster than hundreds of small messages."""

@@ -95,7 +95,7 @@ OTHER_BUDGET = TokenBudget(8192, 16_384)
 
 def budget_of(kind: str) -> TokenBudget:
     """Return the token budget for a device type (`cpu`, `cuda`, …) without a forecast."""
-    return CPU_BUDGET if kind == "cpu" else OTHER_BUDGET
+    return CPU_BUDGET if kind in ("cpu", "mps") else OTHER_BUDGET
 
 
 def default_budget(settings: TrainSettings, others: TokenBudget = CPU_BUDGET) -> TokenBudget:

@@ -308,10 +308,12 @@ class Trainer:
         rate = self._schedule.learning_rate(self._step + 1)
         results = self._accumulate(groups)
         norm = self._strategy.update(rate)
-        if not math.isfinite(norm):
+        if norm is not None and not math.isfinite(norm):
             raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
         self._step += 1
-        self._learns |= norm > 0
+        if norm is None and (scale := self._strategy.scale) is not None:
+            self._run.log(f"step {self._step}: float16 overflow, no weight changes; gradient scale {scale.factor:g}")
+        self._learns |= norm is None or norm > 0
         if not self._learns and self._step == min(_FIRST_STEPS, self._schedule.steps):
             raise TrainingError(
                 f"step {self._step}: the gradient is exactly 0, as in all steps before (loss {mean_loss(results):.3g}). "
@@ -323,8 +325,9 @@ class Trainer:
         batches = [batch for group in groups for batch in group.batches]
         names = dict.fromkeys(name for batch in batches for name in batch.counts)
         examples = {f"examples/{name}": sum(batch.counts.get(name, 0) for batch in batches) for name in names}
-        counts = self._meter.counts(results, seconds, checkpointing=self._budget.activation_checkpointing) | examples
-        self._metrics.log_step(self._step, epoch, results, rate, norm, counts)
+        gradient = {"overflow": 1.0} if norm is None else {"gradient_norm": norm}
+        counts = self._meter.counts(results, seconds, checkpointing=self._budget.activation_checkpointing)
+        self._metrics.log_step(self._step, epoch, results, rate, gradient | counts | examples)
         unit = self._encoder.model.head.unit
         speed = f"{counts[unit] / seconds:.1f} {unit}/s, {counts['logical_tokens'] / seconds:,.0f} tokens/s"
         bar.set_postfix_str(f"loss {mean_loss(results):.4f}, {speed}", refresh=False)

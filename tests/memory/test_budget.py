@@ -19,7 +19,7 @@ from angle_llm.memory import device_memory
 from angle_llm.memory.budget import USABLE, best_budget, choose_budget
 from angle_llm.memory.device_memory import Sharding
 from angle_llm.memory.step_forecast import StepForecast
-from angle_llm.memory.step_memory import MemoryLedger
+from angle_llm.memory.step_memory import MemoryLedger, count_passes
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.meta_model import meta_backbone
 from angle_llm.model.source.dense import Dense
@@ -27,7 +27,7 @@ from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
 from angle_llm.train.distributed import Processes
 from angle_llm.train.step import boundary_step
-from angle_llm.train.token_budget import CPU_BUDGET, TokenBudget, default_budget
+from angle_llm.train.token_budget import CPU_BUDGET, OTHER_BUDGET, TokenBudget, budget_of, default_budget
 
 MIB = 2**20
 
@@ -108,12 +108,12 @@ def test_the_largest_useful_budgets_that_fit(
     assert found.fits == (expected[:2] != (256, 0))
 
 
-def counted(encoder: Any, settings: TrainSettings) -> StepForecast:
+def counted(encoder: Any, settings: TrainSettings, kind: str = "cpu") -> StepForecast:
     data = Mixture.of(load_examples(DataSource(limit=40)).examples)
     lora = settings.lora if settings.lora.rank else None
     config = without_adapter(encoder.model.backbone).config
     backbone = meta_backbone(config, torch.float32, lora)
-    return StepForecast.of(settings, encoder, backbone, data, [AngleObjective()], Sharding(), "cpu")
+    return StepForecast.of(settings, encoder, backbone, data, [AngleObjective()], Sharding(), kind)
 
 
 def test_trained_dense_modules_are_in_the_forecast() -> None:
@@ -149,6 +149,32 @@ def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> No
         planned[enabled] = forecast.memory(plan.computed_tokens, TokenBudget(10_000, 0, enabled)).activations
     assert planned[True] / planned[False] == pytest.approx(real[True] / real[False], rel=0.1)
     assert real[True] < 0.6 * real[False]  # three layers, of which the last one is not computed again
+
+
+@pytest.mark.parametrize("micro_tokens", [150, 300])
+def test_the_padding_of_flex_attention_is_in_the_forecast(micro_tokens: int) -> None:
+    """Micro-batches of 150 tokens are sequences of 256; the passes of the real ones are counted on the meta device."""
+    settings = TrainSettings(batch_size=16, lora=LoraSettings(rank=4))
+    encoder = tiny_encoder("llama", max_length=100)
+    encoder.add_lora(settings.lora)
+    forecast = counted(encoder, settings, "cuda")
+    texts = TextBatch.from_examples(load_examples(DataSource(limit=40)).examples).texts
+    plan = encoder.plan(texts, micro_tokens)
+    passes = [count_passes(forecast.model, micro_batch, on_gpu=True) for micro_batch in plan.micro_batches]
+    kept = sum(memory.kept for memory in passes)
+    peak = kept + max(memory.peak - memory.kept for memory in passes)
+    planned = forecast.memory(plan.computed_tokens, TokenBudget(micro_tokens, 0)).activations
+    assert (
+        kept / sum(micro_batch.computed_tokens for micro_batch in plan.micro_batches)
+        > 1.2 * forecast.costs(checkpointing=False).kept_per_token
+    )
+    # The plan has more micro-batches than full ones would be.
+    assert 0.8 * peak < planned < 1.05 * peak
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("cpu", CPU_BUDGET), ("mps", CPU_BUDGET), ("cuda", OTHER_BUDGET)])
+def test_a_mac_has_the_budgets_of_a_cpu(kind: str, expected: TokenBudget) -> None:
+    assert budget_of(kind) == expected
 
 
 def choose(settings: TrainSettings, encoder: Any, **processes: Any) -> TokenBudget:

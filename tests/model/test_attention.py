@@ -292,9 +292,17 @@ def test_flex_attention_without_gradients_passes_the_trial(
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
-@pytest.mark.parametrize(("problem", "dropout"), [(None, 0.0), ("no compiler", 0.0), (None, 0.1)])
+@pytest.mark.parametrize(
+    ("problem", "dropout", "capability"),
+    [(None, 0.0, 9), ("no compiler", 0.0, 9), (None, 0.1, 9), ("a GPU with bfloat16", 0.0, 7)],
+)
 def test_texts_are_padded_on_a_gpu_without_flex_attention(
-    kind: str, problem: str | None, dropout: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    problem: str | None,
+    dropout: float,
+    capability: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A backbone whose parameters are said to be on a GPU; its states are compared on the CPU."""
     wide = {"vocab_size": 400, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -305,6 +313,7 @@ def test_texts_are_padded_on_a_gpu_without_flex_attention(
     monkeypatch.setattr(
         "angle_llm.model.layout.support.flex_problem", lambda *given, **_: asked.append(given) or problem
     )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (capability, 5))
     monkeypatch.setattr("angle_llm.model.layout.support._probe", lambda *_, **__: None)
     on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
     monkeypatch.setattr(backbone, "parameters", lambda: iter([on_gpu]))
@@ -313,13 +322,14 @@ def test_texts_are_padded_on_a_gpu_without_flex_attention(
     if problem or dropout:
         assert layouts.layout == "padded"
         assert (problem or "attention dropout") in layouts.reason
+        assert bool(asked) == (problem == "no compiler"), "a trial of the kernel"
     else:
         assert (layouts.layout, layouts.max_tokens) == ("trie" if causal else "packed", 1024)
         computed = (torch.float32, "highest"), (torch.float32, "high"), (torch.bfloat16, "highest")
         shape = AttentionShape(4, 4, 16, None, 0.25, causal=causal, shares=causal)
         tried = [(shape, *each, on_gpu.device) for each in computed]
         assert sorted(asked, key=str) == sorted(tried, key=str)
-    assert ("warning: texts are padded" in capsys.readouterr().out) == bool(problem and not dropout)
+    assert ("warning: texts are padded" in capsys.readouterr().out) == (problem == "no compiler")
 
 
 @pytest.mark.parametrize(("separated", "strength"), [(True, 0.1), (False, 0.1), (False, 1.0)])

@@ -1,5 +1,7 @@
 """Encoding continues with smaller micro-batches when memory runs out."""
 
+import platform
+import sys
 from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
@@ -73,3 +75,24 @@ def test_other_errors_and_partitioned_weights_are_not_repeated() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         encoder.encode(TEXTS[:9])
     assert len(used) == 1
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "limits"),
+    [("linux", "6.8.0-45-generic", []), ("linux", "5.15.1-microsoft-standard-WSL2", [0.75]), ("win32", "11", [0.75])],
+)
+def test_a_driver_of_windows_must_not_move_tensors_to_the_memory_of_the_host(
+    system: str, release: str, limits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5 GiB of 8 are free, and torch has reserved 1. The model does not exist."""
+    limited: list[float] = []
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "release", lambda: release)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * 2**30, 8 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2**30)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda fraction, _: limited.append(fraction))
+    for device in ("cuda:0", "cpu"):
+        with pytest.raises(FileNotFoundError):
+            SentenceEncoder.from_pretrained("./nowhere", device=device)
+    assert limited == limits

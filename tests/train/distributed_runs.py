@@ -3,6 +3,7 @@
     python tests/train/distributed_runs.py FOLDER COMMAND [ARGUMENTS]
 
 float64 STEPS WORLDS      a tiny LLaMA on ragged data in float64, in each of WORLDS processes, such as 123
+float16                   overflows in the first steps on the last of 2 processes: neither takes these steps
 options                   the same with options of the negatives and teacher scores, in 1 and 2 processes; and a run whose
                           gradient is 0, in 2
 deepspeed [NAME]          5 steps in float32: data parallel and ZeRO-1, -2, -3, each also with offload, against one process;
@@ -69,7 +70,7 @@ from angle_llm.train import trainer
 from angle_llm.train.distributed import EXIT_CODE
 from angle_llm.train.loading import load_encoder
 from angle_llm.train.run_folder import Run
-from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_strategy
+from angle_llm.train.strategies import DataParallelStrategy, GradientScale, ZeroStrategy, make_strategy
 from angle_llm.train.token_budget import default_budget
 from angle_llm.train.trainer import Interrupted
 
@@ -150,8 +151,11 @@ def train(
         encoder = SentenceEncoder.from_pretrained(
             mine.model.path, max_length=60, device="cpu", bits=mine.model.bits, attention=mine.model.attention
         )
+    if dtype == torch.float16:  # of the base
+        encoder.model.to(dtype)
     encoder.add_lora(mine.lora)
-    encoder.model.to(dtype)
+    if dtype != torch.float16:
+        encoder.model.to(dtype)
     fit(encoder, examples, loss, mine)
 
 
@@ -225,6 +229,38 @@ def float64(
         assert max(float(tensor.abs().max()) for name, tensor in adapter.items() if "lora_B" in name) > 0.005
         assert len(metrics) == int(steps)
         check_close(f"{world} processes", folder / "world1", mine.run_path, losses=1e-9, weights=1e-9)
+
+
+def float16(folder: Path) -> None:
+    save_tiny_base("llama", folder / "base")
+    mine = settings(folder, "float16", epochs=13, max_steps=6, checkpoint=CheckpointSettings(every_steps=1))
+    mine = replace(mine, model=replace(mine.model, dtype="float16"))
+
+    def run(rank: int) -> None:
+        backward, update = DataParallelStrategy.backward, DataParallelStrategy.update
+        updates = []
+
+        def overflowing(self: Any, scalar: Any) -> None:
+            self.scale = self.scale if updates else GradientScale(2.0**8)  # too small to overflow
+            backward(self, scalar * torch.inf if rank == 1 and len(updates) in (1, 3) else scalar)
+
+        def counted(self: Any, rate: float) -> float | None:
+            assert self.processes.world_size == 2
+            updates.append(update(self, rate))
+            return updates[-1]
+
+        DataParallelStrategy.backward = overflowing  # type: ignore[method-assign]
+        DataParallelStrategy.update = counted  # type: ignore[method-assign]
+        train(mine, 2, ragged(20), dtype=torch.float16)
+        skipped = [step for step, norm in enumerate(updates) if norm is None]
+        assert skipped == [1, 3], skipped
+        print("equal steps without an update", flush=True)
+
+    forked.run(2, run, folder / "log")  # a checkpoint compares the weights of the processes
+    logs = [(folder / f"log.{rank}").read_text() for rank in range(2)]
+    assert all("equal steps without an update" in log for log in logs)
+    assert [line["step"] for line in ending(mine.run_path)[1] if line.get("overflow")] == [2, 4]
+    print("equal steps without an update")
 
 
 def together(folder: Path) -> None:
@@ -500,6 +536,7 @@ if __name__ == "__main__":
         one.__name__: one
         for one in (
             float64,
+            float16,
             options,
             together,
             deepspeed,

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from angle_llm.device import is_gpu, on_device
 from angle_llm.model.layers.activation_checkpointing import attention_set, uses_other_checkpointing
 from angle_llm.model.layers.lora import without_adapter
-from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex, flex_call
+from angle_llm.model.layout.flex import block_mask, compiled_flex, flex_call, padded_length
 from angle_llm.model.layout.token_sequence import SequenceGroup, TokenSequence, gather_rows
 
 ATTENTION_NAME = "angle_llm_sequence"
@@ -73,8 +73,7 @@ class _SequenceContext:
         self.sequence, self.device = sequence, device
         self.kernel = kernel or ("flex" if is_gpu(device) else "gathered")
         nodes = int(sequence.starts[-1])
-        # With a single block, torch would compile another graph.
-        self.tokens = max(2, -(-nodes // BLOCK)) * BLOCK if self.kernel == "flex" else nodes
+        self.tokens = padded_length(nodes) if self.kernel == "flex" else nodes
         self._cache: dict[Any, Any] = {}
 
     def attend(

@@ -24,6 +24,11 @@ TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Largest relative difference from plain attention in float32: a few rounding errors of bfloat16, TF32 and float16."""
 
 
+def padded_length(tokens: int) -> int:
+    """Return the length of a padded sequence: a multiple of `BLOCK`, at least two. torch compiles another graph for one."""
+    return max(2, -(-tokens // BLOCK)) * BLOCK
+
+
 def block_mask(sequence: TokenSequence, tokens: int, device: torch.device) -> BlockMask:
     """Return the FlexAttention mask of texts in one sequence, which is padded to `tokens`, a multiple of `BLOCK`.
 
@@ -168,7 +173,7 @@ def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device,
     texts = (blocks * BLOCK - 40) // 90 if shares else blocks * BLOCK // 130
     ids = [[0] * 40 + [number] * 90 for number in range(texts)]
     _, sequence = build_sequence(ids, shared_prefixes(ids) if shares else None, causal=causal)
-    tokens = max(2, -(-int(sequence.starts[-1]) // BLOCK)) * BLOCK
+    tokens = padded_length(int(sequence.starts[-1]))
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:

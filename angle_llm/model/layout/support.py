@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from angle_llm.device import evaluating, is_out_of_memory, on_device, relative_difference
+from angle_llm.device import emulates_bfloat16, evaluating, is_out_of_memory, on_device, relative_difference
 from angle_llm.io import log
 from angle_llm.model.layers.fused_lora import are_plain
 from angle_llm.model.layout.attention import sequence_output
@@ -124,6 +124,8 @@ def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch
     width = width or config.hidden_size // heads
     if device.index is None:
         return None
+    if emulates_bfloat16(device):  # torch does not compile the kernel there, and would compute all scores
+        return "FlexAttention needs a GPU with bfloat16"
     # Trial of the kernel, in every precision that the model computes in.
     scalings = (getattr(layer, "scaling", None) for layer in backbone.modules())
     scaling = next((value for value in scalings if isinstance(value, float)), width**-0.5)

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -18,14 +19,18 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from tiny import PeftLora, add_adapter, tiny_backbone, tiny_encoder, train_a_little
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.config import cpp
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, LlamaConfig, Olmo2Config, Phi3Config
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from angle_llm import SentenceEncoder
 from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers, replacements
+from angle_llm.model.layers import swiglu as swiglu_module
 from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
-from angle_llm.model.layers.fused_lora import lora_linear, swiglu
+from angle_llm.model.layers.fused_lora import lora_linear
+from angle_llm.model.layers.swiglu import swiglu
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.token_sequence import gather_rows
 from angle_llm.settings.train import LoraSettings
@@ -251,6 +256,70 @@ def test_norms_and_mlps_that_keep_less_equal_the_unchanged_ones(
     assert max(errors(*found)) <= (1e-6 if dtype == torch.float32 else 0)
 
 
+@pytest.mark.parametrize("with_product", [False, True])
+def test_slopes_of_swiglu_are_its_gradients(with_product: bool) -> None:
+    gradient, gate, up = draw(3, 5, 6)
+    leaves = [gate.clone().requires_grad_(), up.clone().requires_grad_()]
+    expected = nn.functional.silu(leaves[0]) * leaves[1]
+    *found, value = swiglu_module.slopes(gate, up, gradient, with_product)
+    # float64, at most four operations
+    torch.testing.assert_close(found, list(torch.autograd.grad(expected, leaves, gradient)), rtol=1e-14, atol=1e-14)
+    assert (value is not None) == with_product
+    if value is not None:
+        torch.testing.assert_close(value, expected.detach(), rtol=1e-15, atol=1e-15)
+
+
+def test_compiled_swiglu_layers_equal_the_original_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a model, with a backend that computes each operation of the graph as torch does; two graphs for all lengths."""
+    encoder = adapted(torch.float32)
+    expected = rows_and_gradients(encoder)
+    encoder.model.zero_grad()
+    counter = CompileCounterWithBackend("aot_eager")
+    for module in (fused_lora, swiglu_module):
+        for name in ("product", "slopes"):
+            compiled = swiglu_module._compiled(getattr(swiglu_module, name).__wrapped__, counter)
+            monkeypatch.setattr(module, name, compiled)
+    found = rows_and_gradients(encoder)
+    assert max(errors(found, expected)) == 0
+    with torch.no_grad():
+        encoder.model(**encoder.plan(["Another length."], 10_000).micro_batches[0].inputs(CPU))
+    assert counter.frame_count == 2
+
+
+@pytest.mark.slow  # the compiler takes ten seconds a kernel
+@pytest.mark.skipif(not any(compiler and shutil.which(compiler) for compiler in cpp.cxx), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_swiglu_compiled_by_inductor_rounds_as_torch(dtype: torch.dtype) -> None:
+    differences = list(swiglu_module._differences(dtype, CPU))
+    assert len(differences) == 6
+    # The compiler computes the sigmoid by other instructions; rounded to bfloat16 it is the same.
+    assert max(differences) <= (0 if dtype == torch.bfloat16 else 4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("part", ["value", "gradient", "NaN", "error"])
+def test_swiglu_that_differs_when_compiled_is_not_used(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(function: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*given: Any) -> Any:
+            if part == "error":
+                raise RuntimeError("no compiler")
+            found = function(*given)
+            if isinstance(found, Tensor):
+                return found * (1.01 if part == "value" else torch.nan if part == "NaN" else 1)
+            return found[0] * (1.01 if part == "gradient" else 1), *found[1:]
+
+        return changed
+
+    monkeypatch.setattr(swiglu_module, "_compiled", wrong)
+    swiglu_module._problem.cache_clear()
+    problem = swiglu_module._problem(torch.float32, CPU)
+    swiglu_module._problem.cache_clear()
+    assert ("no compiler" if part == "error" else "its results differ") in str(problem)
+    assert "warning: SwiGLU layers are not compiled" in capsys.readouterr().out
+
+
 def rotary_encoder(kind: str) -> SentenceEncoder:
     encoder = tiny_encoder(kind)
     torch.manual_seed(0)
@@ -398,13 +467,38 @@ def test_a_norm_that_trains_or_is_partitioned_is_unchanged(monkeypatch: pytest.M
     assert backbone.layers[0].input_layernorm.weight.grad is not None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_norm_of_a_gpu_rounds_like_that_of_llama(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_norm_of_a_gpu_rounds_once(dtype: torch.dtype) -> None:
     """On a CPU the same function of torch is a composition of other operations; the kernel needs a GPU."""
-    norm = LlamaRMSNorm(32).to(dtype)
-    norm.weight.data = draw(32).to(dtype)
-    x = draw(5, 32, seed=1).to(dtype)
-    assert torch.equal(low_memory_layers._fused_norm(x, norm.weight, norm.variance_epsilon), norm(x))
+    weight, x, upstream = draw(32).to(dtype), draw(5, 32, seed=1).to(dtype), draw(5, 32, seed=2).to(dtype)
+    results = []
+    for wide in (False, True):
+        leaf = (x.double() if wide else x).clone().requires_grad_()
+        if wide:  # the formula
+            value = leaf * torch.rsqrt(leaf.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
+        else:
+            value = low_memory_layers._fused_norm(leaf, weight, 1e-6)
+        results.append((value.detach(), *torch.autograd.grad(value, leaf, upstream.to(value.dtype))))
+    (value, gradient), (expected, expected_gradient) = results
+    # Half a digit of the value; a gradient is a difference of terms that are rounded on a CPU.
+    error = torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        value.double(), expected, rtol=0.51 * error if dtype == torch.bfloat16 else 4 * error, atol=0
+    )
+    torch.testing.assert_close(gradient.double(), expected_gradient, rtol=4 * error, atol=4 * error)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_norm_of_a_gpu_passes_the_trial(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_memory_layers, "is_gpu", lambda _: True)
+    monkeypatch.setattr(low_memory_layers._FrozenNorm, "apply", lambda *_: pytest.fail("not on a GPU"))
+    backbone = tiny_backbone(kind)
+    for layer in backbone.modules():
+        if low_memory_layers._is_norm(layer):
+            replacement = fused_lora.mixed_class(low_memory_layers.LowMemoryNorm, type(layer))
+            for dtype in (torch.float32, torch.bfloat16):
+                # The limit of `_are_equal` on a GPU.
+                assert low_memory_layers._difference(layer, replacement, dtype, CPU) <= 8 * torch.finfo(dtype).eps
 
 
 def test_layers_below_the_lowest_adapter_are_not_in_the_graph() -> None:

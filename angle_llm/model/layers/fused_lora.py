@@ -16,39 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight, set_scale
-
-
-class _SwiGlu(torch.autograd.Function):
-    """Autograd function for silu(gate) · up that saves only `gate` and `up` for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return functional.silu(gate).mul_(up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        return _swiglu_backward(gradient, gate, up, functional.silu(gate))
-
-
-def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor, silu: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of silu(gate) · up with respect to `gate` and `up`, for an upstream `gradient`.
-
-    `silu` is silu(gate) and is overwritten.
-    """
-    gradient_up = silu.mul_(gradient)
-    return torch.ops.aten.silu_backward(gradient * up, gate), gradient_up
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) · up. The backward pass computes silu(gate) again, so only `gate` and `up` are saved."""
-    product: Tensor = _SwiGlu.apply(gate, up)  # type: ignore[no-untyped-call]
-    return product
+from angle_llm.model.layers.swiglu import product, slopes, swiglu
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -65,34 +35,36 @@ class _LoraLinear(torch.autograd.Function):
         scaling: float,
         dropout: float,
     ) -> Tensor:
-        input_TI = x_TI if up_TI is None else functional.silu(x_TI).mul_(up_TI)
+        input_TI = x_TI if up_TI is None else product(x_TI, up_TI)
         mask_TI = torch.empty_like(input_TI, dtype=torch.uint8).bernoulli_(1 - dropout) if dropout else None
         ctx.base = base
         ctx.scaling = scaling / (1 - dropout)
-        hidden_TR = (_dropped(input_TI, mask_TI) @ lora_a.to(x_TI.dtype).T).mul_(ctx.scaling)
-        y_TO: Tensor = base(input_TI).addmm_(hidden_TR, lora_b.to(x_TI.dtype).T)
-        ctx.save_for_backward(x_TI, up_TI, mask_TI, hidden_TR, lora_a, lora_b)
+        ctx.dtypes = lora_a.dtype, lora_b.dtype
+        lora_a, lora_b = lora_a.to(x_TI.dtype), lora_b.to(x_TI.dtype)
+        hidden_TR = (_dropped(input_TI, mask_TI) @ lora_a.T).mul_(ctx.scaling)
+        y_TO: Tensor = base(input_TI).addmm_(hidden_TR, lora_b.T)
+        ctx.save_for_backward(x_TI, up_TI, mask_TI, hidden_TR, lora_a, lora_b)  # rounded, so that it happens once
         return y_TO
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, up_TI, mask_TI, hidden_TR, lora_a, lora_b = ctx.saved_tensors
-        gradient_TR = (gradient_TO @ lora_b.to(x_TI.dtype)).mul_(ctx.scaling)
-        gradient_b = (gradient_TO.T @ hidden_TR).to(lora_b.dtype)
-        silu_TI = None if up_TI is None else functional.silu(x_TI)
-        input_TI = x_TI if silu_TI is None else silu_TI * up_TI
-        gradient_a = (gradient_TR.T @ _dropped(input_TI, mask_TI)).to(lora_a.dtype)
-        del input_TI
-        gradient_TI = gradient_up = None
+        gradient_TR = (gradient_TO @ lora_b).mul_(ctx.scaling)
+        gradient_b = (gradient_TO.T @ hidden_TR).to(ctx.dtypes[1])
+        # Gradients of the inputs; for a product, silu(x) · up is computed in the same kernel.
+        gradient_TI = gradient_up = input_TI = None
         if any(ctx.needs_input_grad[:2]):
             gradient_TI = gradient_TO @ frozen_weight(ctx.base, x_TI.dtype)
             if mask_TI is None:
-                gradient_TI.addmm_(gradient_TR, lora_a.to(x_TI.dtype))
+                gradient_TI.addmm_(gradient_TR, lora_a)
             else:
-                gradient_TI += _dropped(gradient_TR @ lora_a.to(x_TI.dtype), mask_TI)
-            if silu_TI is not None:
-                gradient_TI, gradient_up = _swiglu_backward(gradient_TI, x_TI, up_TI, silu_TI)
+                gradient_TI += _dropped(gradient_TR @ lora_a, mask_TI)
+            if up_TI is not None:
+                gradient_TI, gradient_up, input_TI = slopes(x_TI, up_TI, gradient_TI, True)
+        if input_TI is None:
+            input_TI = x_TI if up_TI is None else product(x_TI, up_TI)
+        gradient_a = (gradient_TR.T @ _dropped(input_TI, mask_TI)).to(ctx.dtypes[0])
         return gradient_TI, gradient_up, None, gradient_a, gradient_b, None, None
 
 

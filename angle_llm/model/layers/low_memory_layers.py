@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from angle_llm.device import is_gpu, largest, trial_problem
-from angle_llm.model.layers.fused_lora import FusedLora, are_plain, mixed_class, swiglu
+from angle_llm.model.layers.fused_lora import FusedLora, are_plain, mixed_class
+from angle_llm.model.layers.swiglu import swiglu
 
 _WIDTHS = 24, 40
 """Hidden size and intermediate size of the small layers on which a replacement is compared with the original."""
@@ -47,9 +48,9 @@ class _FrozenNorm(torch.autograd.Function):
 def _fused_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Return RMSNorm of `x`, computed by the GPU kernel of torch, which saves only `x` and a number per row.
 
-    The weight is multiplied outside the kernel, so that the normalized value is rounded first, as in LLaMA.
+    LLaMA also rounds before the product with the weight; this kernel rounds once, which is more exact.
     """
-    return nn.functional.rms_norm(x, weight.shape, eps=epsilon) * weight
+    return nn.functional.rms_norm(x, weight.shape, weight, epsilon)
 
 
 class LowMemoryNorm(nn.Module):

@@ -38,6 +38,8 @@ class DeviceWork:
     """Copies from the host to the device, also implicit ones of index tensors."""
     waits: Counter[str] = field(default_factory=Counter)
     """Operations after which the host has a value, or the size of a result, from the device."""
+    launched_before_waits: list[int] = field(default_factory=list)
+    """Number of operations that were launched between the record of an event and the wait for it, of each event."""
 
     def __str__(self) -> str:
         return f"{self.kernels.total()} kernels, copies {dict(self.copies)}, waits {dict(self.waits)}"
@@ -79,9 +81,26 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _compute(self.work, func, args, kwargs or {})
 
 
+_MODES: list[_Mode] = []
+
+
+class _Event:
+    """An event of the device: a point in its queue of operations."""
+
+    def record(self, _: object) -> None:
+        self.launched = _MODES[-1].work.kernels.total()
+
+    def synchronize(self) -> None:
+        work = _MODES[-1].work
+        work.waits["event"] += 1
+        work.launched_before_waits.append(work.kernels.total() - self.launched)
+
+
 class _Module:
     """What torch calls on the module of a device."""
 
+    Event = _Event
+    current_stream = staticmethod(lambda _: None)
     is_initialized = is_available = staticmethod(lambda: True)
     device_count = staticmethod(lambda: 1)
     current_device = staticmethod(lambda: 0)
@@ -105,10 +124,13 @@ def separate_device() -> Iterator[DeviceWork]:
     gpu()
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes its values on the host, and copies them visibly
+    mode = _Mode(work)
+    _MODES.append(mode)
     try:
-        with _Mode(work):
+        with mode:
             yield work
     finally:
+        _MODES.pop()
         torch._C._set_only_lift_cpu_tensors(before)
 
 
@@ -138,7 +160,7 @@ def _compute(work: DeviceWork, func: Any, args: Any, kwargs: dict[str, Any]) -> 
         into = isinstance(target, DeviceTensor) if name == "aten::copy_" else target
         if into and not isinstance(source, DeviceTensor):
             work.copies[name] += 1
-        elif not into and isinstance(source, DeviceTensor):
+        elif not into and isinstance(source, DeviceTensor) and not kwargs.get("non_blocking"):
             work.waits[name] += 1
         on_device = bool(into)
     elif len(device) < len(given):

@@ -151,7 +151,7 @@ class TokenPrediction(Head):
         )
         # No scatter operation, which adds in an order that changes on a GPU; no matrix product, which autocast rounds.
         of_text_RM = (text[index_M] == torch.arange(texts, device=text.device)[:, None]).to(loss_M.dtype)
-        # 1: the row of a text without a predicted token must not look like a zero embedding (`checked_losses`).
+        # 1: the row of a text without a predicted token must not look like a zero embedding (`PendingLosses`).
         return torch.stack([(of_text_RM * loss_M).sum(dim=1), of_text_RM.sum(dim=1), of_text_RM.new_ones(texts)], dim=1)
 
 

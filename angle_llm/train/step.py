@@ -107,7 +107,7 @@ def group_step(
     gradient of the step is the sum over ranks.
 
     Raises:
-        DivergedError: on every rank, before back-propagation, for a loss that is not finite, or a zero embedding.
+        DivergedError: on every rank, for a loss that is not finite, or a zero embedding. Discard the gradients.
         RankMemoryError: on every rank, if a rank ran out of memory. Discard the gradients before the next attempt.
     """
     strategy = strategy or SingleProcess(Processes(device=next(model.parameters()).device))
@@ -125,7 +125,7 @@ def group_step(
             encoding.backward(gradient_UD)
     texts = sum(len(planned.batch) for planned in batches)
     pairs = sum(len(planned.batch.left) for planned in batches)
-    return StepResult(losses, texts, pairs, plan, cached)
+    return StepResult(losses.read(), texts, pairs, plan, cached)
 
 
 class KeptGraphs:
@@ -178,18 +178,16 @@ class RecomputedGraphs(KeptGraphs):
 
 def losses_and_gradient(
     plan: Plan, batches: Sequence[PlannedBatch], weight: float, rows_UD: Tensor
-) -> tuple[list[BatchLoss], Tensor]:
+) -> tuple[PendingLosses, Tensor]:
     """Return the batch losses, and the gradient of `weight` times their sum at the embeddings of all unique texts.
 
-    Embeddings and gradient are (U unique texts, D dimensions).
-
-    Raises:
-        DivergedError: for a loss that is not finite, or a zero embedding.
+    Embeddings and gradient are (U unique texts, D dimensions). The losses are read after the backward pass is launched, so
+    that the device does not wait for the host in between.
     """
     if len(batches) == 1:  # all rows belong to this batch
         ((_, relation),) = relations(plan, batches)
         value, gradient_UD = loss_and_gradient(batches[0].loss, relation, weight, rows_UD)
-        return checked_losses([value]), gradient_UD
+        return PendingLosses([value]), gradient_UD
     values = []
     gradient_UD = torch.zeros_like(rows_UD)
     for batch, (rows, relation) in zip(batches, relations(plan, batches), strict=True):
@@ -197,7 +195,7 @@ def losses_and_gradient(
         value, gradient_BD = loss_and_gradient(batch.loss, relation, weight, rows_UD[index_B])
         gradient_UD.index_add_(0, index_B, gradient_BD)  # a row occurs once in index_B, so the sum is deterministic
         values.append(value)
-    return checked_losses(values), gradient_UD
+    return PendingLosses(values), gradient_UD
 
 
 def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[list[int], Relation]]:
@@ -262,30 +260,41 @@ def loss_and_gradient(
     return _LossValue(value.loss.detach(), largest_B, value.parts, cosines), gradient_BD
 
 
-def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
-    """Check the losses of several batches and return them as Python numbers.
+class PendingLosses:
+    """Losses of several batches, which are copied from the device in one transfer; on a GPU nothing waits for it at first."""
 
-    All values are copied from the device in a single transfer, because every transfer waits for the device.
+    def __init__(self, values: Sequence[_LossValue]) -> None:
+        scalars: list[Tensor] = []
+        for value in values:
+            zero_rows = (value.largest_B == 0).sum()
+            scalars += [value.loss, zero_rows, *value.parts.values(), *value.cosines.values()]
+        device = scalars[0].device
+        self._values = values
+        self._event: Any = None
+        self._numbers = torch.stack([scalar.to(scalars[0]) for scalar in scalars]).to(
+            "cpu", non_blocking=is_gpu(device)
+        )
+        if is_gpu(device):
+            module: Any = torch.get_device_module(device)
+            self._event = module.Event()
+            self._event.record(module.current_stream(device))
 
-    Raises:
-        DivergedError: for a loss that is not finite, or a zero embedding.
-    """
-    scalars: list[Tensor] = []
-    for value in values:
-        zero_rows = (value.largest_B == 0).sum()
-        scalars += [value.loss, zero_rows, *value.parts.values(), *value.cosines.values()]
-    numbers = iter(torch.stack([scalar.to(scalars[0]) for scalar in scalars]).tolist())
-    losses = []
-    for value in values:
-        loss, zeros = next(numbers), int(next(numbers))
-        parts, cosines = ({name: next(numbers) for name in names} for names in (value.parts, value.cosines))
-        if zeros or not math.isfinite(loss):
-            state = "finite" if value.largest_B.isfinite().all() else "not finite either"
-            state = f"zero for {zeros} of {len(value.largest_B)} texts" if zeros else state
-            listed = ", ".join(f"{name} {part}" for name, part in parts.items())
-            raise DivergedError(f"the loss is {loss} ({listed}); the embeddings are {state}")
-        losses.append(BatchLoss(loss, parts, cosines))
-    return losses
+    def read(self) -> list[BatchLoss]:
+        """Wait for the copy, and return the losses as Python numbers; raise `DivergedError` for a diverged batch."""
+        if self._event is not None:
+            self._event.synchronize()  # not for kernels that were launched later
+        numbers = iter(self._numbers.tolist())
+        losses = []
+        for value in self._values:
+            loss, zeros = next(numbers), int(next(numbers))
+            parts, cosines = ({name: next(numbers) for name in names} for names in (value.parts, value.cosines))
+            if zeros or not math.isfinite(loss):
+                state = "finite" if value.largest_B.isfinite().all() else "not finite either"
+                state = f"zero for {zeros} of {len(value.largest_B)} texts" if zeros else state
+                listed = ", ".join(f"{name} {part}" for name, part in parts.items())
+                raise DivergedError(f"the loss is {loss} ({listed}); the embeddings are {state}")
+            losses.append(BatchLoss(loss, parts, cosines))
+        return losses
 
 
 def own_rows(unique: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:

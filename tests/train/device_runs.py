@@ -235,6 +235,7 @@ def several_processes() -> None:
 
 def report(work: DeviceWork, **values: Any) -> None:
     counts = {"kernels": work.kernels.total(), "copies": dict(work.copies), "waits": dict(work.waits)}
+    counts["launched_before_waits"] = work.launched_before_waits
     print(json.dumps({**values, **counts}), flush=True)
 
 

@@ -33,9 +33,11 @@ def test_a_step_on_another_device_has_the_losses_and_gradients_of_the_cpu(device
 
 
 def test_the_host_waits_once_a_step(device_runs: list[dict[str, Any]]) -> None:
-    """It waits for the losses, which are checked before the backward pass. Padded texts: transformers reads each mask."""
+    """It waits for the losses, after it has launched the backward pass. Padded texts: transformers reads each mask."""
     for each in device_runs:
         if each["run"] == "step":
+            (launched,) = each["launched_before_waits"]
+            assert launched > each["kernels"] / 4, "all of the backward pass; the losses have kernels, too"
             passes = each["micro_batches"] * (2 if each["cached"] else 1) * (each["layout"] == "padded")
             assert sum(each["waits"].values()) <= 1 + passes, each
         elif each["run"] == "encode":

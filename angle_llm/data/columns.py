@@ -48,6 +48,7 @@ The downloads of SentEval are read unchanged: STS.input.NAME.txt with the scores
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from angle_llm.data.formats import FORMATS, INSTRUCTIONS, NUMBERED_NEGATIVE, SINGLE_TEXTS, DataError, nearest
 from angle_llm.data.keys import printable
@@ -87,8 +88,8 @@ The format `group` also has the fields `negative_1`, `negative_2` and so on, wit
 
 _OTHER_TEXTS = {*_FIRST, *_SECOND, *_ANCHOR, *_POSITIVE, *_OF_LISTS, "premise", "hypothesis", "negative"} - {"text"}
 """Columns with texts beside which a column `text` is not detected as a labelled text."""
-EXAMPLE = "text1 question text2 answer"
-"""Example value of the flag `--columns` (`--data.columns` in training), for error messages."""
+_EXAMPLE = {"text1": "question", "text2": "answer"}
+"""Example of a mapping for error messages."""
 
 
 def resolve_format(
@@ -115,7 +116,7 @@ def resolve_format(
     # Fields and columns that the user named.
     for field, column in mapping.items():
         if field not in USUAL_NAMES and not NUMBERED_NEGATIVE.fullmatch(field):
-            expected = f"Expected pairs of FIELD COLUMN, such as {EXAMPLE}"
+            expected = f"Expected pairs of FIELD COLUMN, such as {_as_set(flags, _EXAMPLE)}"
             raise DataError(f"{flags}columns: {unknown_name('field', field, USUAL_NAMES)} {expected}")
         if column not in columns:
             raise DataError(
@@ -141,12 +142,12 @@ def resolve_format(
         if len(possible) > 1:
             raise DataError(
                 f"several columns can be the field {field!r} of format {name}: {listed(possible)}. Choose a column, as in "
-                f"`{flags}columns {field} {possible[0]}`"
+                f"{_as_set(flags, {field: possible[0]})}"
             )
         if not possible:
             raise DataError(
                 f"format {name} needs a column for the field {field!r} (recognised: {', '.join(USUAL_NAMES[field])}); columns: "
-                f"{listed(columns)}{nearest(field, columns)}. Add `{flags}columns {field} COLUMN`"
+                f"{listed(columns)}{nearest(field, columns)}. Add {_as_set(flags, {field: 'COLUMN'})}"
             )
         column_of[field] = possible[0]
     return name, column_of
@@ -155,6 +156,11 @@ def resolve_format(
 def listed(columns: Sequence[str]) -> str:
     """Return column names separated by commas, for messages; an empty name is shown as ''."""
     return ", ".join(printable(name) or "''" for name in columns)
+
+
+def _as_set(flags: str, mapping: dict[str, str]) -> str:
+    """Return how a mapping is set, by a flag and in Python, for messages."""
+    return f"`{flags}columns {' '.join(chain(*mapping.items()))}` (in Python: columns={mapping})"
 
 
 def fields_of(name: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
@@ -218,7 +224,7 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
     if best:
         raise DataError(
             f"the columns {listed(columns)} fit several formats: {listed(best)}. Choose a format, or name columns, as in "
-            f"`{flags}columns {EXAMPLE}`. The fields: {needed}"
+            f"{_as_set(flags, _EXAMPLE)}. The fields: {needed}"
         )
-    advice = f"Add `{flags}columns FIELD COLUMN …`, such as `{flags}columns {EXAMPLE}`. {SINGLE_TEXTS}"
+    advice = f"Add `{flags}columns FIELD COLUMN …`, such as {_as_set(flags, _EXAMPLE)}. {SINGLE_TEXTS}"
     raise DataError(f"the columns {listed(columns)} fit no format. {advice}. The formats and their fields: {needed}")

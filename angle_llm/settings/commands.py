@@ -244,6 +244,10 @@ class RetrievalSettings(RowSettings, EvalSettings):
             raise SettingsError(
                 "--rerank orders answers of queries, and texts of --classes have none. Omit one of them."
             )
+        if self.classes and not self.pairs and self.format not in ("auto", "labelled_text"):
+            raise SettingsError(
+                f"--format {self.format} belongs to --pairs; files of --classes are labelled_text. Omit it."
+            )
         users = {"corpus": "pairs", "reference": "classes"}
         for name, default in (vars(RowSettings()) | dict.fromkeys(users)).items():
             of = [users[name]] if name in users else ["pairs", "classes"]

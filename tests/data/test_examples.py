@@ -153,7 +153,17 @@ def test_a_dataset_larger_than_the_disk_is_refused_before_anything_is_written(
     usage.return_value.free = 7.9e12
     with pytest.raises(DataError, match=r"org/name: expected 8,000\.00 GB .* got 7,900\.00 GB"):
         load("org/name")
-    builder.download_and_prepare.assert_not_called()
+    # A file of an interrupted download is in the cache.
+    (tmp_path / "a.parquet").write_bytes(bytes(2 * 10**6))
+    cached = Mock(return_value=str(tmp_path / "a.parquet"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
+    with pytest.raises(DataError, match=r"expected 8,000\.00 GB"):
+        load("org/name")
+    cached.assert_called_with("org/name", "a.parquet", revision="1", repo_type="dataset")
+    usage.return_value.free = 8e12 - 10**6
+    builder.as_dataset.return_value = datasets.Dataset.from_dict({"text1": ["a"], "text2": ["b"], "score": [1.0]})
+    load("org/name")
+    builder.download_and_prepare.assert_called_once()
 
 
 @pytest.mark.parametrize("path", ["data/trian.jsonl", "d/x.csv.gz", "./org/name", "/org/name", "name", "a/b/c", "../x"])

@@ -116,6 +116,8 @@ def test_unusable_files_are_refused() -> None:
         RetrievalSettings(model="m", pairs=("a.jsonl",), reference="b.jsonl")
     with pytest.raises(SettingsError, match="--format belongs to --pairs and --classes"):
         RetrievalSettings(model="m", format="group")
+    with pytest.raises(SettingsError, match="--format group belongs to --pairs; files of --classes"):
+        RetrievalSettings(model="m", format="group", classes=("a.jsonl",))
 
 
 def test_a_labelled_file_is_a_held_out_task(tiny_model: Path, tmp_path: Path) -> None:

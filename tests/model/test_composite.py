@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 from composites import CONFIGS, TEXT_TYPES, no_tower_of_timm, save_composite, tiny_composite
-from peft import AutoPeftModel
+from peft import AutoPeftModel, LoraConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny import train_a_little
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
@@ -306,6 +306,42 @@ def test_a_multimodal_model_without_a_text_model_is_refused_before_training(tmp_
     with pytest.raises(ArtifactError, match="multimodal model of type chameleon"):
         run_training(settings)
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_an_adapter_that_also_changes_a_tower_is_refused_by_the_true_reason(saved, tmp_path):
+    folder, _ = saved("gemma3")
+    with quiet_peft():
+        whole = AutoModelForImageTextToText.from_pretrained(folder)
+        adapted = get_peft_model(whole, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+        adapted.save_pretrained(tmp_path / "both")
+    with pytest.raises(ArtifactError, match=r"vision_tower.*not in the text model.*exclude_modules"):
+        SentenceEncoder.from_pretrained(folder, adapter=tmp_path / "both", prompt="plain", device="cpu")
+
+
+def test_the_text_model_of_clip_takes_an_adapter_and_more_tokens_than_positions(tmp_path):
+    """The forward method of peft's class for this task gives arguments to the layers that CLIP gives them too."""
+    text = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes = {"num_attention_heads": 4, "max_position_embeddings": 40, "eos_token_id": 2, "bos_token_id": 1}
+    transformers.CLIPModel(transformers.CLIPConfig(text_config=text | sizes)).save_pretrained(tmp_path / "base")
+    TOKENIZERS["llama2"]().save_pretrained(tmp_path / "base")
+    options = {"device": "cpu", "pooling": "last", "prompt": "plain", "max_length": 40}
+    encoder = SentenceEncoder.from_pretrained(tmp_path / "base", **options)
+    encoder.add_lora(LoraSettings(rank=2))
+    train_a_little(encoder.model)
+    texts = [f"A man eats {number} apples." for number in range(9)]
+    rows = torch.tensor(encoder.encode(texts))
+    assert (
+        relative(rows, torch.tensor(SentenceEncoder.from_pretrained(tmp_path / "base", **options).encode(texts))) > 1e-3
+    )
+    alone = torch.cat([torch.tensor(encoder.encode([text])) for text in texts])
+    assert relative(rows, alone) < 1e-5
+    encoder.save_pretrained(tmp_path / "model")
+    merge(tmp_path / "model", tmp_path / "merged")
+    for name in ("model", "merged"):
+        assert (
+            relative(torch.tensor(SentenceEncoder.from_pretrained(tmp_path / name, device="cpu").encode(texts)), rows)
+            < 1e-5
+        )
 
 
 def test_a_quantized_multimodal_model_is_refused():

@@ -150,6 +150,23 @@ def test_an_adapter_of_the_first_layers_is_merged(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.needs("bitsandbytes")
+def test_an_adapter_of_the_inputs_of_all_layers(folder: Path, tmp_path: Path) -> None:
+    """It fits the base, so it is trained with all layers; then the first layers alone give equal vectors."""
+    target = LoraSettings(rank=2, targets=["per_layer_model_projection"])
+    with pytest.raises(ValueError, match="would not fit the base without the removed layers"):
+        load(folder, prompt="plain", layers=2).add_lora(target)
+    encoder = load(folder, prompt="plain", dtype="float32")
+    encoder.add_lora(target)
+    train_a_little(encoder.model)
+    encoder.save_pretrained(tmp_path / "model")
+    stack = LayerStack.of(encoder.model.backbone)
+    ids = torch.tensor([encoder.tokenize(["A man eats."])[0]])
+    with stack.states_after([2], stack.finish) as states:
+        encoder.model.backbone(input_ids=ids)
+    short = load(tmp_path / "model", layers=2).model.backbone(input_ids=ids).last_hidden_state
+    assert torch.allclose(short, states[2], atol=1e-5)  # float32
+
+
 def test_the_first_layers_of_a_quantized_model_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="layers: EmbeddingGemma2TextModel gives other states"):
         load(folder, prompt="plain", layers=2, bits=4)

@@ -568,16 +568,24 @@ class DatasetReader(RowsInMemory):
 def _check_space(name: str, builder: Any) -> None:
     """Raise `DataError` if a dataset, which `datasets` downloads and copies to a table, is larger than the free disk space.
 
-    Without sizes in the dataset card, the table is assumed to be as large as the files.
+    Without sizes in the dataset card, the table is assumed to be as large as the files. Files in the cache of the hub, such
+    as those of an interrupted download, need no more space.
     """
     from datasets.utils.file_utils import xgetsize
+    from huggingface_hub import try_to_load_from_cache
 
     table = Path(builder.cache_dir)
     if table.exists():  # from an earlier run
         return
     urls = [url for urls_of_split in (builder.config.data_files or {}).values() for url in urls_of_split]
     size = builder.info.download_size or sum(map(xgetsize, urls))
-    needed = (size if any("://" in url for url in urls) else 0) + (builder.info.dataset_size or size)
+    present = 0
+    for url in urls:
+        if match := re.fullmatch("hf://datasets/(.+)@([^/]+)/(.+)", url):
+            cached = try_to_load_from_cache(match[1], match[3], revision=match[2], repo_type="dataset")
+            present += Path(cached).stat().st_size if isinstance(cached, str) else 0
+    missing = max(size - present, 0) if any("://" in url for url in urls) else 0
+    needed = missing + (builder.info.dataset_size or size)
     folder = next(parent for parent in table.parents if parent.exists())
     if needed > (free := shutil.disk_usage(folder).free):
         raise DataError(

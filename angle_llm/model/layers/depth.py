@@ -152,9 +152,11 @@ def cut_layers(backbone: nn.Module, keep: int) -> None:
     if config.model_type == "embedding_gemma2_text":  # the inputs of all layers are one projection
         ple: Any = stack.owner.ple
         ple.num_hidden_layers = keep
-        weight = ple.per_layer_model_projection.weight
-        kept = weight[: keep * ple.hidden_size_per_layer_input]
-        ple.per_layer_model_projection.weight = nn.Parameter(kept.detach(), requires_grad=weight.requires_grad)
+        for name, linear in ple.per_layer_model_projection.named_modules():  # with an adapter: also its B
+            if isinstance(linear, nn.Linear) and "lora_A" not in name:
+                linear.out_features = keep * ple.hidden_size_per_layer_input
+                kept = linear.weight[: linear.out_features].detach()
+                linear.weight = nn.Parameter(kept, requires_grad=linear.weight.requires_grad)
 
 
 def first_layers(backbone: nn.Module, keep: int) -> nn.Module:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from angle_llm.model.layers.fingerprint import ORIGINAL
 from angle_llm.model.layers.replacements import replace_layers
 from angle_llm.settings.parsing import unknown_name
 from angle_llm.settings.train import LoraSettings
@@ -116,6 +117,11 @@ def _target_modules(backbone: nn.Module, targets: list[str]) -> list[str] | str:
         if not matched or any(path not in linear for path in matched):
             known = unknown_name("LoRA target", target, names)
             raise ValueError(f"{known} Or all of them: [{ALL_LINEAR!r}].")
+        if hasattr(backbone, ORIGINAL) and any("per_layer_model_projection" in path for path in matched):
+            raise ValueError(
+                f"LoRA target {target!r}: it has outputs for each layer, so its adapter would not fit the base without the "
+                "removed layers. Omit it, or use all layers."
+            )
         if not set(matched) <= set(adaptable):
             raise ValueError(
                 f"LoRA target {target!r}: Mamba layers read its weight directly, so an adapter on it can have no effect. Choose "
@@ -136,12 +142,12 @@ def is_read_directly(backbone: nn.Module, path: str) -> bool:
 
 def peft_model(backbone: nn.Module, **options: Any) -> nn.Module:
     """Return a backbone with a new LoRA adapter in float32; `options` are arguments of `peft.LoraConfig`."""
-    from peft import LoraConfig, TaskType, get_peft_model
+    from peft import LoraConfig, PeftModel, TaskType
 
     transposed = any(is_transposed(layer) for layer in backbone.modules())
     config = LoraConfig(task_type=TaskType.FEATURE_EXTRACTION, fan_in_fan_out=transposed, bias="none", **options)
     with quiet_peft():
-        adapted: nn.Module = get_peft_model(backbone, config)
+        adapted = PeftModel(backbone, config)  # the class of the task passes arguments that CLIP does not take
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.to(torch.float32)

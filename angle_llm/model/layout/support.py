@@ -87,6 +87,8 @@ def probe_layouts(
     window = getattr(config, "sliding_window", None)  # in ModernBERT a property, which is not in the dictionary
     device = device or next(backbone.parameters()).device
     longest = min(MOST_TOKENS, window if window and window > 0 else MOST_TOKENS, _steady_positions(config, MOST_TOKENS))
+    if "clip" in config.model_type:
+        return LayoutSupport("padded", "it refuses sequences that are longer than its positions")
     if windows:
         return LayoutSupport("padded", f"its config has an unknown window, {windows[0]}")
     if longest < max(map(len, _probe_texts(backbone))):

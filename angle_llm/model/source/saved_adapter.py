@@ -20,7 +20,7 @@ from angle_llm.io import sha256_of, write_json
 from angle_llm.model.layers.fused_lora import use_fused_lora
 from angle_llm.model.layers.lora import LoraUpdate, is_transposed, peft_model, quiet_peft
 from angle_llm.model.source.checks import ArtifactError, as_artifact_error, check_settings, read_json
-from angle_llm.model.source.composite import Composite, text_name
+from angle_llm.model.source.composite import COMPOSITE, Composite, text_name
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -64,6 +64,11 @@ class LoraAdapter:
         layers: dict[str, Any] = dict(backbone.named_modules())
         for path, update in self.updates.items():
             layer = layers.get(path)
+            if layer is None and getattr(backbone, COMPOSITE, None) is not None:
+                raise ArtifactError(
+                    f"{name} changes {path}, which is not in the text model of {base}. Only adapters of the text model can be "
+                    "opened: train it again without other layers (exclude_modules in peft), or use its base."
+                )
             if layer is None:
                 raise ArtifactError(
                     f"{name} changes {path}, but {base} has no such layer. Use the base of the adapter."

@@ -184,6 +184,13 @@ HYBRID_VALUES: dict[str, dict[str, Any]] = {
     "zaya": {},
 }
 """Kinds with a convolution or a recurrent state, → values of their config; they are not in `KINDS`."""
+NO_LORA = {"zamba2"}
+"""Families whose layers share weights."""
+FEW_TARGETS = {
+    "qwen3_next": ("q_proj", "v_proj", "in_proj_qkvz", "out_proj"),
+    "minimax": ("q_proj", "qkv_proj", "out_proj"),
+}
+"""Families whose expert weights peft would adapt with all linear layers, → other targets."""
 
 
 def hybrid_config(kind: str) -> PretrainedConfig:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import HYBRID, KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny import FEW_TARGETS, HYBRID, KINDS, NO_LORA, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS
 from torch import Tensor
 from transformers import AutoModel
@@ -35,13 +35,6 @@ from angle_llm.train.step import boundary_step
 
 QUICK = {"qwen3_5_text", "lfm2", "falcon_h1", "mamba"}
 TEXTS = ["A man eats.", "A dog runs over the wet grass and barks at an old tree.", "Hi", "One two three four."]
-NO_LORA = {"zamba2"}
-"""Families whose layers share weights."""
-FEW_TARGETS = {
-    "qwen3_next": ("q_proj", "v_proj", "in_proj_qkvz", "out_proj"),
-    "minimax": ("q_proj", "qkv_proj", "out_proj"),
-}
-"""Families whose expert weights peft would adapt with all linear layers, → other targets."""
 CPU = torch.device("cpu")
 
 

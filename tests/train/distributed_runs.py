@@ -14,7 +14,7 @@ elastic [ZeRO]            interrupted by a signal to one process and resumed wit
 mixture CONFIG [NAME …]   a mixture of datasets stored on disk, in 1, 2 and 3 processes, and in 2 with the named ZeRO
 shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
 attention KIND [NAME]     bidirectional attention: data parallel and the named ZeRO, against one process
-hybrid KIND               a model with layers without attention: data parallel against one process
+families NAME …           models of each family and multimodal models: two steps, data parallel against one process
 dense [NAME]              the same with Dense modules that are trained too
 kernels [NAME]            the last rank cannot use texts in one sequence, at load: every rank pads its texts; or from the
                           second step on: the run ends and is resumed with --layout padded
@@ -35,10 +35,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import forked
 import kills
 import peft  # noqa: F401  (once, before the forks)
+import pytest
 import torch
 import torch.utils.tensorboard
+from composites import CONFIGS, save_composite
 from runs import ending, fit, largest_difference, loss_difference, use_float64_norm
-from tiny import save_tiny_base, tiny_encoder
+from tiny import FEW_TARGETS, NO_LORA, save_tiny_base, tiny_encoder
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch.utils.checkpoint import CheckpointError
 from transformers import AutoModel, LlamaConfig
@@ -153,7 +155,8 @@ def train(
         )
     if dtype == torch.float16:  # of the base
         encoder.model.to(dtype)
-    encoder.add_lora(mine.lora)
+    if mine.lora.rank:
+        encoder.add_lora(mine.lora)
     if dtype != torch.float16:
         encoder.model.to(dtype)
     fit(encoder, examples, loss, mine)
@@ -457,9 +460,25 @@ def attention(folder: Path, kind: str, *names: str) -> None:
     two_processes(folder, names, {"attention": "bidirectional"}, model=model)
 
 
-def hybrid(folder: Path, kind: str) -> None:
-    save_tiny_base(kind, folder / "base")
-    two_processes(folder, (), {})
+def families(folder: Path, *names: str) -> None:
+    failed = {}
+    for name in names:
+        (folder / name).mkdir()
+        try:
+            save = save_composite if name in CONFIGS else save_tiny_base
+            save(name, folder / name / "base")
+            path = folder / name / "base" / "config.json"
+            config = json.loads(path.read_text())
+            # The masks of a model's own dropout differ between ranks.
+            path.write_text(json.dumps(config | {key: 0.0 for key in config if "drop" in key}))
+            rank, targets = 0 if name in NO_LORA else 4, list(FEW_TARGETS.get(name, ["all-linear"]))
+            lora = LoraSettings(rank=rank, alpha=8, targets=targets)
+            model = settings(folder / name, "").model
+            print(name, flush=True)
+            two_processes(folder / name, (), {}, lora=lora, model=model, max_steps=2)
+        except (Exception, pytest.skip.Exception) as error:
+            failed[name] = repr(error)
+    assert not failed, failed
 
 
 def dense(folder: Path, *names: str) -> None:
@@ -480,7 +499,7 @@ def two_processes(folder: Path, names: tuple[str, ...], in_card: dict[str, Any],
         compare(folder, list(names), quick=True, **changed)
         return
     for world in (1, 2):
-        mine = settings(folder, f"world{world}", max_steps=3, **changed)
+        mine = settings(folder, f"world{world}", **{"max_steps": 3} | changed)
         forked.run(world, lambda _, m=mine, w=world: train(m, w, ragged(40)), folder / f"log{world}")
         assert json.loads((mine.run_path / "model" / CARD_NAME).read_text()).items() >= in_card.items()
         check_close(f"{world} processes", folder / "world1", mine.run_path)
@@ -545,7 +564,7 @@ if __name__ == "__main__":
             mixture,
             shortage,
             attention,
-            hybrid,
+            families,
             dense,
             kernels,
         )

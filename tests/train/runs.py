@@ -84,8 +84,9 @@ def outcome(run_dir: Path) -> dict[str, Any]:
 
 
 def ending(run_dir: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Adapter and metrics of a run."""
-    return load_file(run_dir / "model" / "adapter_model.safetensors"), read_metrics(run_dir)
+    """Adapter, or all weights, and metrics of a run."""
+    (path,) = (run_dir / "model").glob("*model.safetensors")
+    return load_file(path), read_metrics(run_dir)
 
 
 def largest_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

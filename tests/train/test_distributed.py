@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from composites import CONFIGS
 from programs import run
+from tiny import HYBRID, KINDS
+from transformers import CONFIG_MAPPING
 
 from angle_llm.run import resolve_models
 from angle_llm.settings.parsing import MissingLibraryError, SettingsError
@@ -60,18 +63,21 @@ def test_every_strategy_gives_the_result_of_one_process(tmp_path: Path, names: l
             pytest.param("attention", [kind], marks=pytest.mark.slow)
             for kind in ("llama", "mistral", "qwen2", "qwen3", "gemma2")
         ),
-        *(
-            pytest.param("hybrid", [kind], marks=pytest.mark.slow)
-            for kind in ("lfm2", "qwen3_5_text", "falcon_h1", "mamba", "mamba2")
-        ),
         pytest.param("dense", ["ZeRO-2"], marks=[pytest.mark.slow, needs_deepspeed]),
     ],
 )
 def test_variants_of_the_model_do_not_depend_on_the_number_of_processes(
     tmp_path: Path, variant: str, names: list[str]
 ) -> None:
-    """Bidirectional attention; layers without attention; Dense modules that are trained with the adapter."""
+    """Bidirectional attention; Dense modules that are trained with the adapter."""
     assert program("distributed_runs.py", str(tmp_path), variant, *names).count("losses differ by") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [KINDS, HYBRID, CONFIGS], ids=["attention", "hybrid", "multimodal"])
+def test_every_family_trains_on_two_processes_as_on_one(kinds: dict[str, Any], tmp_path: Path) -> None:
+    names = [name for name in kinds if name not in HYBRID or name in CONFIG_MAPPING]
+    assert program("distributed_runs.py", str(tmp_path), "families", *names).count("losses differ by") == 2 * len(names)
 
 
 def test_a_run_resumes_with_another_number_of_processes(tmp_path: Path) -> None:

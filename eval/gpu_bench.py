@@ -1,4 +1,4 @@
-"""Common code of `gpu_check.py` and `gpu_peers.py`: settings, models with random weights, result rows."""
+"""Common code of `gpu_check.py`, `gpu_visit.py` and `gpu_peers.py`: settings, models with random weights, result rows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,10 @@ class GpuSettings:
     """Dimensions of a hidden state."""
     heads: int = 32
     """Number of attention heads of a layer."""
+    kv_heads: int | None = None
+    """Number of key-value heads of a layer. None: as many as attention heads."""
+    bidirectional: bool = False
+    """Tokens attend to later tokens too; texts are then packed."""
     intermediate: int = 11008
     """Dimensions of the hidden layer of the MLP."""
     data: DataSource = field(default_factory=DataSource)
@@ -104,19 +108,15 @@ class Rows:
                 "this machine has no GPU, which a model of this shape needs. For a smoke test: --layers 2 --hidden 64 --heads 4 "
                 "--intermediate 96 --batch 4 --steps 1"
             )
-        self.add(device=self.name, torch=torch.__version__, settings=repr(settings))
+        changed = {one.name: value for one in fields(settings) if (value := getattr(settings, one.name)) != one.default}
+        self.add(
+            device=self.name, torch=torch.__version__, settings={name: str(value) for name, value in changed.items()}
+        )
 
     def add(self, **row: Any) -> dict[str, Any]:
         """Print a result row, append it to the file, and return it."""
         self.found.append(row)
-        line = json.dumps(row, default=str)
-        print(line, flush=True)
-        if self._settings.out is not None:
-            self._settings.out.parent.mkdir(parents=True, exist_ok=True)
-            with self._settings.out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+        append_row(self._settings.out, row)
         return row
 
     def measure(self, work: Callable[[], dict[str, Any]], missing: str | None = None, **about: Any) -> dict[str, Any]:
@@ -155,6 +155,18 @@ class Rows:
 def _failure(error: Exception) -> dict[str, str]:
     """Convert an error to values of a result row. The values refer to no tensor, so memory can be freed."""
     return {"out_of_memory" if is_out_of_memory(error) else "error": f"{type(error).__name__}: {error}"[:400]}
+
+
+def append_row(path: Path | None, row: Mapping[str, Any]) -> None:
+    """Print a result row, and append it to a JSON Lines file, on disk at once; None: print it only."""
+    line = json.dumps(row, default=str)
+    print(line, flush=True)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def find_device() -> tuple[torch.device, str]:
@@ -243,7 +255,11 @@ def random_backbone(
         "intermediate_size": settings.intermediate,
     }
     vocabulary = len(tokenizer_of(settings.tokenizer))
-    config: Any = LlamaConfig(vocab_size=vocabulary, max_position_embeddings=4096, **sizes)
+    config: Any = LlamaConfig(
+        vocab_size=vocabulary, max_position_embeddings=4096, num_key_value_heads=settings.kv_heads, **sizes
+    )
+    if settings.bidirectional:
+        config.is_causal = False
     if bert:
         sizes = sizes if settings.is_small else {}
         config = BertConfig(vocab_size=vocabulary, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0, **sizes)

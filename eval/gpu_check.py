@@ -22,15 +22,17 @@ Each row is printed at once. If a row runs out of memory or its library is missi
 row runs. The exit code is 1 if a check fails. Weights are random, because speed does not depend on them.
 
 Utilisation counts the executed operations of the linear layers, relative to the peak in the data sheet of the device; for
-an unknown device, to a large matrix product that is measured. Training plans batches in a thread, so the time of a step
-excludes planning and tokenization.
+an unknown device, to a large matrix product that is measured. As in a run, a thread plans the batches of the next step;
+the time of a step includes waiting for it.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -65,11 +67,11 @@ from angle_llm.memory.device_memory import Sharding
 from angle_llm.memory.step_forecast import StepForecast
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.layout.flex import AttentionShape, flex_problem
-from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
+from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.model.meta_model import meta_backbone
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.train import TrainSettings
-from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
+from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule, prefetch
 from angle_llm.train.distributed import Processes
 from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import StepResult, boundary_step, group_step
@@ -249,8 +251,7 @@ def missing(encoder: SentenceEncoder, layout: str) -> str | None:
 def with_layout(encoder: SentenceEncoder, layout: str) -> SentenceEncoder:
     """Return an encoder with the same weights that plans micro-batches in a layout that it can compute."""
     named: Any = layout
-    layouts = LayoutSupport(named, "as requested", encoder.layouts.max_tokens, encoder.model.options.causal)
-    encoder = encoder.changed(layouts=layouts)
+    encoder = encoder.changed(layouts=replace(encoder.layouts, layout=named, reason="as requested"))
     match_layout(encoder)
     return encoder
 
@@ -327,17 +328,18 @@ def training_speed(
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=device.type == "cuda")
     meter, counts = StepMeter(encoder, peak_flops(device, torch.bfloat16)), []
     found: list[StepResult] = []
-    steps = planner.steps(StepSchedule(planner.data.draws, run).after(0), budget)
-    for _, groups in islice(steps, 1 + settings.steps):
-        synchronize(device)
+    steps = islice(planner.steps(StepSchedule(planner.data.draws, run).after(0), budget), 1 + settings.steps)
+    with ThreadPoolExecutor(max_workers=1) as worker:
         started = time.perf_counter()
-        results = backward(encoder, groups, budget)
-        optimizer.step()
-        optimizer.zero_grad()
-        synchronize(device)
-        seconds = time.perf_counter() - started
-        counts.append(meter.counts(results, seconds, checkpointing=budget.activation_checkpointing))
-        found += results
+        for _, groups in prefetch(steps, worker):
+            results = backward(encoder, groups, budget)
+            optimizer.step()
+            optimizer.zero_grad()
+            synchronize(device)
+            seconds = time.perf_counter() - started
+            counts.append(meter.counts(results, seconds, checkpointing=budget.activation_checkpointing))
+            found += results
+            started = time.perf_counter()
     names = ("pairs_per_second", "computed_tokens_per_second", "computed_tokens", "utilisation", "seconds")
     return {
         **{name: median(count[name] for count in counts[1:]) for name in names},
@@ -358,51 +360,63 @@ def backward(encoder: SentenceEncoder, groups: Sequence[PlannedGroup], budget: T
 
 
 def measure_budget(settings: GpuSettings, rows: Rows, encoder: SentenceEncoder, base: str) -> None:
-    """Add a row with speed and peak memory with the token budget that a run chooses, as `choose_budget` does."""
-    device, on_gpu = rows.device, rows.device.type == "cuda"
-
-    def run() -> dict[str, Any]:
-        config, planner, _ = planner_of(settings, encoder, settings.accumulation)
-        free = device_memory.free_memory(Processes(device=device)) or 0
-        backbone = meta_backbone(without_adapter(encoder.model.backbone).config, encoder.dtype, config.lora)
-        costs = StepForecast.of(config, encoder, backbone, planner.data, planner.losses, Sharding(), device.type)
-        choice = best_budget(config, costs, free)
-        budget = choice.budget
-        match_layout(encoder)
-        encoder.model.checkpoint_activations(enabled=budget.activation_checkpointing)
-        free_memory(device)
-        try:
-            speed, results = training_speed(settings, encoder, config, planner, budget)
-        finally:
-            encoder.model.checkpoint_activations(enabled=False)
-        needs = []
-        for result in results:
-            micro = max(group.computed_tokens for group in result.plan.groups)
-            needs.append(costs.memory(micro if result.cached else result.plan.computed_tokens, budget))
-        expected = max(need.total - need.allowance for need in needs)
-        ratio = torch.cuda.max_memory_allocated(device) / expected if on_gpu else None
-        holds = choice.fits and (ratio is None or ratio <= 1 + settings.tolerance)
-        sizes = {"free_gib": free / GIB, "chosen_gib": choice.forecast_bytes / GIB, "step_gib": expected / GIB}
-        return {"budget": str(budget), **sizes, "ratio": ratio, **speed, "holds": holds}
-
-    rows.measure(run, check="peak memory is within the forecast", what="LoRA", base=base, variant="chosen budget")
+    """Add a row with speed and peak memory with the token budget that a run chooses."""
+    work = partial(chosen_budget, settings, encoder)
+    rows.measure(work, check="peak memory is within the forecast", what="LoRA", base=base, variant="chosen budget")
 
 
-def traced(settings: GpuSettings, encoder: SentenceEncoder, path: Path) -> dict[str, Any]:
-    """Write a profiler trace of a training step, and print its longest operations."""
+def chosen_budget(settings: GpuSettings, encoder: SentenceEncoder) -> dict[str, Any]:
+    """Return speed, forecast and peak memory with the token budget that a run chooses, as `choose_budget` does."""
+    device = encoder.device
+    config, planner, _ = planner_of(settings, encoder, settings.accumulation)
+    free = device_memory.free_memory(Processes(device=device)) or 0
+    backbone = meta_backbone(without_adapter(encoder.model.backbone).config, encoder.dtype, config.lora)
+    costs = StepForecast.of(config, encoder, backbone, planner.data, planner.losses, Sharding(), device.type)
+    choice = best_budget(config, costs, free)
+    budget = choice.budget
+    match_layout(encoder)
+    encoder.model.checkpoint_activations(enabled=budget.activation_checkpointing)
+    free_memory(device)
+    try:
+        speed, results = training_speed(settings, encoder, config, planner, budget)
+    finally:
+        encoder.model.checkpoint_activations(enabled=False)
+    needs = []
+    for result in results:
+        micro = max(group.computed_tokens for group in result.plan.groups)
+        needs.append(costs.memory(micro if result.cached else result.plan.computed_tokens, budget))
+    expected = max(need.total - need.allowance for need in needs)
+    ratio = torch.cuda.max_memory_allocated(device) / expected if device.type == "cuda" else None
+    holds = choice.fits and (ratio is None or ratio <= 1 + settings.tolerance)
+    sizes = {"free_gib": free / GIB, "chosen_gib": choice.forecast_bytes / GIB, "step_gib": expected / GIB}
+    return {"budget": str(budget), **sizes, "ratio": ratio, **speed, "holds": holds}
+
+
+def traced(settings: GpuSettings, encoder: SentenceEncoder, path: Path | None = None) -> dict[str, Any]:
+    """Return the milliseconds of the longest kernels of a training step (on a CPU: operations), and of all together.
+
+    With `path`, a trace of the profiler is written too.
+    """
     match_layout(encoder)
     run, planner, budget = planner_of(settings, encoder)
     ((_, groups),) = islice(planner.steps(StepSchedule(planner.data.draws, run).after(0), budget), 1)
     encoder.model.train()
+    on_gpu = encoder.device.type == "cuda"
     with torch.profiler.profile() as record:  # of all devices
         backward(encoder, groups, budget)
         synchronize(encoder.device)
     encoder.model.zero_grad()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record.export_chrome_trace(str(path))
-    unit = "cuda" if encoder.device.type == "cuda" else "cpu"
-    print(record.key_averages().table(sort_by=f"self_{unit}_time_total", row_limit=20), flush=True)
-    return {"bytes": path.stat().st_size}
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record.export_chrome_trace(str(path))
+    kernels: Counter[str] = Counter()
+    for event in record.key_averages():
+        # The operations of torch have the time of the kernels that they launch, which are events themselves.
+        if on_gpu == (event.device_type == torch.profiler.DeviceType.CUDA) and not event.is_user_annotation:
+            microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            kernels[event.key[:60]] += microseconds / 1000
+    longest = {name: round(milliseconds, 2) for name, milliseconds in kernels.most_common(16)}
+    return {"kernel_ms": round(kernels.total(), 1), "kernels": longest}
 
 
 def peers_part(settings: GpuSettings, rows: Rows) -> None:

@@ -46,6 +46,11 @@ def limit_memory(device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(usable / total, device)
 
 
+def is_partitioned(weight: Tensor) -> bool:
+    """Return whether ZeRO-3 (empty tensor) or FSDP (distributed tensor) has partitioned a weight over ranks."""
+    return not weight.numel() or hasattr(weight, "device_mesh")
+
+
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Move a tensor to a device. A copy from the CPU to a GPU is asynchronous."""
     if is_gpu(device) and tensor.device.type == "cpu":

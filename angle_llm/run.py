@@ -64,7 +64,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
     from angle_llm.model.saved_lora import lora_of_run
     from angle_llm.model.text_vectors import precompute_vectors
     from angle_llm.train.callbacks import EarlyStopping
-    from angle_llm.train.loading import check_cpu, check_zero_3, load_encoder, with_supported_dtype
+    from angle_llm.train.loading import check_cpu, check_partition, load_encoder, with_supported_dtype
     from angle_llm.train.metrics import check_trackers
     from angle_llm.train.objectives import check_classes, check_teacher_scores, make_losses
     from angle_llm.train.run_folder import Run
@@ -91,7 +91,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
         source, others = resolve_models(settings)
         check_cpu(source, settings, run.processes)
         settings = with_supported_dtype(settings, run.processes)
-        check_zero_3(source, settings, run.processes.zero_stage)
+        check_partition(source, settings, run.processes.partition)
         check_optimizer(settings.optimizer, run.processes)
         settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
 

@@ -37,8 +37,8 @@ LEAST_GAIN = 0.1
 SMALL_MODEL = 10_000_000
 """A model with fewer weights gets the constant budget on a CPU, without a forecast."""
 USABLE, USABLE_WITH_ZERO = 0.92, 0.85
-"""Fraction of free memory that a forecast may fill. ZeRO cannot repeat a step after running out of memory."""
-ADVICE = "lower --model.max-length or --lora.rank, set --model.bits 4, or use ZeRO on several devices"
+"""Fraction of free memory that a forecast may fill. ZeRO and FSDP cannot repeat a step after running out of memory."""
+ADVICE = "lower --model.max-length or --lora.rank, set --model.bits 4, or use FSDP or ZeRO on several devices"
 """How to lower the memory of a run that may not fit."""
 
 
@@ -116,7 +116,8 @@ def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) ->
     Values in the settings are kept. Activation checkpointing must save `LEAST_GAIN` of the time. Of budgets with equal
     times, the largest is chosen. If no budget fits, the result is the smallest.
     """
-    usable = round(memory * (USABLE_WITH_ZERO if forecast.device.sharding.zero else USABLE))
+    sharding = forecast.device.sharding
+    usable = round(memory * (USABLE_WITH_ZERO if sharding.zero or sharding.fsdp else USABLE))
     choices = []
     for budget in candidates(settings, forecast):
         graph_tokens = budget.graph_tokens

@@ -39,15 +39,17 @@ class Sharding:
     """ZeRO stage; 0 without ZeRO."""
     offload: str = "none"
     """State that ZeRO keeps in host memory: `none`, `optimizer` or `parameters` (the optimizer state and all weights)."""
+    fsdp: bool = False
+    """Whether FSDP partitions the frozen weights."""
 
     @classmethod
     def of(cls, processes: Processes) -> Sharding:
         """Return the sharding of launched processes."""
-        return cls(processes.world_size, processes.zero_stage, processes.offload)
+        return cls(processes.world_size, processes.zero_stage, processes.offload, processes.uses_fsdp)
 
     def __str__(self) -> str:
         if not self.zero:
-            return f"processes: {self.processes}"
+            return f"{'FSDP, ' if self.fsdp else ''}processes: {self.processes}"
         return f"ZeRO-{self.zero}, processes: {self.processes}, offloaded: {self.offload}"
 
     def part(self, size: int, from_stage: int) -> int:
@@ -56,6 +58,10 @@ class Sharding:
         Examples: optimizer state from stage 1, gradients from stage 2, weights from stage 3.
         """
         return -(-size // self.processes) if self.zero >= from_stage else size
+
+    def base_part(self, size: int) -> int:
+        """Return the bytes of the frozen weights on one process, of `size` bytes in all."""
+        return -(-size // self.processes) if self.fsdp else self.part(size, 3)
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,8 @@ class Device:
     """Number of elements in a gradient bucket of DeepSpeed."""
     embedding_bytes: int
     """Bytes of the embeddings in an optimizer step."""
+    gathered_bytes: int = 0
+    """Maximum number of bytes of the weights that FSDP gathers at a time."""
 
     def memory(self, activations: int) -> Memory:
         """Return the peak memory of a training step whose passes need `activations` bytes.
@@ -111,7 +119,7 @@ class Device:
         weights_here, states_here = offload != "parameters", offload == "none"
         nccl = EXCHANGE_CONTEXT if self.sharding.processes > 1 and self.kind == "cuda" else 0
         passes = Memory(
-            base_weights=part(self.base_bytes, 3) * weights_here,
+            base_weights=self.sharding.base_part(self.base_bytes) * weights_here,
             trained_weights=part(self.trained_bytes, 3) * weights_here,
             optimizer=self._states * states_here,
             gradients=part(self.trained_bytes, 2),
@@ -138,7 +146,7 @@ class Device:
     def _exchange(self) -> int:
         """Bytes of the buffers for gradient reduction and for gathered weights."""
         if not self.sharding.zero:  # DataParallelStrategy copies the gradients to sum them
-            return self.trained_bytes if self.sharding.processes > 1 else 0
+            return self.gathered_bytes + self.trained_bytes * (self.sharding.processes > 1)
         gathered = min(self.base_bytes + self.trained_bytes, 2 * LIVE_NUMBERS) if self.sharding.zero == 3 else 0
         return 4 * self.bucket_numbers + gathered
 

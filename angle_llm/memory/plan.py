@@ -27,7 +27,7 @@ from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.parsing import settings_to_dict
 from angle_llm.settings.plan import PlanSettings
 from angle_llm.train.batches import BatchPlanner, StepSchedule
-from angle_llm.train.loading import check_zero_3
+from angle_llm.train.loading import check_partition
 from angle_llm.train.objectives import make_losses, task_of
 from angle_llm.train.token_budget import TokenBudget, budget_of, check_checkpointing, default_budget
 
@@ -103,7 +103,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     # 1. Settings and data, as in `fine_tune`.
     losses = make_losses(settings)
     source = resolve_model(settings.model.path, attention=settings.model.attention)
-    check_zero_3(source, settings, settings.zero)
+    check_partition(source, settings, "FSDP" if settings.fsdp else "ZeRO-3" if settings.zero == 3 else None)
     settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
     data = load_mixture(settings.data, cache_folder())
 
@@ -124,7 +124,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         losses[0].check_width(state_sizes(without_adapter(backbone))[0])
 
     # 3. The token budget.
-    sharding = Sharding(settings.processes, settings.zero, settings.offload)
+    sharding = Sharding(settings.processes, settings.zero, settings.offload, settings.fsdp)
     steps = StepForecast.of(settings, encoder, backbone, data, losses, sharding, settings.device_kind)
     choice = None if settings.memory is None else best_budget(settings, steps, round(settings.memory * GIB))
     budget = default_budget(settings, budget_of(settings.device_kind)) if choice is None else choice.budget
@@ -200,7 +200,7 @@ def render(settings: PlanSettings, result: Forecast) -> str:
         f"({work.computed_tokens / work.logical_tokens:.0%}, layout {work.layout}), {work.operations:.3g} operations",
         f"batches     at most {work.largest_group:,} tokens per process in {work.sampled_groups} sampled groups; {cached}",
         f"budgets     {result.budget}",
-        f"devices     {settings.device_kind}, {Sharding(settings.processes, settings.zero, settings.offload)}",
+        f"devices     {settings.device_kind}, {Sharding(settings.processes, settings.zero, settings.offload, settings.fsdp)}",
         "",
         f"{'GiB on one device':26}{'expected':>10}{'full budget':>14}",
     ]

@@ -22,6 +22,7 @@ from angle_llm.memory.step_memory import count_passes
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
+from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.layout.flex import padded_length
 from angle_llm.model.layout.micro_batches import TextGroup
@@ -144,6 +145,7 @@ class StepForecast:
             trained_numbers=sum(weight.numel() for weight in trained),
             bucket_numbers=state_sizes(bare)[1] ** 2,
             embedding_bytes=4 * columns * step_texts,
+            gathered_bytes=gathered_bytes(bare) if sharding.fsdp else 0,
         )
         return cls(
             device,
@@ -206,6 +208,16 @@ def _longest_text(planner: BatchPlanner) -> int:
 
     batch = planner.batch(heapq.nlargest(LONGEST_TEXTS, searched, key=characters))
     return max(map(len, planner.tokenize(batch)))
+
+
+def gathered_bytes(backbone: Any) -> int:
+    """Return the maximum number of bytes of the weights of a backbone that FSDP gathers at a time.
+
+    These are the token embeddings, or the first layer, which stays gathered in the backward pass, a layer that is computed,
+    and the next one, in its communication buffer and as weights.
+    """
+    layers = max(map(frozen_bytes, LayerStack.of(backbone).layers))
+    return 4 * layers + frozen_bytes(backbone.get_input_embeddings())
 
 
 def product_weights(backbone: nn.Module) -> int:

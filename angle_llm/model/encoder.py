@@ -23,6 +23,7 @@ from angle_llm.device import (
     evaluating,
     is_gpu,
     is_out_of_memory,
+    is_partitioned,
     keep_freed_memory,
     limit_memory,
     on_device,
@@ -550,7 +551,7 @@ def _encode_planned(
 ) -> tuple[Plan, torch.Tensor]:
     """Encode texts in micro-batches; after every out-of-memory error, encode again with half the token budget.
 
-    With weights partitioned by ZeRO-3 the error is raised, because all other ranks wait in the failed forward pass.
+    With partitioned weights (ZeRO-3, FSDP) the error is raised, because all other ranks wait in the failed forward pass.
 
     Args:
         make_plan: splits the texts into micro-batches for a token budget (maximum number of tokens in a micro-batch).
@@ -565,7 +566,7 @@ def _encode_planned(
         RuntimeError: if the memory is too small for a single text.
     """
     device = next(model.parameters()).device
-    partitioned = not all(parameter.numel() for parameter in model.parameters())
+    partitioned = any(map(is_partitioned, model.parameters()))
     while True:
         plan = make_plan(token_budget)
         done = 0

@@ -19,6 +19,8 @@ class PlanSettings(TrainSettings):
     """Number of training processes, with one device per process."""
     zero: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage: 1 partitions the optimizer state, 2 also gradients, 3 also weights."""
+    fsdp: bool = False
+    """Whether FSDP partitions the frozen weights."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
     """Training state that ZeRO keeps in host memory. optimizer: the optimizer state. parameters: also the weights
     (stage 3)."""
@@ -30,6 +32,8 @@ class PlanSettings(TrainSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.fsdp and self.zero:
+            raise SettingsError(f"--fsdp excludes --zero {self.zero}. Omit one of them.")
         if self.offload != "none" and self.zero == 0:
             raise SettingsError(f"--offload {self.offload} needs ZeRO. Set --zero 1, 2 or 3, or --offload none.")
         if self.offload == "parameters" and self.zero != 3:

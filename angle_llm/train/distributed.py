@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -78,6 +78,8 @@ class Processes:
             # ProcessWatch detects a lost process; a rank that writes or reads data may take long.
             kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(days=1))] if several else [],
         )
+        if _flag(os.environ, "ACCELERATE_USE_FSDP"):  # else transformers loads no weights on some ranks
+            os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
         state: Any = accelerator.state
         if with_deepspeed:
             # Otherwise transformers would partition the weights on loading, and probes could not run the model.
@@ -101,6 +103,16 @@ class Processes:
         return int(plugin.zero_stage) if plugin else 0
 
     @property
+    def uses_fsdp(self) -> bool:
+        """Whether the launcher selects FSDP, with several processes."""
+        return self.world_size > 1 and _flag(os.environ, "ACCELERATE_USE_FSDP")
+
+    @property
+    def partition(self) -> Literal["ZeRO-3", "FSDP"] | None:
+        """What partitions the weights of the base over ranks; None if every rank holds all weights."""
+        return "FSDP" if self.uses_fsdp else "ZeRO-3" if self.zero_stage == 3 else None
+
+    @property
     def deepspeed_config(self) -> dict[str, Any]:
         """The DeepSpeed configuration; empty without DeepSpeed."""
         return self.accelerator.state.deepspeed_plugin.deepspeed_config if self.zero_stage else {}
@@ -109,9 +121,9 @@ class Processes:
     def load_device(self) -> torch.device:
         """The device on which model weights are loaded.
 
-        With ZeRO-3, this is the CPU: weights are partitioned from there, so that no GPU ever holds all weights.
+        With ZeRO-3 and FSDP, this is the CPU: weights are partitioned from there, so that no GPU ever holds all weights.
         """
-        return torch.device("cpu") if self.zero_stage == 3 else self.device
+        return torch.device("cpu") if self.partition else self.device
 
     @property
     def offload(self) -> str:
@@ -126,7 +138,7 @@ class Processes:
         return "none"
 
     def __str__(self) -> str:
-        strategy = ", data parallel" if self.world_size > 1 else ""
+        strategy = f", {'FSDP' if self.uses_fsdp else 'data parallel'}" if self.world_size > 1 else ""
         if self.zero_stage:
             strategy = f", ZeRO-{self.zero_stage}{'' if self.offload == 'none' else ' with offload'}"
         return f"process {self.rank} of {self.world_size} on {self.device}{strategy}"
@@ -209,8 +221,8 @@ class Processes:
 def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Check that the launcher selects a supported strategy.
 
-    Not supported: FSDP, DeepSpeed on the CPU, mixed precision in a DeepSpeed config, and tensor, pipeline or sequence
-    parallelism.
+    Not supported: FSDP of version 1 or with offload, DeepSpeed on the CPU, mixed precision in a DeepSpeed config, and tensor,
+    pipeline or sequence parallelism.
 
     Args:
         kind: distributed type of Accelerate, such as `MULTI_GPU`.
@@ -220,11 +232,21 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
     Raises:
         SettingsError: with the reason and a supported alternative.
     """
-    fsdp = _flag(environment, "ACCELERATE_USE_FSDP")  # without a GPU, `kind` does not show it
-    if fsdp or not (kind in ("NO", "DEEPSPEED") or kind.startswith("MULTI_")):
+    if not (kind in ("NO", "DEEPSPEED", "FSDP") or kind.startswith("MULTI_")):
         raise SettingsError(
-            f"the launcher selects {'FSDP' if fsdp else kind}, which is not supported. To partition weights, use ZeRO-3: "
-            "accelerate launch --config_file deepspeed_configs/zero3.yaml."
+            f"the launcher selects {kind}, which is not supported. To partition weights, use FSDP or ZeRO-3: accelerate launch "
+            "--config_file deepspeed_configs/fsdp2.yaml or deepspeed_configs/zero3.yaml."
+        )
+    fsdp = _flag(environment, "ACCELERATE_USE_FSDP")  # without a GPU, `kind` does not show it
+    if fsdp and environment.get("FSDP_VERSION", "1") != "2":
+        raise SettingsError(
+            "the launcher selects FSDP of version 1; expected version 2. Set --fsdp_version 2, or fsdp_version: 2 in the config "
+            "file, as in deepspeed_configs/fsdp2.yaml."
+        )
+    if fsdp and _flag(environment, "FSDP_OFFLOAD_PARAMS"):
+        raise SettingsError(
+            "the launcher selects FSDP with offload, which is not supported. Set fsdp_offload_params: false, or use ZeRO-3 with "
+            "offload: accelerate launch --config_file deepspeed_configs/zero3_offload.yaml."
         )
     if _flag(environment, "ACCELERATE_USE_DEEPSPEED") and _flag(environment, "ACCELERATE_USE_CPU"):
         raise SettingsError(

@@ -1,12 +1,13 @@
-"""Load the encoder of a training run; with ZeRO-3, only rank 0 reads the weights.
+"""Load the encoder of a training run; with ZeRO-3 or FSDP, only rank 0 reads the weights.
 
-DeepSpeed sends every weight from rank 0 when it partitions the model, so other ranks need shapes only. Otherwise a
+The strategy sends every weight from rank 0 when it partitions the model, so other ranks need shapes only. Otherwise a
 machine with 8 GPUs would hold the base model 8 times in its memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -55,14 +56,14 @@ def with_supported_dtype(settings: TrainSettings, processes: Processes) -> Train
     return replace(settings, model=model)
 
 
-def check_zero_3(source: ModelSource, settings: TrainSettings, zero_stage: int) -> None:
-    """Raise `SettingsError` for a model or a task that cannot be trained with ZeRO-3."""
-    if zero_stage != 3:
+def check_partition(source: ModelSource, settings: TrainSettings, partition: Literal["ZeRO-3", "FSDP"] | None) -> None:
+    """Raise `SettingsError` for a model or a task that cannot be trained with partitioned weights (ZeRO-3 or FSDP)."""
+    if partition is None:
         return
     path = settings.model.path
     bits = settings.model.bits
     card = source.card
-    problem = task_of(settings).zero_3_problem
+    problem = task_of(settings).partition_problem
     if source.adapter is not None:
         problem = (
             f"continue training the adapter in {path}. Use ZeRO-2, or merge the adapter (angle-llm merge) and train the "
@@ -74,8 +75,10 @@ def check_zero_3(source: ModelSource, settings: TrainSettings, zero_stage: int) 
         problem = f"train {path}, which uses only some layers or dimensions of its base model. Use ZeRO-2"
     elif source.dense:
         problem = f"train {path}, which has Dense modules. Use ZeRO-2"
+    elif partition == "FSDP" and not settings.lora.rank:
+        problem = "train all weights (--lora.rank 0). Use ZeRO-3, or train an adapter"
     if problem is not None:
-        raise SettingsError(f"ZeRO-3 cannot {problem}.")
+        raise SettingsError(f"{partition} cannot {problem}.")
 
 
 def load_encoder(
@@ -83,11 +86,11 @@ def load_encoder(
 ) -> tuple[SentenceEncoder, list[str]]:
     """Load the encoder of a training run, with its adapter, layouts and head; return it and lines for the log.
 
-    All ranks get the same layouts. With ZeRO-3, the weights are on the CPU of rank 0, and on the meta device of all other
-    ranks; `ZeroStrategy` fills them.
+    All ranks get the same layouts. With ZeRO-3 or FSDP, the weights are on the CPU of rank 0, and on the meta device of all
+    other ranks; the strategy fills them.
 
     Raises:
-        RemoteRankError: with ZeRO-3, if another rank failed.
+        RemoteRankError: with ZeRO-3 or FSDP, if another rank failed.
         SettingsError: if the model cannot be trained with the task of the settings.
         ArtifactError, SettingsError, QuantizationError, ValueError, FileNotFoundError: see
             `SentenceEncoder.from_pretrained`.
@@ -133,16 +136,16 @@ def load_encoder(
 
 
 def _with_weights(source: ModelSource, settings: TrainSettings, processes: Processes) -> SentenceEncoder:
-    """Load an encoder; with ZeRO-3, ranks other than 0 get one whose weights are on the meta device."""
+    """Load an encoder; with ZeRO-3 or FSDP, ranks other than 0 get one whose weights are on the meta device."""
     model = settings.loaded_model
-    partitioned = processes.zero_stage == 3
-    # DeepSpeed fills the weights of the other ranks from rank 0, and `_with_equal_layouts` copies its layouts.
+    partitioned = processes.partition is not None
+    # The strategy fills the weights of the other ranks from rank 0, and `_with_equal_layouts` copies its layouts.
     if partitioned and not processes.is_main:
         encoder, config = meta_model.tiny_encoder_copy(source, model)
         backbone = meta_model.meta_backbone(config, meta_model.stored_dtype(config, model.dtype))
         return encoder.changed(model=meta_model.put_in(encoder.model, backbone))
     # `from_pretrained` would probe on `load_device`. A layout must be probed on the device and in the dtype of training,
-    # and partitioned weights are on the CPU until DeepSpeed partitions them.
+    # and partitioned weights are on the CPU until the strategy partitions them.
     trains_elsewhere = partitioned or (settings.autocasts and processes.device.type == "cuda")
     probe_later = settings.layout == "auto" and trains_elsewhere
     encoder = SentenceEncoder.from_pretrained(
@@ -165,8 +168,8 @@ def _with_weights(source: ModelSource, settings: TrainSettings, processes: Proce
 
 
 def _with_equal_layouts(encoder: SentenceEncoder, processes: Processes) -> SentenceEncoder:
-    """Return an encoder with the same layouts on all ranks; with ZeRO-3, also with the base of rank 0."""
-    if processes.zero_stage == 3 and processes.world_size > 1:
+    """Return an encoder with the same layouts on all ranks; with ZeRO-3 or FSDP, also with the base of rank 0."""
+    if processes.partition and processes.world_size > 1:
         base, base_revision, layouts, fingerprint = processes.from_main(
             lambda: (encoder.base, encoder.base_revision, encoder.layouts, weights_fingerprint(encoder.model.backbone))
         )

@@ -25,8 +25,8 @@ class PairTask:
     """Training on scored pairs; with `settings.nested`, also of truncated vectors and fewer layers."""
 
     settings: TrainSettings
-    zero_3_problem: ClassVar[str | None] = None
-    """Why ZeRO-3 cannot be used, with advice, for an error message; None if it can."""
+    partition_problem: ClassVar[str | None] = None
+    """Why ZeRO-3 and FSDP cannot be used, with advice, for an error message; None if they can."""
 
     def loss(self, plain: Objective) -> Objective:
         """Return the loss of a dataset; `plain` is the loss on full vectors.

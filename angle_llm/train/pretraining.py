@@ -215,7 +215,7 @@ class MaskedTokenTask:
     """MNTP: predict masked tokens. Needs bidirectional attention. For the methods, see also `objectives.PairTask`."""
 
     settings: TrainSettings
-    zero_3_problem: ClassVar[str | None] = "train with --pretraining.task mntp. Use ZeRO-2"
+    partition_problem: ClassVar[str | None] = "train with --pretraining.task mntp. Use ZeRO-2"
 
     def loss(self, _: Objective) -> Objective:
         """Return the loss of a dataset; the settings of the objective are not used."""
@@ -308,7 +308,7 @@ class TwoViewsTask:
     """Unsupervised SimCSE: the two embeddings of a text are a positive pair. Needs dropout."""
 
     settings: TrainSettings
-    zero_3_problem: ClassVar[str | None] = "train with --pretraining.task simcse. Use ZeRO-2"
+    partition_problem: ClassVar[str | None] = "train with --pretraining.task simcse. Use ZeRO-2"
 
     def loss(self, plain: Objective) -> Objective:
         """Return the loss of a dataset; `plain` is computed on the pairs of embeddings."""

@@ -6,6 +6,9 @@ first check that no rank ran out of memory, and may have different numbers of ba
 
 `ZeroStrategy` (DeepSpeed ZeRO): optimizer state (stage 1), gradients (2) and weights (3) are partitioned over ranks.
 
+`FsdpStrategy` (FSDP2 of torch): the frozen base is partitioned over ranks. Every rank holds the whole adapter, which is
+trained as in `DataParallelStrategy`.
+
 State is read and loaded as full tensors by name, so a checkpoint does not depend on the strategy that wrote it.
 """
 
@@ -19,10 +22,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import AdamW
 
-from angle_llm.device import is_gpu, is_out_of_memory
+from angle_llm.device import is_gpu, is_out_of_memory, is_partitioned
+from angle_llm.model.heads import EmbeddingModel
+from angle_llm.model.layers.depth import LayerStack
+from angle_llm.model.layers.lora import without_adapter
 from angle_llm.settings.parsing import SettingsError, need_library
 from angle_llm.settings.train import OptimizerSettings
 from angle_llm.train.distributed import Processes
@@ -208,7 +214,78 @@ class DataParallelStrategy(SingleProcess):
         self.processes.check_equal("checksum of the trainable weights", f"{total:.17g}")
 
 
-class ZeroStrategy(DataParallelStrategy):
+class PartitionedStrategy(DataParallelStrategy):
+    """Base class of strategies that communicate in forward or backward passes, so a step cannot be repeated."""
+
+    @contextmanager
+    def guard_ranks(self) -> Iterator[None]:
+        """Name the rank and the remedy in an out-of-memory error.
+
+        The error is raised on this rank only; the run ends.
+
+        Raises:
+            RuntimeError: on the rank that failed. No step can be repeated.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            # The other ranks wait in a collective operation of their forward or backward pass.
+            raise RuntimeError(
+                f"rank {self.processes.rank} ran out of memory: {error}. ZeRO and FSDP cannot repeat a step or an evaluation: "
+                "resume with --resume auto and a smaller --micro-batch-tokens, after a step also a smaller --graph-tokens."
+            ) from error
+
+    def _broadcast_buffers(self, model: nn.Module) -> None:
+        """Set all buffers of a model to the buffers of rank 0, on the device of this process."""
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        for name, buffer in self.processes.broadcast(buffers if self.processes.is_main else None):
+            owner, _, leaf = name.rpartition(".")
+            model.get_submodule(owner)._buffers[leaf] = buffer
+
+
+class FsdpStrategy(PartitionedStrategy):
+    """Strategy with FSDP2 of torch for an adapter: the frozen base is partitioned over ranks, layer by layer.
+
+    The weights of a layer are gathered when the layer runs, and freed after it. The adapter is not partitioned: gradients,
+    optimizer state, checkpoints and updates are equal to those of `DataParallelStrategy`.
+    """
+
+    def _placed(self, model: EmbeddingModel) -> nn.Module:  # type: ignore[override]
+        """Partition the frozen weights; those of rank 0 are used. A device holds one whole layer at a time."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.processes.device.type, (self.processes.world_size,))
+        backbone: Any = without_adapter(model.backbone)
+        try:
+            layers = LayerStack.of(backbone).layers
+        except ValueError as error:
+            raise SettingsError(
+                f"FSDP partitions a model layer by layer; {type(backbone).__name__} has no single list of its layers. Use ZeRO-3."
+            ) from error
+        for module in (backbone.get_input_embeddings(), *layers, model):  # `model`: the remaining weights
+            self._broadcast_weights(module)
+            trained = {parameter for parameter in module.parameters() if parameter.requires_grad}
+            fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=trained)
+        self._broadcast_buffers(model)
+        return model
+
+    def _broadcast_weights(self, module: nn.Module) -> None:
+        """Set the weights of a module that are not partitioned yet to those of rank 0, on the device of this process."""
+        for owner in module.modules():
+            for name, weight in owner._parameters.items():
+                if weight is None or is_partitioned(weight):
+                    continue
+                device = self.processes.device
+                empty = weight.is_meta  # on all ranks but 0: see `load_encoder`
+                values = torch.empty_like(weight, device=device) if empty else weight.detach().to(device)
+                distributed.broadcast(values, src=0)
+                owner._parameters[name] = nn.Parameter(values, requires_grad=weight.requires_grad)
+
+
+class ZeroStrategy(PartitionedStrategy):
     """Strategy with DeepSpeed ZeRO: optimizer state, gradients and weights are partitioned over ranks, by stage."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
@@ -226,10 +303,7 @@ class ZeroStrategy(DataParallelStrategy):
             from deepspeed.runtime.zero import Init
 
             Init(module=model, config_dict_or_path=config)  # sends the weights of rank 0 to all ranks
-            buffers = dict(model.named_buffers(remove_duplicate=False))
-            for name, buffer in processes.broadcast(buffers if processes.is_main else None):
-                owner, _, leaf = name.rpartition(".")
-                model.get_submodule(owner)._buffers[leaf] = buffer
+            self._broadcast_buffers(model)
         self.model, _ = processes.accelerator.prepare(model, self.optimizer)
         self._engine: Any = self.model
         self._zero: Any = self._engine.optimizer
@@ -240,26 +314,6 @@ class ZeroStrategy(DataParallelStrategy):
 
     def backward(self, scalar: Tensor) -> None:
         self._engine.backward(scalar * self.processes.world_size)  # DeepSpeed takes the mean over ranks
-
-    @contextmanager
-    def guard_ranks(self) -> Iterator[None]:
-        """Name the rank and the remedy in an out-of-memory error.
-
-        With ZeRO the error is raised on this rank only; the run ends.
-
-        Raises:
-            RuntimeError: on the rank that failed. No step can be repeated.
-        """
-        try:
-            yield
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            # The other ranks wait in a collective operation of their forward or backward pass.
-            raise RuntimeError(
-                f"rank {self.processes.rank} ran out of memory: {error}. ZeRO cannot repeat a step or an evaluation: resume with "
-                "--resume auto and a smaller --micro-batch-tokens, after a step also a smaller --graph-tokens."
-            ) from error
 
     def update(self, learning_rate: float) -> float:
         for group in self._zero.param_groups:
@@ -359,5 +413,6 @@ def check_optimizer(settings: OptimizerSettings, processes: Processes) -> None:
 
 
 def make_strategy(model: nn.Module, optimizer: OptimizerSettings, processes: Processes) -> DataParallelStrategy:
-    """Return the strategy that the launcher selected, ZeRO or data parallel, and move the model to its device."""
-    return (ZeroStrategy if processes.zero_stage else DataParallelStrategy)(model, optimizer, processes)
+    """Return the strategy that the launcher selected, ZeRO, FSDP or data parallel, and move the model to its device."""
+    strategy = FsdpStrategy if processes.uses_fsdp else ZeroStrategy if processes.zero_stage else DataParallelStrategy
+    return strategy(model, optimizer, processes)

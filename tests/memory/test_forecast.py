@@ -267,6 +267,12 @@ def test_zero_stages_partition_memory() -> None:
     assert far.host_bytes == GIB // 2 + 9 * GIB // 4
 
 
+def test_fsdp_partitions_the_base_only() -> None:
+    alone = device(Sharding(4)).memory(5 * GIB)
+    fsdp = replace(device(Sharding(4, fsdp=True)), gathered_bytes=3 * GIB).memory(5 * GIB)
+    assert fsdp == replace(alone, base_weights=2 * GIB, exchange=GIB + 3 * GIB)
+
+
 def test_the_larger_of_passes_and_update_counts() -> None:
     update = device(Sharding()).memory(2000)
     assert update.gradients == GIB
@@ -381,7 +387,7 @@ def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:
     assert forecast(settings(bert)).work.layout == "packed"
     assert forecast(settings(bert, device="cuda")).work.layout == "padded"
     zero_3 = SimpleNamespace(
-        zero_stage=3, is_main=True, world_size=1, device=torch.device("cuda"), load_device=torch.device("cpu"), max=int,
+        partition="ZeRO-3", is_main=True, world_size=1, device=torch.device("cuda"), load_device=torch.device("cpu"), max=int,
         gather=lambda layouts: [layouts],
     )  # fmt: skip
     train = TrainSettings(model=ModelSettings(path=str(bert)))
@@ -394,7 +400,7 @@ def test_all_ranks_of_zero_3_compute_products_in_bfloat16(is_main: bool, tmp_pat
     """Only the main rank loads the weights; the others have a model on the meta device."""
     folder = save_tiny_base("llama", tmp_path / "base")
     zero_3: Any = SimpleNamespace(
-        zero_stage=3, is_main=is_main, world_size=1, device=torch.device("cpu"), load_device=torch.device("cpu"), max=int,
+        partition="ZeRO-3", is_main=is_main, world_size=1, device=torch.device("cpu"), load_device=torch.device("cpu"), max=int,
         gather=lambda layouts: [layouts],
     )  # fmt: skip
     train = TrainSettings(model=ModelSettings(path=str(folder)), lora=LoraSettings(rank=0))

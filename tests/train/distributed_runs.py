@@ -8,6 +8,8 @@ options                   the same with options of the negatives and teacher sco
                           gradient is 0, in 2
 deepspeed [NAME]          5 steps in float32: data parallel and ZeRO-1, -2, -3, each also with offload, against one process;
                           kept and cached graphs. With a name, 2 steps of that one in fewer micro-batches, with cached graphs
+fsdp KIND [long]          FSDP in 2 processes gives the bytes of data parallel. `long`: with kept and cached graphs, with
+                          activation checkpointing and resumed; and in 3 processes, in float64, against one
 bits NAME …               the same with a base in 4 and in 8 bits
 together                  accumulated batches in float64: one by one in one process, and together in two
 elastic [ZeRO]            interrupted by a signal to one process and resumed with other numbers of processes and strategies
@@ -72,7 +74,7 @@ from angle_llm.train import trainer
 from angle_llm.train.distributed import EXIT_CODE
 from angle_llm.train.loading import load_encoder
 from angle_llm.train.run_folder import Run
-from angle_llm.train.strategies import DataParallelStrategy, GradientScale, ZeroStrategy, make_strategy
+from angle_llm.train.strategies import DataParallelStrategy, FsdpStrategy, GradientScale, ZeroStrategy, make_strategy
 from angle_llm.train.token_budget import default_budget
 from angle_llm.train.trainer import Interrupted
 
@@ -138,12 +140,19 @@ def train(
         assert processes.accelerator.distributed_type.value in kinds
         assert processes.zero_stage == stage
         strategy = make_strategy(model, optimizer, processes)
-        assert type(strategy) is (ZeroStrategy if stage else DataParallelStrategy)
+        assert type(strategy) is (FsdpStrategy if fsdp else ZeroStrategy if stage else DataParallelStrategy)
+        if fsdp:  # a rank holds its part of every frozen weight, and the whole adapter
+            for name, weight in model.named_parameters():
+                local = weight if weight.requires_grad else weight.to_local()
+                assert ("lora_" in name) == weight.requires_grad
+                rows = [len(part) for part in torch.arange(len(weight)).chunk(1 if weight.requires_grad else world)]
+                assert len(local) == [*rows, 0, 0][0 if weight.requires_grad else processes.rank], name
         return strategy
 
     trainer.make_strategy = checked
     torch.manual_seed(0)
-    if stage == 3:
+    fsdp = "ACCELERATE_USE_FSDP" in os.environ
+    if stage == 3 or (fsdp and dtype == torch.float32):
         train_partitioned(mine, examples)
         return
     if dtype == torch.float64:
@@ -163,7 +172,7 @@ def train(
 
 
 def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
-    """The run of one process under ZeRO-3; checks that other ranks than 0 do not read the weights."""
+    """The run of one process under ZeRO-3 or FSDP; checks that other ranks than 0 do not read the weights."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("weights are read by this rank")
@@ -308,6 +317,60 @@ def import_deepspeed() -> None:
 def deepspeed(folder: Path, name: str | None = None) -> None:
     save_tiny_base("llama", folder / "base")
     compare(folder, [name] if name else list(ZERO), quick=name is not None)
+
+
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+def fsdp(folder: Path, kind: str, length: str = "") -> None:
+    save_tiny_base(kind, folder / "base")
+    examples = ragged(60)
+    steps = 4 if length else 2
+    common: dict[str, Any] = {"max_steps": steps, "epochs": 2, "lora": LoraSettings(4, 8, dropout=0.1)}
+    kinds: dict[str, dict[str, Any]] = {
+        "cached": {"graph_tokens": 0},
+        "kept": {"graph_tokens": 10**6, "accumulation": 2},
+        "computed again": {"graph_tokens": 10**6, "activation_checkpointing": "always"},
+    }
+    launches: dict[str, dict[str, str]] = {"data parallel": {}, "FSDP": FSDP}
+    for name, more in kinds.items():
+        for launch, variables in launches.items():
+            mine = settings(folder, f"{name} {launch}", **common, **more)
+            forked.run(2, lambda _, m=mine: train(m, 2, examples), folder / f"log {name} {launch}", variables)
+        check_bytes(*(folder / f"{name} {launch}" for launch in launches))
+        if not length:
+            return
+    # A checkpoint of FSDP resumes with FSDP and with data parallel.
+    stopped = settings(
+        folder, "stopped", **common, **kinds["kept"], checkpoint=CheckpointSettings(every_steps=1, keep=9)
+    )
+    forked.run(2, lambda _: train(stopped, 2, examples), folder / "log stopped", FSDP)
+    for launch, variables in launches.items():
+        resumed = replace(stopped, resume="step-000002")
+        forked.run(2, lambda _, m=resumed: train(m, 2, examples), folder / f"log resumed {launch}", variables)
+        assert "budget of the checkpoint" in (folder / f"log resumed {launch}.0").read_text()
+        check_bytes(folder / "kept FSDP", stopped.run_path)
+    # In float64, against one process; three processes divide no weight evenly.
+    use_float64_norm()
+    for world, variables in ((1, {}), (3, FSDP)):
+        mine = settings(folder, f"world{world}", max_steps=3)
+        forked.run(
+            world,
+            lambda _, m=mine, w=world: train(m, w, examples, dtype=torch.float64),
+            folder / f"log{world}",
+            variables,
+        )
+    check_close("FSDP in 3 processes", folder / "world1", folder / "world3", losses=1e-9, weights=1e-9)
+
+
+def check_bytes(one: Path, other: Path) -> None:
+    """The adapters of two runs are equal, and their losses and gradient norms."""
+    names = ("step", "loss", "gradient_norm")
+    numbers = [[[line[name] for name in names] for line in ending(path)[1]] for path in (one, other)]
+    assert numbers[0] == numbers[1]
+    files = [(path / "model" / "adapter_model.safetensors").read_bytes() for path in (one, other)]
+    assert files[0] == files[1]
+    print(f"{other.name}: the same bytes", flush=True)
 
 
 def bits(folder: Path, *names: str) -> None:
@@ -559,6 +622,7 @@ if __name__ == "__main__":
             options,
             together,
             deepspeed,
+            fsdp,
             bits,
             elastic,
             mixture,

@@ -173,29 +173,37 @@ def test_a_cut_model_is_refused_under_zero_3(tmp_path: Path) -> None:
     base = SentenceEncoder.from_pretrained(save_tiny_base("llama", tmp_path / "base"))
     base.truncated(dimensions=8).save_pretrained(tmp_path / "cut")
     with pytest.raises(SettingsError, match=r"ZeRO-3 .*only some layers or dimensions"):
-        loading.check_zero_3(
+        loading.check_partition(
             resolve_model(str(tmp_path / "cut")),
             TrainSettings(model=ModelSettings(path=str(tmp_path / "cut"), dtype="float32")),
-            3,
+            "ZeRO-3",
         )
 
 
-def test_models_and_tasks_that_zero_3_cannot_train_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_and_tasks_that_cannot_be_partitioned_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = str(save_tiny_base("llama", tmp_path / "base"))
     adapter = str(save_tiny_adapter(Path(base), tmp_path / "adapter"))
     run = TrainSettings(model=ModelSettings(base))
-    loading.check_zero_3(resolve_model(adapter), replace(run, model=ModelSettings(adapter)), 2)
-    loading.check_zero_3(resolve_model(base), run, 3)
+    loading.check_partition(resolve_model(adapter), replace(run, model=ModelSettings(adapter)), None)
+    loading.check_partition(resolve_model(base), run, "ZeRO-3")
     with pytest.raises(SettingsError, match=r"ZeRO-3.*--model\.bits None"):
-        loading.check_zero_3(resolve_model(base), replace(run, model=ModelSettings(base, bits=4)), 3)
+        loading.check_partition(resolve_model(base), replace(run, model=ModelSettings(base, bits=4)), "ZeRO-3")
     with pytest.raises(SettingsError, match=r"ZeRO-3.*adapter.*angle-llm merge"):
-        loading.check_zero_3(resolve_model(adapter), replace(run, model=ModelSettings(adapter)), 3)
+        loading.check_partition(resolve_model(adapter), replace(run, model=ModelSettings(adapter)), "ZeRO-3")
+    whole = replace(run, lora=replace(run.lora, rank=0))
+    loading.check_partition(resolve_model(base), whole, "ZeRO-3")
+    with pytest.raises(SettingsError, match=r"FSDP.*--lora\.rank 0.*ZeRO-3"):
+        loading.check_partition(resolve_model(base), whole, "FSDP")
+    with pytest.raises(SettingsError, match=r"FSDP.*4 bits.*--model\.bits None"):
+        loading.check_partition(resolve_model(base), replace(run, model=ModelSettings(base, bits=4)), "FSDP")
     task = replace(run, pretraining=PretrainingSettings(task="simcse"))
     with pytest.raises(SettingsError, match=r"ZeRO-3.*--pretraining\.task simcse"):
-        loading.check_zero_3(resolve_model(base), task, 3)
+        loading.check_partition(resolve_model(base), task, "ZeRO-3")
     monkeypatch.setattr(ModelSource, "dense", [Path("2_Dense")])
     with pytest.raises(SettingsError, match=r"ZeRO-3.*Dense modules"):
-        loading.check_zero_3(resolve_model(base), run, 3)
+        loading.check_partition(resolve_model(base), run, "ZeRO-3")
 
 
 def test_zero_3_refuses_a_model_before_the_data_are_read(

@@ -80,6 +80,18 @@ def test_every_family_trains_on_two_processes_as_on_one(kinds: dict[str, Any], t
     assert program("distributed_runs.py", str(tmp_path), "families", *names).count("losses differ by") == 2 * len(names)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "equal"),
+    [
+        (["llama"], 1),
+        *(pytest.param([kind, "long"], 5, marks=pytest.mark.slow) for kind in ("llama", "gemma2", "mamba")),
+    ],
+    ids=["short", "llama", "gemma2", "mamba"],
+)
+def test_fsdp_gives_the_bytes_of_data_parallel(arguments: list[str], equal: int, tmp_path: Path) -> None:
+    assert program("distributed_runs.py", str(tmp_path), "fsdp", *arguments).count("the same bytes") == equal
+
+
 def test_a_run_resumes_with_another_number_of_processes(tmp_path: Path) -> None:
     assert "moved: losses differ by" in program("distributed_runs.py", str(tmp_path), "elastic")
 
@@ -111,7 +123,13 @@ def test_a_failing_kernel_ends_the_run_and_names_the_flag(names: list[str], tmp_
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, str], str]] = {
-    "FSDP": ("NO", {}, {"ACCELERATE_USE_FSDP": "true"}, "FSDP"),
+    "FSDP 1": ("NO", {}, {"ACCELERATE_USE_FSDP": "true"}, "fsdp_version 2"),
+    "FSDP, offload": (
+        "FSDP",
+        {},
+        {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"},
+        "fsdp_offload_params: false",
+    ),
     "Megatron": ("MEGATRON_LM", {}, {}, "MEGATRON_LM"),
     "fp16": ("DEEPSPEED", {"fp16": {"enabled": True}}, {}, r"model\.dtype"),
     "tensor": ("DEEPSPEED", {"tensor_parallel": {"autotp_size": 2}}, {}, "tensor"),
@@ -132,9 +150,10 @@ def test_an_unsupported_launch_is_refused_with_an_alternative(case: str) -> None
         check_launch(kind, config, environment)
 
 
-@pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED"])
+@pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED", "FSDP"])
 def test_other_launches_are_accepted(kind: str) -> None:
-    check_launch(kind, {"bf16": {"enabled": "auto"}, "tensor_parallel": {}}, {})
+    environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if kind == "FSDP" else {}
+    check_launch(kind, {"bf16": {"enabled": "auto"}, "tensor_parallel": {}}, environment)
 
 
 @pytest.mark.parametrize(("use_cpu", "backend"), [("True", "gloo"), ("False", "nccl")])

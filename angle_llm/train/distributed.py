@@ -9,6 +9,9 @@ the main process, writes all files and sends file contents to all other ranks, w
 process, gloo only detects closed connections, and NCCL blocks. So every process increments a counter in the TCPStore of
 the launcher once a second. A rank is lost if its counter does not change for `LOST_SECONDS`. A process that fails writes
 its error to the store, and all other processes end after `GRACE_SECONDS`.
+
+Every process also writes the collective operation that it runs. If ranks have called different operations, none of them
+would end; the processes then end after `STUCK_SECONDS` and name the operations.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -37,6 +40,32 @@ Value = TypeVar("Value")
 
 class RemoteRankError(RuntimeError):
     """Raised when another rank failed, or when the inputs of a rank differ from the inputs of rank 0."""
+
+
+class Operation(NamedTuple):
+    """A collective operation of a rank."""
+
+    number: int = 0
+    """Number of operations that the rank has started so far."""
+    name: str = ""
+    """Name of the operation that the rank runs now; empty between operations."""
+
+
+class Operations:
+    """The collective operation that this process runs, for `ProcessWatch`."""
+
+    def __init__(self) -> None:
+        self.current = Operation()
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Mark the collective operation `name` as running inside this context."""
+        outer = self.current.name
+        self.current = Operation(self.current.number + 1, name)
+        try:
+            yield
+        finally:
+            self.current = Operation(self.current.number, outer)
 
 
 @dataclass(frozen=True)
@@ -54,6 +83,7 @@ class Processes:
     """Rank of this process among the processes on the same machine."""
     accelerator: Any = field(default=None, compare=False, repr=False)
     """The `accelerate.Accelerator` of the launch, used with DeepSpeed only; None if the processes were not launched."""
+    operations: Operations = field(default_factory=Operations, compare=False, repr=False)
 
     @classmethod
     def start(cls) -> Processes:
@@ -146,23 +176,26 @@ class Processes:
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place, and return the tensor; the values are bitwise equal on every rank."""
         if self.world_size > 1:
-            distributed.all_reduce(tensor)
+            with self.operations.running("sum"):
+                distributed.all_reduce(tensor)
         return tensor
 
     def max(self, number: int) -> int:
         """Return the maximum of an integer over all ranks."""
         if self.world_size == 1:
             return number
-        tensor = torch.tensor([number], device=self.device)
-        distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
-        return int(tensor)
+        with self.operations.running("max"):
+            tensor = torch.tensor([number], device=self.device)
+            distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
+            return int(tensor)
 
     def gather(self, value: Value) -> list[Value]:
         """Return the values of all ranks as a list, in the order of the ranks. Values must be small and picklable."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(values, value)
+        with self.operations.running("gather"):
+            distributed.all_gather_object(values, value)
         return values
 
     def from_main(self, make: Callable[[], Value], *, each_machine: bool = False) -> Value:
@@ -187,7 +220,8 @@ class Processes:
             problems = list(filter(None, self.gather(problem)))
         if problems:
             raise RemoteRankError(problems[0])
-        distributed.broadcast_object_list(values, src=0)
+        with self.operations.running("from_main"):
+            distributed.broadcast_object_list(values, src=0)
         return cast(Value, values[0])
 
     def broadcast(self, tensors: Mapping[str, Tensor] | None) -> Iterator[tuple[str, Tensor]]:
@@ -200,7 +234,8 @@ class Processes:
             tensor = tensors[name] if tensors is not None else torch.empty(shape, dtype=dtype)
             on_device = tensor.to(self.device).contiguous()
             if self.world_size > 1:
-                distributed.broadcast(on_device, src=0)
+                with self.operations.running("broadcast"):
+                    distributed.broadcast(on_device, src=0)
             yield name, on_device
 
     def check_equal(self, what: str, value: object) -> None:
@@ -296,6 +331,10 @@ INTERVAL = 1.0
 LOST_SECONDS = int(os.environ.get("ANGLE_LLM_LOST_SECONDS", "12"))
 """A rank is lost if its counter has not changed for this many seconds. Calls that hold the GIL delay increments, such as a
 long compilation on a slow machine; the environment variable ANGLE_LLM_LOST_SECONDS allows more time."""
+STUCK_SECONDS = 30
+"""Seconds after which ranks that wait in different collective operations end."""
+PASSES = "forward or backward pass"
+"""Name of the operation of a rank that computes passes with collective operations inside (ZeRO, FSDP)."""
 GRACE_SECONDS = 3
 """Seconds in which a process can end with its own error message after another rank has failed."""
 EXIT_CODE = 3
@@ -307,7 +346,7 @@ exit_lock = threading.Lock()
 
 
 class ProcessWatch:
-    """Context manager that ends this process with a message when another rank is lost or fails.
+    """Context manager that ends this process with a message when another rank is lost, fails, or calls another operation.
 
     A rank is lost if its process was killed or stopped. Every rank increments a counter in a store of torch. A thread
     writes and reads the counters. A second thread counts the intervals without an increment: if the process of
@@ -331,7 +370,7 @@ class ProcessWatch:
             store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
             self._store = PrefixStore(f"angle_llm/{run}", store)
             self._ranks = [str(rank) for rank in range(self._processes.world_size)]
-            self._store.set(self._ranks[self._processes.rank], "0")
+            self._store.set(self._ranks[self._processes.rank], "0,0,")
             self._places = self._processes.gather((_machine(), socket.gethostname(), os.getpid()))
             for rank, (machine, _, pid) in enumerate(self._places):
                 if machine == _machine():
@@ -365,14 +404,20 @@ class ProcessWatch:
         with suppress(RuntimeError):  # if the store does not respond, `_watch` counts the missing increments
             while not self._stopped.wait(INTERVAL):
                 count += 1
-                self._store.set(self._ranks[self._processes.rank], str(count))
+                number, name = self._processes.operations.current
+                self._store.set(self._ranks[self._processes.rank], f"{count},{number},{name}")
                 self._counters = self._store.multi_get(self._ranks)
             self._store.set(self._ranks[self._processes.rank], self._last)
 
     def _watch(self) -> None:
-        """End this process if a rank has failed, or a counter or the store has not changed for too long (thread)."""
+        """End this process if a rank has failed, or a counter or the store has not changed for too long (thread).
+
+        Also if ranks have called different operations.
+        """
         last = self._counters
         unanswered = 0
+        stuck = 0
+        before: tuple[int, str] | None = None
         silent = [0] * self._processes.world_size
         while not self._stopped.wait(INTERVAL):
             counters = self._counters
@@ -390,18 +435,24 @@ class ProcessWatch:
                     if silent[rank] * INTERVAL >= LOST_SECONDS:
                         self._exit(rank, "was killed or stopped")
                 last = counters
+                mismatch = _mismatch([_operation(counter) for counter in counters])
+                stuck = stuck + 1 if mismatch is not None and mismatch == before else 0
+                before = mismatch
+                if mismatch is not None and stuck * INTERVAL >= STUCK_SECONDS:
+                    self._exit(*mismatch, is_alive=True)
 
-    def _exit(self, rank: int, what: str) -> None:
-        """End this process, with a message that another rank is lost or has failed.
+    def _exit(self, rank: int, what: str, *, is_alive: bool = False) -> None:
+        """End this process, with a message that another rank is lost, has failed, or has called another operation.
 
         A lost process on this machine is killed first, because the launcher waits for a process that is only stopped.
 
         Args:
             rank: the lost or failed rank.
             what: end of the sentence "rank N …", such as `was killed or stopped`.
+            is_alive: whether the rank ends itself, with a message of its own.
         """
         machine, host, pid = self._places[rank]
-        if not what.startswith(FAILED):
+        if not (is_alive or what.startswith(FAILED)):
             with suppress(OSError):  # the launcher would wait for a process that is only stopped
                 if rank in self._handles:
                     signal.pidfd_send_signal(self._handles[rank], signal.SIGKILL)
@@ -416,6 +467,30 @@ class ProcessWatch:
                 return
             os.write(2, f"\nerror: {message}\n".encode())
             os._exit(EXIT_CODE)  # the main thread may be waiting in a collective
+
+
+def _operation(counter: bytes) -> Operation | None:
+    """Return the operation in a counter of the store; None if the rank has ended its run."""
+    _, _, operation = counter.decode(errors="replace").partition(",")
+    number, _, name = operation.partition(",")
+    return Operation(int(number), name) if number else None
+
+
+def _mismatch(calls: Sequence[Operation | None]) -> tuple[int, str] | None:
+    """Return the first rank that has called another operation than a waiting rank, with a description; None if none has.
+
+    `calls` has the operation of every rank. A rank that has started fewer operations may still compute, for any time.
+    """
+    for waiting, awaited in enumerate(calls):
+        if awaited is None or awaited.name in ("", PASSES):  # passes take different times on different ranks
+            continue
+        for rank, call in enumerate(calls):
+            reason = f"and rank {waiting} waits in operation {awaited.number} ({awaited.name})"
+            if call is None:
+                return rank, f"has ended its run, {reason}"
+            if call.number > awaited.number or (call.number == awaited.number and call.name != awaited.name):
+                return rank, f"is in operation {call.number} ({call.name or 'completed'}), {reason}"
+    return None
 
 
 def _machine() -> str:

@@ -31,7 +31,7 @@ from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.settings.parsing import SettingsError, need_library
 from angle_llm.settings.train import OptimizerSettings
-from angle_llm.train.distributed import Processes
+from angle_llm.train.distributed import PASSES, Processes
 from angle_llm.train.token_budget import guard_ranks
 
 Named = Iterable[tuple[str, Tensor]]
@@ -227,7 +227,8 @@ class PartitionedStrategy(DataParallelStrategy):
             RuntimeError: on the rank that failed. No step can be repeated.
         """
         try:
-            yield
+            with self.processes.operations.running(PASSES):
+                yield
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

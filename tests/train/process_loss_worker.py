@@ -2,7 +2,8 @@
 
     LAUNCHER … process_loss_worker.py CONFIG RUN_DIR FAILURE RANK
 
-FAILURE is SIGKILL, SIGSTOP or exception; RANK 0, 1 or both, where rank 0 then takes 20 s to save its last weights.
+FAILURE is SIGKILL, SIGSTOP, exception, or operation: the rank calls another collective operation. RANK is 0, 1 or both, where
+rank 0 then takes 20 s to save its last weights.
 Writes RUN_DIR.RANK.pid at the start and RUN_DIR.failed at the failure.
 """
 
@@ -23,7 +24,7 @@ from angle_llm.train import distributed as process_loss
 
 def main(config: str, run_dir: str, failure: str, failing: str) -> None:
     torch.set_num_threads(1)
-    process_loss.LOST_SECONDS = 6  # the default is tested without waiting
+    process_loss.LOST_SECONDS = process_loss.STUCK_SECONDS = 6  # the defaults are tested without waiting
     rank = os.environ["RANK"]
     Path(f"{run_dir}.{rank}.pid").write_text(str(os.getpid()))
     steps = itertools.count(1)
@@ -34,6 +35,9 @@ def main(config: str, run_dir: str, failure: str, failing: str) -> None:
         Path(f"{run_dir}.failed").touch()
         if failing == "both" and rank == "0":
             save_slowly()
+        if failure == "operation":
+            process_loss.Processes.max = call_gather  # type: ignore[method-assign]
+            return
         if failure == "exception":
             raise ArithmeticError("raised after a step")
         os.kill(os.getpid(), signal.Signals[failure])
@@ -41,6 +45,11 @@ def main(config: str, run_dir: str, failure: str, failing: str) -> None:
     register_optimizer_step_post_hook(after_step)
     sys.argv = ["angle-llm", "train", "--config", config, "--run-dir", run_dir]
     cli.main()
+
+
+def call_gather(processes: process_loss.Processes, number: int) -> int:
+    processes.gather(number)
+    return number
 
 
 def save_slowly() -> None:

@@ -14,6 +14,8 @@ import yaml
 from forked import free_port
 from tiny import save_tiny_base
 
+from angle_llm.train.distributed import PASSES, Operation, Processes, _mismatch
+
 WORKER = Path(__file__).with_name("process_loss_worker.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
@@ -24,7 +26,7 @@ LIMIT = 60
 
 @pytest.mark.slow  # half a minute each; tests/contract/test_contract_resume.py has a quick one
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "two torchrun", "none"])
-@pytest.mark.parametrize("failure", ["SIGKILL", "SIGSTOP", "exception"])
+@pytest.mark.parametrize("failure", ["SIGKILL", "SIGSTOP", "exception", "operation"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_processes_end(launcher: str, failure: str, rank: int, tmp_path: Path) -> None:
     seconds, codes, outputs = lose(launcher, failure, rank, tmp_path)
@@ -33,7 +35,45 @@ def test_all_processes_end(launcher: str, failure: str, rank: int, tmp_path: Pat
     # torchrun names the rank of a process on its machine, the other processes that of a process elsewhere.
     cause = "failed: ArithmeticError" if failure == "exception" else "was killed or stopped|or its launcher"
     named = rf"exits: rank {rank} \(host[^)]*\) ({cause})|Root Cause[^=]*?rank +: {rank} \(local_rank"
+    if failure == "operation":  # rank 0 waits too, so rank 1 is named
+        operations = ("gather", "max") if rank == 1 else ("max", "gather")
+        named = rf"exits: rank 1 \(host[^)]*\) is in operation \d+ \({operations[0]}\), and rank 0 waits .*\({operations[1]}\)"
     assert re.search(named, outputs[(1 - rank) % len(outputs)], flags=re.DOTALL), outputs
+
+
+BUSY, LEFT = Operation(6), None
+
+
+@pytest.mark.parametrize(
+    ("calls", "named"),
+    [
+        ([Operation(7, "max"), Operation(7, "max")], None),
+        ([Operation(7, "max"), BUSY], None),  # computes, for hours if it reads data
+        ([Operation(7), Operation(7)], None),
+        ([Operation(7, PASSES), Operation(8, "sum"), Operation(8, "sum")], None),  # slower than the others
+        ([LEFT, Operation(7)], None),  # saves the model
+        ([Operation(7, "max"), Operation(7, "gather")], (1, r"7 (gather), and rank 0 waits in operation 7 (max)")),
+        ([Operation(7, "max"), Operation(7)], (1, "7 (completed), and rank 0 waits in operation 7 (max)")),
+        ([BUSY, Operation(7, "sum"), Operation(9, "sum")], (2, "9 (sum), and rank 1 waits in operation 7 (sum)")),
+        ([Operation(7, PASSES), Operation(7, "max")], (0, f"7 ({PASSES}), and rank 1 waits in operation 7 (max)")),
+        ([LEFT, Operation(7, "max")], (0, "has ended its run, and rank 1 waits in operation 7 (max)")),
+    ],
+)
+def test_ranks_in_different_operations_are_named(calls: list[Operation | None], named: tuple[int, str] | None) -> None:
+    mismatch = _mismatch(calls)
+    if named is None or mismatch is None:
+        assert mismatch == named
+    else:
+        assert (mismatch[0], mismatch[1].removeprefix("is in operation ")) == named
+
+
+def test_the_operation_of_a_process_is_recorded_and_restored() -> None:
+    operations = Processes().operations
+    with operations.running(PASSES):
+        with operations.running("max"):
+            assert operations.current == (2, "max")
+        assert operations.current == (2, PASSES)
+    assert operations.current == (2, "")
 
 
 @pytest.mark.slow

@@ -37,7 +37,18 @@ GIB = 2**30
 class GpuSettings:
     """Shape of the model, texts, and limits of the measurements."""
 
-    parts: tuple[str, ...] = ("plain", "trial", "fast", "train", "peers", "memory", "nf4", "encode", "unsloth")
+    parts: tuple[str, ...] = (
+        "plain",
+        "trial",
+        "fast",
+        "train",
+        "peers",
+        "trainer",
+        "memory",
+        "nf4",
+        "encode",
+        "unsloth",
+    )
     """Parts to run, in this order."""
     layers: int = 32
     """Number of decoder layers."""
@@ -69,7 +80,7 @@ class GpuSettings:
     """Optimizer steps, or repetitions of encoding, per speed row, which adds a first one that is not counted."""
     tolerance: float = 0.1
     """Largest excess of peak memory over the forecast, as a fraction of the forecast."""
-    minutes: float = 23
+    minutes: float = 10
     """Minutes after which no row is started; the remaining rows are skipped."""
     out: Path | None = None
     """JSON Lines file to which each row is appended at once. None: rows are only printed."""

@@ -1,6 +1,6 @@
 """Check training on this GPU, and measure its speed and memory beside other libraries.
 
-    python eval/gpu_check.py --out check.jsonl    # 7B shape, one GPU of 80 GB, at most 25 minutes
+    python eval/gpu_check.py --out check.jsonl    # 7B shape, one GPU of 80 GB, at most 12 minutes
     python eval/gpu_check.py --out check.jsonl --parts train peers    # some parts
     python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 1    # smoke test, CPU
 
@@ -13,6 +13,7 @@ Parts, in this order:
   lengths do not compile again.
 * train: speed of LoRA on a bfloat16 base with tries, packed and padded texts.
 * peers: sentence-transformers on the same triples, padded, and on a GPU without padding (FlashAttention-2).
+* trainer: `angle-llm train` with the published settings and a quarter of the layers, stopped by SIGTERM and resumed.
 * memory: a run with the token budgets that training chooses; its peak is within the forecast.
 * nf4: speed and memory on an NF4 base.
 * encode: speed of encoding STS texts.
@@ -38,6 +39,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpu_bench import (  # first: it sets the allocator before torch is imported
@@ -55,6 +57,7 @@ from gpu_bench import (  # first: it sets the allocator before torch is imported
 import torch
 import tyro
 from gpu_peers import measure_peer, sentence_transformer, unsloth_model
+from gpu_programs import published_run
 from torch import Tensor
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
@@ -426,6 +429,14 @@ def peers_part(settings: GpuSettings, rows: Rows) -> None:
         measure_peer(settings, rows, "sentence_transformers", make, variant=variant)
 
 
+def trainer_part(settings: GpuSettings, rows: Rows) -> None:
+    """Train with the published settings through `angle-llm train`, with a quarter of the layers; stop the run and resume it."""
+    small = replace(settings, layers=max(2, settings.layers // 4))
+    with TemporaryDirectory() as folder:
+        work = partial(published_run, small, rows.device, Path(folder))
+        rows.measure(work, check="a run resumes after SIGTERM", base="bfloat16", layers=small.layers)
+
+
 def unsloth_part(settings: GpuSettings, rows: Rows) -> None:
     """Measure the training speed of Unsloth."""
     measure_peer(settings, rows, "unsloth", unsloth_model)
@@ -437,6 +448,7 @@ PARTS: dict[str, Callable[[GpuSettings, Rows], None]] = {
     "fast": fast_part,
     "train": train_part,
     "peers": peers_part,
+    "trainer": trainer_part,
     "memory": memory_part,
     "nf4": nf4_part,
     "encode": encode_part,

@@ -84,9 +84,9 @@ def pack(settings: PackSettings) -> list[float]:
 
 def command(wheels: Path) -> str:
     """Return the command of both calls; the second one finds the rows of the first one in `rows.jsonl`, if it is there."""
-    install = f"python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site {wheels}/*.whl"
+    pip = "python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site"
     visit = f"python3 eval/gpu_visit.py run --pack {wheels.parent} --out $OUT/rows.jsonl --earlier {wheels.parent}/rows.jsonl"
-    return f"{install}; export PYTHONPATH=/tmp/site:. PYTHONUNBUFFERED=1; {visit}"
+    return f"{pip} {wheels}/*.whl; export PYTHONPATH=/tmp/site:. PYTHONUNBUFFERED=1; {visit}"
 
 
 def size_of(path: Path) -> int:

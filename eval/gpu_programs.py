@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpu_bench import GpuSettings, random_backbone, tokenizer_of
+from gpu_bench import GpuSettings, free_memory, random_backbone, tokenizer_of
 
 # isort: split
 import torch
@@ -48,6 +48,16 @@ def write_scored_pairs(settings: GpuSettings, path: Path) -> Path:
             for left, right, score in pairs_of(example):
                 file.write(json.dumps({"text1": left, "text2": right, "score": float(score or 0)}) + "\n")
     return path
+
+
+def published_run(settings: GpuSettings, device: torch.device, folder: Path) -> dict[str, Any]:
+    """Train with the published settings, and stop and resume the run (`stopped_training`); the base stays in `folder`/base."""
+    base = write_base(settings, device, folder / "base")
+    free_memory(device)  # for the processes of the run
+    data = write_scored_pairs(settings, folder / "pairs.jsonl")
+    flags = ["--model.path", str(base), "--data.path", str(data), *PUBLISHED]
+    flags += ["--batch-size", str(settings.batch), "--accumulation", str(settings.accumulation)]
+    return stopped_training(flags, folder / "run", steps=8 if settings.is_small else 5)
 
 
 def stopped_training(flags: Sequence[str], run: Path, steps: int) -> dict[str, Any]:

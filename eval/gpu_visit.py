@@ -16,45 +16,40 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
-from unittest.mock import patch
+
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # otherwise an import can start CUDA, which a fork could not use
 
 from gpu_bench import GpuSettings, Rows, append_row, free_memory, random_encoder, synchronize, tokenizer_of
 
 # isort: split
-import gpu_check
 import gpu_programs as programs
 import torch
 import tyro
+from gpu_changes import CHANGES, Plain
 from gpu_check import KEPT, chosen_budget, computed, planner_of, traced, training_speed, with_layout
 from gpu_pack import FILES, PackSettings, join_halves, pack
 from torch import Tensor
 
-from angle_llm import SentenceEncoder
 from angle_llm.cli import run_cli
 from angle_llm.model.layers import quantization
-from angle_llm.model.layers.compiled_rotary import CompiledRotary
 from angle_llm.settings.train import DataSource
 from angle_llm.train.token_budget import TokenBudget
 
-PREDICTED_MS = {
-    "rotary": 40, "a blocks": 9, "b swiglu": 8, "c masks": 15, "d products": 8, "e norm": 5, "f last layer": 5,
-}  # fmt: skip
-"""Predicted gain of each change of a training step, of 304 ms for a batch of 120 triples on an H200."""
 PLAN: dict[str, dict[str, float]] = {
     "peak": {"start": 10, "bf16": 12, "fp8": 12},
     "train": {
-        "start": 40, "trie": 16, "gradient": 20, **dict.fromkeys(PREDICTED_MS, 12), "packed": 8, "budget": 20,
-        "tokens128": 10, "tokens512": 10, "caching": 6, "checkpointing": 6, "padded": 12,
+        "start": 40, "trie": 16, "gradient": 20, **dict.fromkeys(CHANGES, 15), "packed": 8, "budget": 20, "tokens128": 12,
+        "tokens512": 12, "caching": 6, "checkpointing": 6, "padded": 12,
     },
     "fp8": {"start": 45, "speed": 12, "gradient": 15},
     "recipe": {"start": 20, "stop and resume": 110},
@@ -75,6 +70,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "smollm2 shape": {"layers": 30, "hidden": 576, "heads": 9, "kv_heads": 3, "intermediate": 1536},
 }
 """Where the model of a group differs from the 7B shape."""
+NO_CUDA = 77
+"""Exit code of a process that cannot initialise CUDA."""
 TINY: dict[str, Any] = {
     "layers": 2, "hidden": 64, "heads": 4, "intermediate": 96, "batch": 4, "accumulation": 2, "micro_batch_tokens": 512
 }  # fmt: skip
@@ -99,8 +96,6 @@ class VisitSettings:
     """Groups or rows (GROUP/ROW) to measure. Empty: all."""
     list: bool = False
     """Print the rows and their expected seconds only."""
-    label: str = ""
-    """Prefix of the names of all rows, to measure another version of the package (PYTHONPATH) with the same script."""
     steps: int = 5
     """Optimizer steps of a row, after a first one that is not counted."""
     kept: Path = Path(tempfile.gettempdir()) / "gpu_visit"
@@ -123,7 +118,7 @@ class VisitSettings:
 def run(settings: VisitSettings) -> None:
     """Measure the missing rows of all groups, each group in a forked process, until the time is over."""
     deadline = time.monotonic() + settings.seconds
-    earlier = list(read_rows(settings.label, settings.out, *settings.earlier))
+    earlier = list(read_rows(settings.out, *settings.earlier))
     done = {row["row"] for row in earlier if "result" in row and not {"error", "out_of_memory", "skipped"} & row.keys()}
     tried = {row["row"] for row in earlier} - done
     names = [f"{group}/{row}" for group, rows in PLAN.items() for row in rows if row != "start"]
@@ -144,13 +139,12 @@ def run(settings: VisitSettings) -> None:
                     visit.in_process()
 
 
-def read_rows(label: str, *paths: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows with a label of result files, with names without the label."""
-    for path in paths:
-        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-            row = json.loads(line) if line.endswith("}") else {}  # a killed run can leave half a line
-            if "row" in row and row["row"].startswith(label):
-                yield row | {"row": row["row"].removeprefix(label)}
+def read_rows(*paths: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of result files that have a name."""
+    for path in filter(Path.exists, paths):
+        for line in path.read_text("utf-8").splitlines():
+            if '"row":' in line and line.endswith("}"):  # a killed run can leave half a line
+                yield json.loads(line)
 
 
 @dataclass(frozen=True)
@@ -196,34 +190,42 @@ class Visit:
         """Measure the rows in a forked process, unless none fits; stop the process at the end of the time."""
         expected = partial(self.settings.expected, self.group)
         need = expected("start") + min(map(expected, self.names))
-        label = f"{self.settings.label}{self.group}"
         if need > self.left:
-            return append_row(None, {"group": label, "skipped": f"needs {need:.0f} s, {self.left:.0f} s are left"})
+            return append_row(None, {"group": self.group, "skipped": f"needs {need:.0f} s, {self.left:.0f} s are left"})
         print(
-            f"{label}: {', '.join(self.names)}; start {expected('start'):g} s, {self.left:.0f} s are left", flush=True
+            f"{self.group}: {', '.join(self.names)}; start {expected('start'):g} s, {self.left:.0f} s are left",
+            flush=True,
         )
-        process = multiprocessing.get_context("fork").Process(target=self._measure)
-        process.start()
-        process.join(max(self.left, 0))
+        for method in ("fork", "spawn"):  # a new process takes seconds to import everything
+            process = multiprocessing.get_context(method).Process(target=self._measure)
+            process.start()
+            process.join(max(self.left, 0))
+            if process.exitcode != NO_CUDA:
+                break
         stopped = process.exitcode is None
         if stopped:
             os.killpg(process.pid or 0, signal.SIGKILL)  # programs that it started, too
             process.join()
         if stopped or process.exitcode:
             problem = "stopped at the end of the time" if stopped else f"the process ended with code {process.exitcode}"
-            append_row(self.settings.out, {"group": label, "error": problem})
+            append_row(self.settings.out, {"group": self.group, "error": problem})
         return None
 
     def _measure(self) -> None:
-        """Measure all rows of the group in this process."""
+        """Measure all rows of the group in this process; exit with `NO_CUDA` if a fork cannot use the GPU."""
         os.setsid()
+        if torch.version.cuda and not self.settings.is_tiny:
+            try:
+                torch.cuda.init()
+            except RuntimeError:
+                sys.exit(NO_CUDA)
         GROUPS[self.group](self)
 
     def row(self, name: str, work: Callable[[], dict[str, Any]], missing: str | None = None, **about: Any) -> None:
         """Add a row, if it is wanted and fits in the time left. `missing`: why it cannot be measured."""
         if name not in self.names:
             return
-        full, expected = f"{self.settings.label}{self.group}/{name}", self.settings.expected(self.group, name)
+        full, expected = f"{self.group}/{name}", self.settings.expected(self.group, name)
         if expected > self.left:
             append_row(None, {"row": full, "skipped": f"needs {expected:.0f} s, {self.left:.0f} s are left"})
             return
@@ -288,11 +290,12 @@ class Training:
         self.visit, self.bits = visit, bits
         self.encoder = random_encoder(visit.gpu, visit.device, bits)
 
-    def speed(self, layout: str, budget: TokenBudget | None = None, data: Path | None = None) -> dict[str, Any]:
-        """Return the speed of training in a layout; `data`: a file with other triples."""
+    def speed(self, layout: str, budget: TokenBudget | None = None, tokens: int | None = None) -> dict[str, Any]:
+        """Return the speed of training in a layout; `tokens`: number of tokens of longer texts."""
         gpu = self.visit.gpu
-        if data is not None:
-            gpu = replace(gpu, data=DataSource(path=str(data)), batch=min(gpu.batch, 16))
+        if tokens is not None:
+            data = DataSource(path=str(long_triples(self.visit, tokens)))
+            gpu = replace(gpu, data=data, batch=min(gpu.batch, 4096 // tokens))
         encoder = with_layout(self.encoder, layout)
         config, planner, kept = planner_of(gpu, encoder)
         used = budget or kept
@@ -317,29 +320,18 @@ class Training:
         cosine = torch.cosine_similarity(gradient, expected, dim=0)
         return {"layout": plan.layout, "distance": float(1 - cosine), "norms": float(gradient.norm() / expected.norm())}
 
-    def without(self, change: Callable[[SentenceEncoder], AbstractContextManager[Any]], layout: str) -> dict[str, Any]:
-        """Return the speed with a change and without it, in turns, and the distance of the gradient without it."""
-        with_change = self.speed(layout)["seconds"]
-        with change(self.encoder):
-            values = self.speed(layout)
-            distance = self.distance(layout)["distance"]
-        again = self.speed(layout)["seconds"]
-        gain = 1000 * (values["seconds"] - (with_change + again) / 2)
-        return {"seconds": [with_change, values["seconds"], again], "gain_ms": gain, "distance_without": distance}
-
-
-@contextmanager
-def plain_rotary(encoder: SentenceEncoder) -> Iterator[None]:
-    """Use the rotary position embeddings of transformers in place of the compiled ones."""
-    for layer in encoder.model.modules():
-        if isinstance(layer, CompiledRotary):
-            layer.__class__ = type(layer).__bases__[1]
-    with patch.object(gpu_check, "match_layout"):  # which would compile them again
-        yield
-
-
-CHANGES: dict[str, Callable[[SentenceEncoder], AbstractContextManager[Any]]] = {"rotary": plain_rotary}
-"""For each change of the training step, a context in which the plain function replaces it."""
+    def without(self, plain: Plain, layout: str) -> dict[str, Any]:
+        """Return the seconds of a step with, without and with a change, and the distance of the gradient without it."""
+        encoder, seconds = self.encoder, [self.speed(layout)["seconds"]]
+        try:
+            with plain(encoder) as self.encoder:
+                seconds.append(self.speed(layout)["seconds"])
+                distance = self.distance(layout)["distance"]
+        finally:
+            self.encoder = encoder
+        seconds.append(self.speed(layout)["seconds"])
+        gain = 1000 * (seconds[1] - (seconds[0] + seconds[2]) / 2)
+        return {"seconds": seconds, "gain_ms": gain, "distance_without": distance}
 
 
 def train_group(visit: Visit) -> None:
@@ -348,14 +340,13 @@ def train_group(visit: Visit) -> None:
     encoder, speed, tokens = training.encoder, training.speed, visit.gpu.micro_batch_tokens
     visit.row("trie", lambda: {**speed("trie"), **traced(visit.gpu, with_layout(encoder, "trie"))})
     visit.row("gradient", lambda: training.distance("trie"))
-    for name, predicted in PREDICTED_MS.items():
-        missing = None if name in CHANGES else "this version does not have the change"
-        work = partial(training.without, CHANGES.get(name, plain_rotary), "trie")
-        visit.row(name, work, missing, predicted_ms=predicted)
+    for name, (predicted, change) in CHANGES.items():
+        visit.row(name, partial(training.without, change, "trie"), predicted_ms=predicted)
     visit.row("packed", lambda: speed("packed"))
-    visit.row("budget", lambda: chosen_budget(visit.gpu, with_layout(encoder, "trie")))
-    visit.row("tokens128", lambda: speed("trie", data=long_triples(visit, 128)))
-    visit.row("tokens512", lambda: speed("trie", data=long_triples(visit, 512)))
+    short = replace(visit.gpu, accumulation=min(4, visit.gpu.accumulation))  # as in the first measurements
+    visit.row("budget", lambda: chosen_budget(short, with_layout(encoder, "trie")))
+    visit.row("tokens128", lambda: speed("trie", tokens=128))
+    visit.row("tokens512", lambda: speed("trie", tokens=512))
     visit.row("caching", lambda: speed("trie", TokenBudget(tokens, 0)))
     visit.row("checkpointing", lambda: speed("trie", TokenBudget(tokens, KEPT, activation_checkpointing=True)))
     visit.row("padded", lambda: speed("padded"))
@@ -390,13 +381,7 @@ def base_group(visit: Visit) -> None:
 
 def recipe_group(visit: Visit) -> None:
     """Train with the published settings through `angle-llm train`, stop the run with SIGTERM, and resume it."""
-    base = programs.write_base(visit.gpu, visit.device, visit.folder / "base")
-    free_memory(visit.device)
-    pairs = programs.write_scored_pairs(visit.gpu, visit.folder / "pairs.jsonl")
-    batch, accumulation, steps = (8, 2, 8) if visit.settings.is_tiny else (120, 16, 5)
-    flags = ["--model.path", str(base), "--data.path", str(pairs), *programs.PUBLISHED]
-    flags += ["--batch-size", str(batch), "--accumulation", str(accumulation)]
-    visit.row("stop and resume", lambda: programs.stopped_training(flags, visit.folder / "recipe", steps))
+    visit.row("stop and resume", lambda: programs.published_run(visit.gpu, visit.device, visit.folder))
 
 
 def embed_group(visit: Visit) -> None:

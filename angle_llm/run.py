@@ -157,7 +157,7 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
     from angle_llm.prompts import load_prompts
 
     model, objective = settings.model, settings.objective
-    if model.bits is not None:
+    if model.bits not in (None, "fp8"):
         need_library("bitsandbytes", "--model.bits (omit it to train without quantisation)", "quantization")
     if model.pooling is not None:
         pooling_named(model.pooling)

@@ -26,6 +26,7 @@ from angle_llm.device import is_out_of_memory  # noqa: E402
 from angle_llm.model.layers import quantization  # noqa: E402
 from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary  # noqa: E402
 from angle_llm.model.layers.lora import is_adapted  # noqa: E402
+from angle_llm.model.layers.quantized_layers import Bits  # noqa: E402
 from angle_llm.model.source.backbone import load_tokenizer  # noqa: E402
 from angle_llm.model.source.resolve import locate  # noqa: E402
 from angle_llm.settings.train import DataSource, LoraSettings  # noqa: E402
@@ -225,7 +226,7 @@ def tokenizer_of(name: str) -> Any:
 def random_encoder(
     settings: GpuSettings,
     device: torch.device,
-    bits: int | None = None,
+    bits: Bits | None = None,
     *,
     dtype: torch.dtype = torch.bfloat16,
     bert: bool = False,

@@ -69,6 +69,7 @@ from angle_llm.memory.budget import best_budget
 from angle_llm.memory.device_memory import Sharding
 from angle_llm.memory.step_forecast import StepForecast
 from angle_llm.model.layers.lora import without_adapter
+from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.model.meta_model import meta_backbone
@@ -154,7 +155,7 @@ def fast_part(settings: GpuSettings, rows: Rows) -> None:
     rows.measure(partial(count_compilations, settings, rows.device), reason, check="new text lengths do not compile")
 
 
-def compare(settings: GpuSettings, rows: Rows, base: str, bits: int | None) -> None:
+def compare(settings: GpuSettings, rows: Rows, base: str, bits: Bits | None) -> None:
     """Compare every layout of an encoder with the plain path, and check that the loss decreases."""
     make = partial(random_encoder, settings, rows.device, bits, bert=base == "BERT")
     _, *expected = computed(settings, make(plain=True), "padded", cached=True)  # which needs less memory

@@ -33,6 +33,7 @@ from angle_llm.export.tokenizer import changed_names
 from angle_llm.export.weights import WeightsCount, count_wrong
 from angle_llm.io import write_json
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.quantized_layers import bits_text
 from angle_llm.model.source.checks import MERGE_NAME, read_json
 from angle_llm.model.vectors import cosine_differences
 from angle_llm.prompts import SIDES, Side, load_prompts
@@ -235,7 +236,7 @@ def _encode(form: Form, kind: str, name: str, texts: Sequence[str], score: Score
 
     `kind` and `name` describe the form in the report.
     """
-    dtype = str(form.dtype).removeprefix("torch.") + (f" in {form.bits} bits" if form.bits else "")
+    dtype = str(form.dtype).removeprefix("torch.") + (f" in {bits_text(form.bits)}" if form.bits else "")
     if isinstance(form, SentenceEncoder):
         convert_to_float32(form)
     by_side = _by_side(form, sides)

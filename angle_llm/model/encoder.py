@@ -36,7 +36,7 @@ from angle_llm.model.layers.activation_checkpointing import forward_lock
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.quantization import bits_of, without_outliers
-from angle_llm.model.layers.quantized_layers import patch_bitsandbytes
+from angle_llm.model.layers.quantized_layers import Bits, bits_text, patch_bitsandbytes
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import EncodeStats, LayoutSupport, Plan, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
@@ -140,7 +140,7 @@ class SentenceEncoder:
         dtype: str = "auto",
         device: str | torch.device | None = None,
         revision: str | None = None,
-        bits: int | Literal["auto"] | None = "auto",
+        bits: Bits | Literal["auto"] | None = "auto",
         dimensions: int | None = None,
         layers: int | None = None,
         layout: Literal["auto", "padded"] = "auto",
@@ -161,7 +161,7 @@ class SentenceEncoder:
             dtype: "auto": the dtype in training for a saved encoder, the stored dtype for other models.
             device: None: the GPU if there is a GPU, else the CPU.
             revision: revision of a hub id.
-            bits: 4 or 8: quantize the weights (see `quantization`). "auto": as in training for a saved encoder, else None.
+            bits: 4, 8 or fp8: quantize the weights (see `quantization`). "auto": as in training for a saved encoder, else None.
             dimensions: keep only the first dimensions (see `truncated`); None: as saved, else all.
             layers: keep only the first layers; None: as saved, else all.
             layout: "auto": texts share the computation of common prefixes or are packed, if possible and faster. "padded":
@@ -221,7 +221,7 @@ class SentenceEncoder:
     def __repr__(self) -> str:
         backbone: Any = lora.without_adapter(self.model.backbone)
         adapter = ", LoRA adapter" if lora.is_adapted(self.model.backbone) else ""
-        bits = "" if self.bits is None else f", {self.bits} bits"
+        bits = "" if self.bits is None else f", {bits_text(self.bits)}"
         return (
             f"SentenceEncoder({backbone.config.model_type}{adapter}, {self.layers} layers, {self.dimensions} dimensions; "
             f"prompt {self.prompts.name}, pooling {self.pooling}, max_length {self.max_length}, normalize {self.normalize}; "
@@ -312,8 +312,8 @@ class SentenceEncoder:
         return cast(torch.dtype, backbone.dtype)
 
     @property
-    def bits(self) -> int | None:
-        """Number of bits of the quantized base weights, 4 or 8; None if they are not quantized."""
+    def bits(self) -> Bits | None:
+        """Bits of the quantized base weights, 4, 8 or fp8; None if they are not quantized."""
         return bits_of(self.model.backbone)
 
     @property
@@ -489,7 +489,7 @@ class SentenceEncoder:
             base=self.base,
             base_revision=self.base_revision,
             base_fingerprint=self.base_fingerprint,
-            bits=self.bits,  # type: ignore[arg-type]
+            bits=self.bits,
             dimensions=self.model.options.dimensions,
             layers=self.model.options.cut_to,
             normalize=self.normalize,

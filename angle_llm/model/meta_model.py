@@ -20,6 +20,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layers.lora import add_lora
 from angle_llm.model.layers.quantization import is_quantizable
+from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.layout.attention import Kernel
 from angle_llm.model.source.artifact import card_of
 from angle_llm.model.source.backbone import (
@@ -33,8 +34,9 @@ from angle_llm.model.source.resolve import ModelSource
 from angle_llm.prompts import load_prompts
 from angle_llm.settings.train import LoraSettings, ModelSettings
 
-_BYTES_PER_WEIGHT = {4: 1 / 2 + (1 + 4 / 256) / 64, 8: 1.0}
-"""Bits → bytes of a quantized weight. NF4 has a scale of a byte per 64 weights, and a float32 number per 256 scales."""
+_BYTES_PER_WEIGHT: dict[Bits, float] = {4: 1 / 2 + (1 + 4 / 256) / 64, 8: 1.0, "fp8": 2.0}
+"""Bits → bytes of a quantized weight. NF4 has a scale of a byte per 64 weights, and a float32 number per 256 scales; FP8 has
+a transposed copy in training."""
 _SHALLOW = {"vocab_size": 128, "vocab_size_per_layer_input": 128, "num_hidden_layers": 2}
 """Config values of a tiny copy (small model of the same architecture) that does not work with the values in `_SMALL`."""
 _SMALL = _SHALLOW | {
@@ -171,10 +173,10 @@ def put_in(model: EmbeddingModel, backbone: Any, kernel: Kernel = None) -> Embed
     return EmbeddingModel(backbone, options, head=model.head.without_weights()).train()
 
 
-def frozen_bytes(backbone: nn.Module, head: nn.Module | None = None, bits: int | None = None) -> int:
+def frozen_bytes(backbone: nn.Module, head: nn.Module | None = None, bits: Bits | None = None) -> int:
     """Return the bytes of the frozen weights and the buffers of a backbone and a head, which may share weights.
 
-    With `bits`, 4 or 8, the linear layers of the backbone count as quantized.
+    With `bits`, the linear layers of the backbone count as quantized.
     """
     layers: list[tuple[str, Any]] = list(backbone.named_modules()) if bits else []
     quantized = {id(layer.weight) for name, layer in layers if is_quantizable(backbone, name, layer)}

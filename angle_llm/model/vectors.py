@@ -24,6 +24,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from angle_llm.io import FolderError, check_files
+from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.prompts import Side, SidePrompts
 from angle_llm.settings.parsing import SettingsError
@@ -264,7 +265,7 @@ class StoredEncoder:
     """Prompt that the texts were encoded with."""
     pooling: str
     max_length: int
-    bits: int | None
+    bits: Bits | None
     dimensions: int
     dtype: str = "auto"
     revision: str | None = None

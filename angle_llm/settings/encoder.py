@@ -34,8 +34,8 @@ class EncoderOptions:
     the model."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of the weights. auto: the dtype of training for a saved encoder, the stored dtype for a model."""
-    bits: Literal["auto", 4, 8] | None = "auto"
-    """Quantise the linear layers to 4 or 8 bits, which needs bitsandbytes. auto: as in training for a saved encoder; a
+    bits: Literal["auto", 4, 8, "fp8"] | None = "auto"
+    """Quantise the linear layers to 4 or 8 bits, which needs bitsandbytes, or to fp8. auto: as in training for a saved encoder; a
     model is not quantised."""
     attention: Literal["bidirectional"] | None = None
     """bidirectional: tokens of a decoder-only model attend to later tokens too. None: as saved with the model, else as

@@ -117,9 +117,10 @@ class ModelSettings:
     computation. With lora.rank 0, the weights are float32, bfloat16 is the autocast dtype of training, and auto means
     float32. A GPU that only emulates bfloat16 (T4, V100) trains in float16 instead, with lora.rank 0 in float32. In float16,
     gradients are scaled (not with ZeRO), and a step in which they overflow changes no weight."""
-    bits: Literal[4, 8] | None = None
-    """Quantise the linear layers of the base to 4 bits (NF4 with double quantisation: QLoRA) or 8 bits (LLM.int8()).
-    Needs bitsandbytes: pip install 'angle_llm[quantization]'. None: not quantised."""
+    bits: Literal[4, 8, "fp8"] | None = None
+    """Quantise the linear layers of the base to 4 bits (NF4 with double quantisation: QLoRA) or 8 bits (LLM.int8()),
+    which needs bitsandbytes: pip install 'angle_llm[quantization]'. fp8: products in FP8 on a GPU that has it (L4, L40S,
+    RTX 40, H100 and later), for speed; a CPU computes the same numbers. None: not quantised."""
     prompt: str | dict[str, str] | None = None
     """Prompt name, or path of a prompt YAML file. Two prompts: `query NAME document NAME`, in YAML {query: …,
     document: …}; the first text of a pair is a query, the second a document. None: as saved with the model, else
@@ -333,7 +334,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if self.lora.rank == 0 and self.model.bits is not None:
             raise SettingsError(
-                f"lora.rank 0 trains all weights, and weights quantised to {self.model.bits} bits have no gradients. Set "
+                f"lora.rank 0 trains all weights, and quantised weights (model.bits {self.model.bits}) have no gradients. Set "
                 "lora.rank above 0, or model.bits to None."
             )
         if self.lora.rank == 0 and self.model.dtype == "float16":

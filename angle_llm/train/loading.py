@@ -18,6 +18,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
 from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
 from angle_llm.model.layers.lora import count_parameters, is_adapted
+from angle_llm.model.layers.quantized_layers import bits_text
 from angle_llm.model.layers.replacements import replaced_layers
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.saved_lora import make_trainable
@@ -70,7 +71,7 @@ def check_partition(source: ModelSource, settings: TrainSettings, partition: Lit
             "merged model"
         )
     elif bits is not None:
-        problem = f"partition a base quantised to {bits} bits. Use ZeRO-2, or --model.bits None"
+        problem = f"partition a base quantised to {bits_text(bits)}. Use ZeRO-2, or --model.bits None"
     elif card is not None and (card.dimensions or card.layers):
         problem = f"train {path}, which uses only some layers or dimensions of its base model. Use ZeRO-2"
     elif source.dense:

@@ -17,6 +17,8 @@ compiled_rotary           Rotary position embeddings on a GPU as one kernel, whi
 quantized_layers          Attributes of bitsandbytes layers (`patch_bitsandbytes`, called for every `SentenceEncoder`).
                           Without it, training after an evaluation gives wrong gradients on some CPUs. Test:
                           `tests/model/test_quantization.py`.
+fp8                       Linear layers of a frozen base in FP8 (`--model.bits fp8`), which compute other values. Not
+                          measured on a GPU. Test: `tests/model/test_fp8.py`.
 activation_checkpointing  The forward pass of all layers but the last, if activation checkpointing is enabled. It runs
                           with the attention of texts in one sequence, and hooks run once. LLaMA test model: less than
                           0.6 of the memory. Tests: `tests/model/test_layers.py`, `tests/memory/test_budget.py`.

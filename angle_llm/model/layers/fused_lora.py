@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight, set_scale
+from angle_llm.model.layers.quantized_layers import bits_of_layer, input_gradient, set_scale
 from angle_llm.model.layers.swiglu import product, slopes, swiglu
 
 
@@ -55,7 +55,7 @@ class _LoraLinear(torch.autograd.Function):
         # Gradients of the inputs; for a product, silu(x) · up is computed in the same kernel.
         gradient_TI = gradient_up = input_TI = None
         if any(ctx.needs_input_grad[:2]):
-            gradient_TI = gradient_TO @ frozen_weight(ctx.base, x_TI.dtype)
+            gradient_TI = input_gradient(ctx.base, gradient_TO)
             if mask_TI is None:
                 gradient_TI.addmm_(gradient_TR, lora_a)
             else:
@@ -176,7 +176,7 @@ def _is_frozen_linear(layer: Any, x: Tensor) -> bool:
     elif bits == 4:  # a repacked weight cannot be dequantized: see `patch_bitsandbytes`
         known = layer.compute_dtype in (None, x.dtype) and not layer.support_avx512bf16_for_cpu
     else:
-        known = hasattr(layer, "scale_O") and not layer.state.has_fp16_weights
+        known = bits == "fp8" or (hasattr(layer, "scale_O") and not layer.state.has_fp16_weights)
     return (
         known
         and not _is_patched(layer)

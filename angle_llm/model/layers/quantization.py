@@ -1,11 +1,11 @@
-"""Quantize a backbone to 4 or 8 bits with bitsandbytes, as the base of a LoRA adapter.
+"""Quantize a backbone to 4 or 8 bits with bitsandbytes, or to FP8 (see `fp8`), as the base of a LoRA adapter.
 
 4 bits are NF4 with double quantization (QLoRA, arXiv 2305.14314), 8 bits are LLM.int8() (arXiv 2208.07339). All linear
 layers of the backbone are quantized, on any device; embeddings, norms and biases are not. The layers are replaced one by
 one after loading. So this works for GGUF files as for folders, a GPU never holds all full weights, and the fingerprint of
 the original weights is known.
 
-bitsandbytes is optional; it is imported for a quantized base only.
+bitsandbytes is optional; it is imported for a base in 4 or 8 bits only.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 from torch import nn
 
 from angle_llm.model.layers.fingerprint import ORIGINAL
+from angle_llm.model.layers.fp8 import Fp8Linear, fp8_problem
 from angle_llm.model.layers.fused_lora import use_fused_lora
 from angle_llm.model.layers.lora import is_adapted, is_read_directly, without_adapter
-from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight, patch_bitsandbytes
+from angle_llm.model.layers.quantized_layers import Bits, bits_of_layer, bits_text, frozen_weight, patch_bitsandbytes
 from angle_llm.settings.parsing import need_library
 
-BITS = (4, 8)
+BITS: tuple[Bits, ...] = (4, 8, "fp8")
 OUTLIER = 6.0
 """Outlier threshold of LLM.int8(), from the paper: dimensions with a larger activation are multiplied in 16 bits."""
 
@@ -34,27 +35,28 @@ class QuantizationError(ValueError):
     """Raised if weights cannot be quantized, dequantized, or saved in quantized form."""
 
 
-def check_bits(bits: int) -> None:
+def check_bits(bits: Bits) -> None:
     """Check that weights can be quantized to `bits`, before a model is loaded.
 
     Raises:
-        QuantizationError: for a number other than 4 or 8, or if bitsandbytes cannot be imported.
+        QuantizationError: for other bits than 4, 8 or fp8, or if bitsandbytes is needed and cannot be imported.
     """
     if bits not in BITS:
-        raise QuantizationError(f"bits: expected 4 (NF4), 8 (int8) or None (not quantized), got {bits!r}.")
-    _bitsandbytes()
+        raise QuantizationError(f"bits: expected 4 (NF4), 8 (int8), fp8 or None (not quantized), got {bits!r}.")
+    if bits != "fp8":
+        _bitsandbytes()
 
 
-def bits_of(backbone: nn.Module) -> int | None:
-    """Return the number of bits of a backbone's quantized linear layers; None if no layer is quantized.
+def bits_of(backbone: nn.Module) -> Bits | None:
+    """Return the bits of a backbone's quantized linear layers; None if no layer is quantized.
 
     The backbone can have an adapter.
     """
-    return max((bits for layer in backbone.modules() if (bits := bits_of_layer(layer))), default=None)
+    return next((bits for layer in backbone.modules() if (bits := bits_of_layer(layer))), None)
 
 
-def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu") -> None:
-    """Quantize the linear layers of a backbone to 4 or 8 bits, in place; the new layers are frozen.
+def quantize(backbone: nn.Module, bits: Bits, device: torch.device | str = "cpu") -> None:
+    """Quantize the linear layers of a backbone to 4 or 8 bits or FP8, in place; the new layers are frozen.
 
     Layers whose weight is read directly are not quantized (see `is_quantizable`).
     The new layers are on `device`; other layers do not move. Matrix products are computed in the original dtype of the
@@ -67,12 +69,14 @@ def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu")
     """
     check_bits(bits)
     if held := bits_of(backbone):
-        raise QuantizationError(f"this backbone is already quantized to {held} bits. Load the original one.")
+        raise QuantizationError(f"this backbone is already quantized to {bits_text(held)}. Load the original one.")
+    if bits == "fp8" and (problem := fp8_problem(torch.device(device))):
+        raise QuantizationError(f"bits fp8: {problem}. Use bits 8 or 4, or None.")
     names = [name for name, layer in backbone.named_modules() if is_quantizable(backbone, name, layer)]
     if not names:
         raise QuantizationError(
-            f"{type(backbone).__name__} has no torch.nn.Linear layers, so it cannot be quantized to {bits} bits. Unset bits, "
-            "or use another backbone."
+            f"{type(backbone).__name__} has no torch.nn.Linear layers, so it cannot be quantized to {bits_text(bits)}. Unset "
+            "bits, or use another backbone."
         )
     for name in names:  # by name: a list of layers would keep all full weights until the end
         layer: Any = backbone.get_submodule(name)
@@ -80,7 +84,8 @@ def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu")
         held.bias = None if layer.bias is None else layer.bias.requires_grad_(False)
         patch_bitsandbytes(held)
         backbone.set_submodule(name, held.train(layer.training))
-    setattr(backbone, f"is_loaded_in_{bits}bit", True)  # peft needs this mark
+    if bits != "fp8":
+        setattr(backbone, f"is_loaded_in_{bits}bit", True)  # peft needs this mark
 
 
 def is_quantizable(backbone: nn.Module, name: str, layer: nn.Module) -> bool:
@@ -88,8 +93,10 @@ def is_quantizable(backbone: nn.Module, name: str, layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and not is_read_directly(backbone, name)
 
 
-def _quantized(layer: nn.Linear, bits: int, device: torch.device) -> Any:
-    """Return a bitsandbytes layer on `device` with the weight of a linear layer, quantized, and without its bias."""
+def _quantized(layer: nn.Linear, bits: Bits, device: torch.device) -> Any:
+    """Return a quantized layer on `device` with the weight of a linear layer, and without its bias."""
+    if bits == "fp8":
+        return Fp8Linear(layer, device)
     bnb = _bitsandbytes()
     sizes = (layer.in_features, layer.out_features, layer.bias is not None)
     held: Any

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-_BITS_BY_CLASS = {"Linear4bit": 4, "LinearNF4": 4, "LinearFP4": 4, "Linear8bitLt": 8}
-"""Class name of a quantized layer in bitsandbytes → number of bits. Names, because bitsandbytes may not be installed."""
+from angle_llm.model.layers.fp8 import Fp8Linear
+
+Bits = Literal[4, 8, "fp8"]
+"""Form of quantized weights: NF4, int8 (both of bitsandbytes) or FP8."""
+_BITS_BY_CLASS: dict[str, Bits] = {
+    "Linear4bit": 4, "LinearNF4": 4, "LinearFP4": 4, "Linear8bitLt": 8, "Fp8Linear": "fp8",
+}  # fmt: skip
+"""Class name of a quantized layer → form of its weights. Names, because bitsandbytes may not be installed."""
 
 
-def bits_of_layer(layer: nn.Module) -> int | None:
-    """Return 4 or 8 for a quantized layer of bitsandbytes, and None for any other layer."""
+def bits_text(bits: int | str) -> str:
+    """Return the form of quantized weights as text, such as `4 bits`."""
+    return "8 bits (FP8)" if bits == "fp8" else f"{bits} bits"
+
+
+def bits_of_layer(layer: nn.Module) -> Bits | None:
+    """Return 4, 8 or fp8 for a quantized layer, and None for any other layer."""
     # LoRA layers of peft have the same class names, but are not subclasses of nn.Linear.
     return _BITS_BY_CLASS.get(type(layer).__name__) if isinstance(layer, nn.Linear) else None
 
@@ -50,6 +61,8 @@ def frozen_weight(layer: Any, dtype: torch.dtype) -> Tensor:
     if bits is None:
         plain: Tensor = layer.weight
         return plain
+    if isinstance(layer, Fp8Linear):
+        return layer.dequantized(dtype)
     if bits == 8:
         scale_O1 = layer.scale_O.unsqueeze(1).mul(1.0 / 127.0)
         values: Tensor = layer.weight.data.to(dtype).mul_(scale_O1)
@@ -57,3 +70,10 @@ def frozen_weight(layer: Any, dtype: torch.dtype) -> Tensor:
     bnb: Any = importlib.import_module("bitsandbytes")
     values = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
     return values.to(dtype)
+
+
+def input_gradient(layer: Any, gradient_TO: Tensor) -> Tensor:
+    """Return the gradient at the input of a frozen linear layer, (T, I), for a gradient at its output, (T, O)."""
+    if isinstance(layer, Fp8Linear):
+        return layer.input_gradient(gradient_TO)
+    return gradient_TO @ frozen_weight(layer, gradient_TO.dtype)

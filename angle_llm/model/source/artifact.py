@@ -24,6 +24,7 @@ from angle_llm.io import json_text, write_folder, write_json
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.lora import is_adapted, without_adapter
 from angle_llm.model.layers.quantization import QuantizationError, bits_of
+from angle_llm.model.layers.quantized_layers import Bits, bits_text
 from angle_llm.model.source.backbone import BackboneLocation, load_backbone, load_tokenizer, state_sizes
 from angle_llm.model.source.checks import (
     CARD_NAME,
@@ -79,7 +80,7 @@ def load_parts(
     prompt: SidePrompts | None,
     dtype: str,
     device: torch.device,
-    bits: int | Literal["auto"] | None,
+    bits: Bits | Literal["auto"] | None,
 ) -> Parts:
     """Load backbone, tokenizer, adapter and settings (`EncoderCard`) of a model.
 
@@ -342,8 +343,8 @@ def check_savable(folder: str | Path, backbone: nn.Module, base: str | None) -> 
     if not is_adapted(backbone):
         if (bits := bits_of(backbone)) is not None:
             raise QuantizationError(
-                f"this encoder is a base in {bits} bits without an adapter, so it has nothing to save. Add an adapter; or load "
-                "the base with bits=None, and save that."
+                f"this encoder is a base in {bits_text(bits)} without an adapter, so it has nothing to save. Add an adapter; or "
+                "load the base with bits=None, and save that."
             )
         check_writable(target)
     elif base is None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
 from angle_llm.model.layers.quantization import bits_of, check_bits, quantize
+from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.source.checks import (
     ArtifactError,
     as_artifact_error,
@@ -283,14 +284,14 @@ def load_backbone(
     *,
     dtype: str = "auto",
     revision: str | None = None,
-    bits: int | None = None,
+    bits: Bits | None = None,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
     """Load a backbone, without language-model head and pooler, in evaluation mode, on `device`.
 
     Args:
         dtype: dtype of the weights. "auto": the stored dtype, or float32 for a GGUF file.
-        bits: 4 or 8 to quantize the linear layers after loading, one by one (see `quantization`). They then compute in
+        bits: 4, 8 or fp8 to quantize the linear layers after loading, one by one (see `quantization`). They then compute in
             `dtype`. A model that is stored quantized to `bits` is unchanged.
 
     Raises:

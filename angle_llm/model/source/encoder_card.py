@@ -34,8 +34,8 @@ class EncoderCard:
     """Revision of the base, if `base` is a hub id."""
     base_fingerprint: str | None = None
     """Hash of the base weights before quantization (`weights_fingerprint`). Loading fails if the base has another hash."""
-    bits: Literal[4, 8] | None = None
-    """Bits of the base weights in training: 4 (NF4), 8 (int8), None if they were not quantized."""
+    bits: Literal[4, 8, "fp8"] | None = None
+    """Bits of the base weights in training: 4 (NF4), 8 (int8), fp8 (e4m3), None if they were not quantized."""
     dimensions: Annotated[int, Ge(1)] | None = None
     """Number of first dimensions that a vector keeps; None: all."""
     layers: Annotated[int, Ge(1)] | None = None

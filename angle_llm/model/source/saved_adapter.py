@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from angle_llm.io import sha256_of, write_json
 from angle_llm.model.layers.fused_lora import use_fused_lora
 from angle_llm.model.layers.lora import LoraUpdate, is_transposed, peft_model, quiet_peft
+from angle_llm.model.layers.quantization import bits_of
 from angle_llm.model.source.checks import ArtifactError, as_artifact_error, check_settings, read_json
 from angle_llm.model.source.composite import COMPOSITE, Composite, text_name
 
@@ -97,6 +98,8 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
 
     # Tensors by their names in peft.
     config = adapter.config
+    if config.get("use_dora") and bits_of(backbone) == "fp8":  # peft would read the bytes of the weights
+        raise ArtifactError("bits fp8: expected a LoRA adapter, got DoRA. Use bits 8, 4 or None.")
     tensors: dict[str, Tensor] = {}
     for path, update in adapter.updates.items():
         tensors |= {_ROOT + path + _A: update.a_RI, _ROOT + path + _B: update.b_OR}

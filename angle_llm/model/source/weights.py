@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from angle_llm.model.layers.fingerprint import fingerprint_of, weights_fingerprint
 from angle_llm.model.layers.lora import is_transposed
 from angle_llm.model.layers.quantization import bits_of, check_bits, dequantize, is_quantizable, quantize
+from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.source.backbone import BackboneLocation, empty_backbone, load_backbone, load_config, torch_dtype
 from angle_llm.model.source.composite import text_name
 
@@ -34,8 +35,8 @@ class BaseWeights:
     read: Callable[[str], Tensor]
     """Function that returns the tensor with a name in `skeleton.state_dict()`, not quantized, on the CPU; read-only."""
     dtype: torch.dtype
-    bits: int | None
-    """Bits of the linear layers in the forward pass, 4 or 8.
+    bits: Bits | None
+    """Bits of the linear layers in the forward pass.
 
     None if the layers are not quantized, or if `read` already returns dequantized values.
     """
@@ -68,7 +69,7 @@ class BaseWeights:
 
 
 def open_base(
-    location: BackboneLocation, *, dtype: str, revision: str | None = None, bits: int | None = None
+    location: BackboneLocation, *, dtype: str, revision: str | None = None, bits: Bits | None = None
 ) -> BaseWeights:
     """Open the weights of a backbone to read single tensors; the values equal the weights that `load_backbone` loads.
 
@@ -92,7 +93,7 @@ def open_base(
 
 
 def _streamed(
-    location: BackboneLocation, dtype: torch.dtype, revision: str | None, bits: int | None
+    location: BackboneLocation, dtype: torch.dtype, revision: str | None, bits: Bits | None
 ) -> BaseWeights | None:
     """Return the weights of a backbone, to be read from safetensors files on demand; None if this is not possible.
 

@@ -233,15 +233,16 @@ class BatchPlanner:
                     yield dataset.name
 
     def steps(
-        self, steps: Iterator[tuple[int, list[list[int]]]], budget: TokenBudget
+        self, steps: Iterator[tuple[int, list[list[int]]]], budget: TokenBudget, rank: int = 0
     ) -> Iterator[tuple[int, list[PlannedGroup]]]:
         """Yield (epoch, planned groups of batches) for each optimizer step, for a token budget of a process.
 
         `steps` yields (epoch, batches of example indices), as `StepSchedule.after` does. A group is a list of batches
-        that are encoded together.
+        that are encoded together. The tensors of the micro-batches of `rank` are made in advance.
         """
         for epoch, batches in steps:
-            yield epoch, self.grouped([self._batch(indices, epoch) for indices in batches], budget)
+            groups = self.grouped([self._batch(indices, epoch) for indices in batches], budget)
+            yield epoch, [PlannedGroup(group, plan.prepared(rank)) for group, plan in groups]
 
     def batch(self, indices: Sequence[int]) -> TextBatch:
         """Return a batch with the unique texts and scored pairs of the examples at `indices`."""

@@ -123,6 +123,8 @@ def load_encoder(
     head = task_of(settings).head(encoder, source)
     encoder = encoder.changed(model=encoder.model.changed(head, autocasts=settings.autocasts))
     # Layout of texts, and the attention that computes it.
+    if processes.zero_stage == 3:  # it gathers weights for a call, and needs calls that end
+        encoder = encoder.changed(layouts=replace(encoder.layouts, last_only=False))
     layouts = encoder.layouts
     if layouts.layout == "padded":
         kernel = "attention of the library"
@@ -175,8 +177,7 @@ def _with_equal_layouts(encoder: SentenceEncoder, processes: Processes) -> Sente
             lambda: (encoder.base, encoder.base_revision, encoder.layouts, weights_fingerprint(encoder.model.backbone))
         )
         setattr(encoder.model.backbone, ORIGINAL, fingerprint)
-        encoder = encoder.changed(base=base, base_revision=base_revision, layouts=layouts)
-        return encoder
+        return encoder.changed(base=base, base_revision=base_revision, layouts=layouts)
     # If a rank needs padded texts, all ranks pad, with equal reasons, because ranks compare their layouts later.
     padded = [layouts for layouts in processes.gather(encoder.layouts) if layouts.layout == "padded"]
     return encoder.changed(layouts=padded[0]) if padded else encoder

@@ -288,7 +288,8 @@ class Trainer:
             while self._step < self._schedule.steps and not stops:
                 budget = self._budget
                 started = time.perf_counter()
-                for epoch, groups in prefetch(self._planner.steps(self._schedule.after(self._step), budget), worker):
+                steps = self._planner.steps(self._schedule.after(self._step), budget, self._processes.rank)
+                for epoch, groups in prefetch(steps, worker):
                     # Increments `_step`; lowers `_budget` after an out-of-memory error.
                     self._take_step(epoch, groups, started, bar)
                     self._call("on_step")

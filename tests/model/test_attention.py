@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import transformers
 from cases import one_in
 from tiny import POSITIONS, tiny_backbone
 from tiny_tokenizers import TOKENIZERS
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as flex
 from torch.utils.checkpoint import checkpoint
@@ -25,7 +26,17 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layout import flex as our_flex
 from angle_llm.model.layout.attention import sequence_output
-from angle_llm.model.layout.flex import BLOCK, AttentionShape, block_mask, compiled_flex, flex_call, flex_problem
+from angle_llm.model.layout.flex import (
+    BLOCK,
+    SMALL_BLOCK,
+    AttentionShape,
+    block_mask,
+    compiled_flex,
+    flex_call,
+    flex_problem,
+    mask_blocks,
+    padded_length,
+)
 from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, shared_prefixes
@@ -72,20 +83,21 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
 
 
+@pytest.mark.parametrize("size", [SMALL_BLOCK, BLOCK])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("count", [3, 40, 300])
-def test_block_masks_are_those_of_the_dense_rule(causal: bool, count: int) -> None:
+def test_block_masks_are_those_of_the_dense_rule(causal: bool, count: int, size: int) -> None:
     texts = some_texts(count, longest=7 if causal else 30)
     _, sequence = one_sequence(texts, causal=causal)
     nodes = int(sequence.starts[-1])
     tokens = -(-nodes // BLOCK) * BLOCK
     expected_TT = torch.eye(tokens, dtype=torch.bool)
     expected_TT[:nodes, :nodes] = visible(texts, causal=causal)
-    mask: Any = block_mask(sequence, tokens, CPU)
+    mask: Any = block_mask(sequence, tokens, CPU, size)
     index_T = torch.arange(tokens)
     zero = torch.zeros((), dtype=torch.int64)
     assert torch.equal(mask.mask_mod(zero, zero, index_T[:, None], index_T), expected_TT)
-    blocks_IJ = expected_TT.view(tokens // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2)
+    blocks_IJ = expected_TT.view(tokens // size, size, -1, size).transpose(1, 2)
     full_IJ = blocks_IJ.all(dim=(2, 3))
     partly_IJ = blocks_IJ.any(dim=(2, 3)) & ~full_IJ
     for found, counts, expected in (
@@ -115,8 +127,9 @@ def test_flex_attention_equals_gathered_keys_in_value_and_gradient(kind: str) ->
     backbone = tiny_backbone(kind, torch.float64, **({"window": POSITIONS} if kind == "gemma2" else {}))
     ids_1T, sequence = one_sequence(some_texts(120), causal=causal)
     found = []
-    for kernel in ("gathered", "flex"):
-        states_1TD = sequence_output(backbone, ids_1T, sequence, kernel).last_hidden_state
+    small = replace(sequence, mask=mask_blocks(sequence, padded_length(int(sequence.starts[-1])), SMALL_BLOCK))
+    for kernel, blocks in (("gathered", sequence), ("flex", sequence), ("flex", small)):
+        states_1TD = sequence_output(backbone, ids_1T, blocks, kernel).last_hidden_state
         assert states_1TD.shape[1] == (
             ids_1T.shape[1] if kernel == "gathered" else -(-ids_1T.shape[1] // BLOCK) * BLOCK
         )
@@ -124,19 +137,22 @@ def test_flex_attention_equals_gathered_keys_in_value_and_gradient(kind: str) ->
         gradients = {name: one.grad.clone() for name, one in backbone.named_parameters() if one.grad is not None}
         found.append((states_1TD[:, : ids_1T.shape[1]].detach(), gradients))
         backbone.zero_grad()
-    (states, gradients), (flex_states, flex_gradients) = found
-    assert gradients.keys() == flex_gradients.keys()
-    # Sums of float64 terms in another order, relative to the largest gradient (that of a key's bias is 0).
-    torch.testing.assert_close(flex_states, states, rtol=1e-12, atol=1e-12)
-    largest = max(float(gradient.abs().max()) for gradient in gradients.values())
-    for name, gradient in gradients.items():
-        assert float((flex_gradients[name] - gradient).abs().max()) < 1e-13 * largest, name
+    (states, gradients), *others = found
+    for flex_states, flex_gradients in others:
+        assert gradients.keys() == flex_gradients.keys()
+        # Sums of float64 terms in another order, relative to the largest gradient (that of a key's bias is 0).
+        torch.testing.assert_close(flex_states, states, rtol=1e-12, atol=1e-12)
+        largest = max(float(gradient.abs().max()) for gradient in gradients.values())
+        for name, gradient in gradients.items():
+            assert float((flex_gradients[name] - gradient).abs().max()) < 1e-13 * largest, name
 
 
 @pytest.mark.usefixtures("_exact")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # by the comparison
-@one_in(3, "softcap, with_gradients", [None, 30.0], [False, True])
-def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float | None, with_gradients: bool) -> None:
+@one_in(3, "softcap, with_gradients, size", [None, 30.0], [False, True], [SMALL_BLOCK, BLOCK])
+def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(
+    softcap: float | None, with_gradients: bool, size: int
+) -> None:
     """The shipped call in one graph, up to the code generation of a GPU: new lengths and masks need no new graph."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager" if with_gradients else "eager")
@@ -149,7 +165,7 @@ def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float
         tokens = max(2, -(-ids_1T.shape[1] // BLOCK)) * BLOCK
         lengths.add(tokens)
         query, key, value = (torch.randn(1, heads, tokens, 8, requires_grad=with_gradients) for heads in (6, 3, 3))
-        mask = block_mask(sequence, tokens, CPU)
+        mask = block_mask(sequence, tokens, CPU, size)
         output = compiled(query, key, value, mask, cap, 0.3, True)
     assert len(lengths) >= 6
     assert counter.frame_count <= 2
@@ -263,6 +279,8 @@ def test_the_lengths_of_a_trial_differ_from_other_sizes() -> None:
     smollm2, llama, other, wide = (9, 3, 64), (32, 8, 128), (5, 3, 128), (8, 4, 384)
     for shape, lengths in {smollm2: [5, 7], llama: [3, 5], other: [7, 9], wide: [5, 7]}.items():
         assert our_flex._trial_lengths(AttentionShape(*shape, *TRIAL[3:])) == lengths
+    # With small blocks, a sequence has twice as many.
+    assert our_flex._trial_lengths(AttentionShape(6, 3, 64, *TRIAL[3:-1], block=SMALL_BLOCK)) == [5, 7]
 
 
 @pytest.mark.usefixtures("_new_trials")
@@ -328,8 +346,33 @@ def test_texts_are_padded_on_a_gpu_without_flex_attention(
         computed = (torch.float32, "highest"), (torch.float32, "high"), (torch.bfloat16, "highest")
         shape = AttentionShape(4, 4, 16, None, 0.25, causal=causal, shares=causal)
         tried = [(shape, *each, on_gpu.device) for each in computed]
+        assert layouts.block == BLOCK
         assert sorted(asked, key=str) == sorted(tried, key=str)
     assert ("warning: texts are padded" in capsys.readouterr().out) == (problem == "no compiler")
+
+
+@pytest.mark.parametrize("failing", [[], [SMALL_BLOCK], [SMALL_BLOCK, BLOCK]])
+def test_small_blocks_are_tried_first_in_half_precision(failing: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def problem(shape: AttentionShape, *_: object) -> str | None:
+        return "no kernel" if shape.block in failing else None
+
+    monkeypatch.setattr("angle_llm.model.layout.support.flex_problem", problem)
+    monkeypatch.setattr("angle_llm.model.layout.support._probe", lambda *_, **__: None)
+    backbone = tiny_backbone("llama", torch.bfloat16)
+    layouts = probe_layouts(backbone, "last", causal=True, device=torch.device("cuda", 0))
+    if BLOCK in failing:
+        assert (layouts.layout, layouts.block) == ("padded", None)
+        return
+    block = BLOCK if failing else SMALL_BLOCK
+    assert (layouts.layout, layouts.block) == ("trie", block)
+    (micro,) = plan_micro_batches([[1, 2, 3], [1, 2, 4], [1, 5]], 60, 0, layouts).micro_batches
+    assert micro.sequence is not None
+    sequence = micro.sequence.to(CPU)
+    assert sequence.mask is not None
+    assert sequence.mask.size == block
+    mask = block_mask(sequence, 2 * BLOCK, CPU)
+    assert (block, block) == mask.BLOCK_SIZE
+    assert torch.equal(mask.kv_num_blocks[0, 0], torch.ones(2 * BLOCK // block, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(("separated", "strength"), [(True, 0.1), (False, 0.1), (False, 1.0)])
@@ -491,3 +534,61 @@ def test_flex_attention_under_autocast_gets_one_dtype(kind: str) -> None:
         with torch.no_grad():
             rows.append(model(**micro.inputs(CPU)))
     torch.testing.assert_close(*rows, rtol=2e-2, atol=2e-2)  # products in bfloat16
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernel"),
+    [
+        ("llama", "gathered"), ("llama", "flex"), ("gemma2", "gathered"), ("gemma2", "flex"), ("opt", "gathered"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("_exact")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # inside torch
+def test_a_last_layer_of_last_tokens_equals_the_whole_layer(kind: str, kernel: Any) -> None:
+    """In value and gradient, with fewer tokens in its MLP; also if the other layers are computed twice."""
+    backbone = tiny_backbone(kind, torch.float64, **({"window": POSITIONS} if kind == "gemma2" else {}))
+    layouts = probe_layouts(backbone, "last", causal=True)
+    assert layouts.last_only
+    ids = [list(text) for text in some_texts(40)]
+    model = EmbeddingModel(backbone, EmbeddingOptions("last", causal=True, attention_kernel=kernel))
+    last = model._last_layer
+    rows_of_mlp = []
+    linear = [layer for layer in last.modules() if isinstance(layer, nn.Linear)][-1]
+    linear.register_forward_hook(lambda _, __, output: rows_of_mlp.append(output.shape[-2]))
+    found = []
+    for last_only, checkpointing in ((False, False), (True, False), (True, kind == "llama")):
+        (micro,) = plan_micro_batches(ids, 10**6, 0, replace(layouts, last_only=last_only)).micro_batches
+        model.checkpoint_activations(checkpointing)
+        rows_RD = model(**micro.inputs(CPU))
+        rows_RD.sin().sum().backward()
+        gradients = {name: one.grad.clone() for name, one in backbone.named_parameters() if one.grad is not None}
+        backbone.zero_grad()
+        found.append((rows_RD.detach(), gradients))
+    assert rows_of_mlp[1:] == [len(micro.rows)] * 2
+    assert rows_of_mlp[0] >= micro.computed_tokens > 2 * len(micro.rows)
+    assert "forward" not in vars(last)
+    (states, gradients), *others = found
+    largest = max(float(gradient.abs().max()) for gradient in gradients.values())
+    for last_states, last_gradients in others:
+        # Sums of float64 terms in another order, relative to the largest gradient.
+        torch.testing.assert_close(last_states, states, rtol=1e-12, atol=1e-12)
+        assert gradients.keys() == last_gradients.keys()
+        for name, gradient in gradients.items():
+            assert float((last_gradients[name] - gradient).abs().max()) < 1e-13 * largest, name
+
+
+def test_a_last_layer_that_cannot_compute_last_tokens_alone_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not probe_layouts(tiny_backbone("gpt2"), "last", causal=True).last_only  # positional arguments
+    backbone = tiny_backbone("llama")
+    norm = backbone.layers[-1].input_layernorm
+    norm.register_forward_hook(lambda _, __, output: output / output.norm(dim=(1, 2), keepdim=True))  # mixes tokens
+    layouts = probe_layouts(backbone, "last", causal=True)
+    assert (layouts.layout, layouts.last_only) == ("padded", False)
+
+    def fail(*_: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("angle_llm.model.layout.attention.computing_last_tokens", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        probe_layouts(tiny_backbone("llama"), "last", causal=True)

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,9 @@ def step(kind: str, layout: str, graph_tokens: int, objective: str = "all terms"
     loss, expected = run()
     move(encoder.model)
     encoder.model = encoder.model.changed(attention_kernel=kernel)
+    if kernel == "flex":  # masks are made with the plan, in small blocks
+        encoder.layouts = replace(encoder.layouts, block=flex.SMALL_BLOCK)
+        plan = encoder.plan([text for each in given for text in each.batch.texts], BUDGET).prepared(0)
     with separate_device() as work:
         loss_there, found = run()
     assert found.keys() == expected.keys()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from angle_llm.device import on_device
+from angle_llm.model.layout.flex import mask_blocks, padded_length
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, cut, shared_prefixes
 
 TOKEN_COST = {"trie": 1.1, "packed": 1.0}
@@ -85,6 +86,10 @@ class LayoutSupport:
     """
     causal: bool = True
     """Whether the tokens of a packed text attend only to earlier tokens of the text."""
+    block: int | None = field(default=None, repr=False, compare=False)
+    """Number of tokens in a block of FlexAttention; None: another attention kernel. Ranks may differ."""
+    last_only: bool = field(default=False, repr=False, compare=False)
+    """Whether the last layer can compute the last tokens of texts in a prefix trie only."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,14 @@ class Plan:
         groups = [self.groups[position] for position in self.shares[process]]
         rounds = max(map(len, self.shares))
         return _LazyMicroBatches(groups + [_DUMMY] * (rounds - len(groups)))
+
+    def prepared(self, process: int) -> Plan:
+        """Return the plan with the tensors of a process made, so that every access to its micro-batches is fast."""
+        groups = list(self.groups)
+        for position in self.shares[process]:
+            groups[position] = replace(groups[position], make=cache(groups[position].make))
+            groups[position].make()
+        return replace(self, groups=groups)
 
     @property
     def logical_tokens(self) -> int:
@@ -239,7 +252,8 @@ def plan_micro_batches(
     grouped: Callable[[int], list[TextGroup]] = partial(padded, range(len(texts)))
     if layouts.layout != "padded":
         is_trie = layouts.layout == "trie"
-        sequences = cache(_Tries(texts, fitting) if is_trie else _Packed(texts, fitting, layouts.causal))
+        make = partial(_in_one_sequence, layouts=layouts)
+        sequences = cache((_Tries if is_trie else _Packed)(texts, fitting, make))
         rest = [row for row, text in enumerate(texts) if len(text) > longest]
         nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
         reason += "; " if reason else ""
@@ -265,18 +279,20 @@ def _tokens(groups: Sequence[TextGroup]) -> int:
 
 
 def _in_one_sequence(
-    texts: Sequence[Sequence[int]], rows: list[int], shared: Sequence[int] | None = None, *, causal: bool = True
+    texts: Sequence[Sequence[int]], rows: list[int], shared: Sequence[int] | None = None, *, layouts: LayoutSupport
 ) -> TextGroup:
     """Return the planned micro-batch of texts in one sequence, with the indices `rows` among the unique texts.
 
-    `texts`, `shared` and `causal` are arguments of `build_sequence`.
+    `texts` and `shared` are arguments of `build_sequence`.
     """
     # The first text is computed in full, later texts without the tokens shared with the text before.
     tokens = sum(map(len, texts)) - sum(shared[1:] if shared else ())
 
     def make() -> MicroBatch:
-        ids_1T, sequence = build_sequence(texts, shared, causal=causal)
-        return MicroBatch(rows, ids_1T, sequence=sequence)
+        ids_1T, sequence = build_sequence(texts, shared, causal=layouts.causal)
+        block = layouts.block
+        mask = None if block is None else mask_blocks(sequence, padded_length(ids_1T.shape[1]), block)
+        return MicroBatch(rows, ids_1T, sequence=replace(sequence, mask=mask, last_only=layouts.last_only))
 
     return TextGroup(rows, tokens, tokens, make)
 
@@ -284,7 +300,8 @@ def _in_one_sequence(
 class _Tries:
     """Splits texts into micro-batches with the layout `trie`: texts that are adjacent in sorted order share prefixes."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+    def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int], make: Callable[..., TextGroup]) -> None:
+        self._make = make
         self._order = sorted(rows, key=lambda row: tuple(texts[row]))
         self._ordered = [texts[row] for row in self._order]
         self._shared = shared_prefixes(self._ordered)
@@ -292,14 +309,14 @@ class _Tries:
     def __call__(self, token_budget: int) -> list[TextGroup]:
         starts = cut([len(text) for text in self._ordered], self._shared, token_budget)
         parts = [slice(first, last) for first, last in pairwise([*starts, len(self._order)])]
-        return [_in_one_sequence(self._ordered[part], self._order[part], self._shared[part]) for part in parts]
+        return [self._make(self._ordered[part], self._order[part], self._shared[part]) for part in parts]
 
 
 class _Packed:
     """Splits texts into micro-batches with the layout `packed` (texts concatenated), longest text first."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int], causal: bool) -> None:
-        self._texts, self._causal = texts, causal
+    def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int], make: Callable[..., TextGroup]) -> None:
+        self._texts, self._make = texts, make
         self._order = sorted(rows, key=lambda row: (-len(texts[row]), row))
 
     def __call__(self, token_budget: int) -> list[TextGroup]:
@@ -311,7 +328,7 @@ class _Packed:
                 groups.append([])
                 tokens = len(self._texts[row])
             groups[-1].append(row)
-        return [_in_one_sequence([self._texts[row] for row in rows], rows, causal=self._causal) for rows in groups]
+        return [self._make([self._texts[row] for row in rows], rows) for rows in groups]
 
 
 SPLIT_SHARE, SPLIT_TOKENS = 1 / 32, 128

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from angle_llm.device import emulates_bfloat16, evaluating, is_out_of_memory, on_device, relative_difference
 from angle_llm.io import log
+from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.fused_lora import are_plain
 from angle_llm.model.layout.attention import sequence_output
-from angle_llm.model.layout.flex import AttentionShape, flex_problem
+from angle_llm.model.layout.flex import BLOCK, SMALL_BLOCK, AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.layout.token_sequence import build_sequence, shared_prefixes
 
@@ -93,11 +94,14 @@ def probe_layouts(
         return LayoutSupport("padded", f"its config has an unknown window, {windows[0]}")
     if longest < max(map(len, _probe_texts(backbone))):
         return LayoutSupport("padded", f"its attention window has {longest} tokens")
-    problem = _flex_problem(backbone, causal, reason is None, device, autocasts) if device.type == "cuda" else None
+    problem, block = None, None
+    if device.type == "cuda":
+        problem, block = _flex_problem(backbone, causal, reason is None, device, autocasts)
     problem = problem or _probe(backbone, causal=causal, shares=reason is None)
     if problem is not None:
         return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
-    return LayoutSupport("trie" if reason is None else "packed", reason or "", longest, causal)
+    last_only = reason is None and _computes_last_tokens(backbone)
+    return LayoutSupport("trie" if reason is None else "packed", reason or "", longest, causal, block, last_only)
 
 
 def other_layers(config: Any) -> set[str]:
@@ -105,29 +109,31 @@ def other_layers(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS
 
 
-def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch.device, autocasts: bool) -> str | None:
-    """Return why FlexAttention cannot be used on a GPU with the heads of a backbone, else None.
+def _flex_problem(
+    backbone: nn.Module, causal: bool, shares: bool, device: torch.device, autocasts: bool
+) -> tuple[str | None, int | None]:
+    """Return why FlexAttention cannot be used on a GPU with the heads of a backbone, else None and its block size.
 
     For a device without an index (`angle-llm plan` on a machine without a GPU), only the config is checked.
     """
     # Limits that follow from the config.
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     if any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
-        return "texts in one sequence with attention dropout have no fused kernel on a GPU"
+        return "texts in one sequence with attention dropout have no fused kernel on a GPU", None
     names = ("num_attention_heads", "num_key_value_heads", "head_dim", "global_head_dim")
     try:
         heads, kv_heads, width, other_width = (getattr(config, name, None) for name in names)
     except RuntimeError:  # of transformers, for Gemma-4
-        return "its layers have different attention heads"
+        return "its layers have different attention heads", None
     if other_width not in (None, width):  # Gemma-4 in earlier versions of transformers
-        return "its layers have different attention heads"
+        return "its layers have different attention heads", None
     if not heads:
-        return "its config does not contain the number of attention heads"
+        return "its config does not contain the number of attention heads", None
     width = width or config.hidden_size // heads
     if device.index is None:
-        return None
+        return None, None
     if emulates_bfloat16(device):  # torch does not compile the kernel there, and would compute all scores
-        return "FlexAttention needs a GPU with bfloat16"
+        return "FlexAttention needs a GPU with bfloat16", None
     # Trial of the kernel, in every precision that the model computes in.
     scalings = (getattr(layer, "scaling", None) for layer in backbone.modules())
     scaling = next((value for value in scalings if isinstance(value, float)), width**-0.5)
@@ -137,17 +143,23 @@ def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch
     computed += [(dtype, "high")] if dtype == torch.float32 else []
     computed += [(torch.bfloat16, "highest")] if autocasts else []
     shape = AttentionShape(heads, kv_heads or heads, width, softcap, scaling, causal, shares)
+    # The kernels for small blocks need little shared memory in half precision only.
+    small = width <= 128 and all(used.itemsize == 2 for used, _ in computed)
+    problem = None
     try:
-        problems = (flex_problem(shape, *precision, device) for precision in computed)
-        problem = next(filter(None, problems), None)
+        for block in (SMALL_BLOCK, BLOCK) if small else (BLOCK,):
+            problems = (flex_problem(shape._replace(block=block), *precision, device) for precision in computed)
+            problem = next(filter(None, problems), None)
+            if problem is None:
+                return None, block
+            if block == SMALL_BLOCK:
+                log(f"FlexAttention uses blocks of {BLOCK} tokens, because smaller ones cannot be used: {problem}")
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         problem = "not enough memory for the trial"
-    if problem is not None:
-        log(f"warning: texts are padded, because FlexAttention cannot be used on {device}: {problem}")
-        problem = f"FlexAttention cannot be used: {problem}"
-    return problem
+    log(f"warning: texts are padded, because FlexAttention cannot be used on {device}: {problem}")
+    return f"FlexAttention cannot be used: {problem}", None
 
 
 def _steady_positions(config: Any, most: int) -> int:
@@ -232,6 +244,24 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
         return "a convolution or a recurrent state crosses the borders of texts" if crosses else None
     how = "as a trie" if shares else "when texts are packed"
     return f"the architecture gives other states {how} (difference {difference:.1e}, rounding {rounding:.1e})"
+
+
+def _computes_last_tokens(backbone: nn.Module) -> bool:
+    """Return whether the last layer of a causal backbone gives the same states if it computes last tokens only."""
+    texts = [text for text in _probe_texts(backbone) if len(text) == 5]
+    ids_1T, sequence = build_sequence(texts, shared_prefixes(texts))
+    try:
+        layer = LayerStack.of(backbone).layers[-1]
+        with evaluating(backbone) as device:
+            ids_1T, sequence = on_device(ids_1T, device), sequence.to(device)
+            outputs = (sequence_output(backbone, ids_1T, sequence, last_layer=used) for used in (None, layer))
+            all_1TD, last_1RD = (output.last_hidden_state for output in outputs)
+            difference = relative_difference(last_1RD, all_1TD[:, sequence.end_R])
+    except Exception as error:  # an architecture can call its layers and its cache in any way
+        if is_out_of_memory(error):
+            raise
+        return False
+    return difference <= (0.02 if last_1RD.dtype.itemsize == 2 else 1e-4)  # rounding
 
 
 def _crosses_borders(backbone: Any, texts: list[list[int]], *, causal: bool, device: torch.device) -> bool:

@@ -69,6 +69,19 @@ class SequenceGroup(NamedTuple):
     """Number of tokens of each text, with the shared prefix."""
 
 
+class MaskBlocks(NamedTuple):
+    """The FlexAttention mask of a sequence, padded to T tokens, in I = J blocks (`flex.mask_blocks`)."""
+
+    size: int
+    """Number of tokens in a block."""
+    end_T: Tensor
+    """For each key, the index after the last query that attends to it, int32."""
+    counts: Tensor
+    """Numbers (4, I) of partly and fully visible key blocks of a query block, then of query blocks of a key block, int32."""
+    orders: Tensor
+    """Arrays that start with the indices of these blocks, (4, I, J) int32."""
+
+
 @dataclass(frozen=True)
 class TokenSequence:
     """Positions of R texts in one sequence of T tokens without padding (prefix trie or packed), without the token ids.
@@ -90,10 +103,15 @@ class TokenSequence:
 
     A sequence that is not causal is packed.
     """
+    mask: MaskBlocks | None = None
+    """The FlexAttention mask, if it was made with the sequence; None: the attention kernel makes what it needs."""
+    last_only: bool = False
+    """Whether the last layer computes only the last tokens of the texts, if the pooling reads no other tokens."""
 
     def to(self, device: torch.device) -> TokenSequence:
         """Return a copy with the tensors that the model uses on a device; NumPy arrays stay on the CPU."""
-        return replace(self, depth_1T=on_device(self.depth_1T, device), end_R=on_device(self.end_R, device))
+        mask = self.mask and MaskBlocks(self.mask.size, *(on_device(tensor, device) for tensor in self.mask[1:]))
+        return replace(self, depth_1T=on_device(self.depth_1T, device), end_R=on_device(self.end_R, device), mask=mask)
 
     @cached_property
     def starts(self) -> Indices:
@@ -121,8 +139,10 @@ class TokenSequence:
             path = following
         return end_T
 
-    def groups(self) -> tuple[tuple[SequenceGroup, ...], Tensor]:
+    def groups(self, *, last_only: bool = False) -> tuple[tuple[SequenceGroup, ...], Tensor]:
         """Group texts of similar length, whose attention is computed as one padded batch; return the groups and an index.
+
+        With `last_only`, the queries are the last tokens of the R texts, and so the index is (R,).
 
         The index (T,) is the place of each token in the queries of all groups, group by group. In a prefix trie,
         the texts of a group have lengths between the same powers of two, and so do the numbers of tokens after the shared
@@ -130,23 +150,25 @@ class TokenSequence:
         interval of `LENGTH_STEP`. A text that equals the text before it adds no token and is in no group.
         """
         paths = list(self.paths())
-        added_R = self.lengths_R - self.shared_R
+        shared_R = self.lengths_R - 1 if last_only else self.shared_R
+        added_R = self.lengths_R - shared_R
         shares = bool(self.shared_R.any())
         adding: dict[tuple[int, int], list[int]] = {}
         for number, (length, added) in enumerate(zip(self.lengths_R.tolist(), added_R.tolist(), strict=True)):
             if added:
                 bits = ((length - 1).bit_length(), (added - 1).bit_length())
                 adding.setdefault(bits if shares else (-(-length // LENGTH_STEP), 0), []).append(number)
-        place_T = np.empty(self.starts[-1], dtype=np.int64)
+        place_T = np.empty(len(paths) if last_only else self.starts[-1], dtype=np.int64)
         groups = []
         queries_before = 0
         for _, numbers in sorted(adding.items()):
-            length_U, shared_U = self.lengths_R[numbers], self.shared_R[numbers]
+            length_U, shared_U = self.lengths_R[numbers], shared_R[numbers]
             most_added = int(added_R[numbers].max())
             query_UQ = np.zeros((len(numbers), most_added), dtype=np.int64)
             key_UL = np.zeros((len(numbers), -(-int(length_U.max()) // LENGTH_STEP) * LENGTH_STEP), dtype=np.int64)
             for u, number in enumerate(numbers):
-                path, new = paths[number], paths[number][self.shared_R[number] :]
+                path = paths[number]
+                new = np.array([number]) if last_only else path[self.shared_R[number] :]
                 query_UQ[u, : len(new)], key_UL[u, : len(path)] = new, path
                 place_T[new] = queries_before + u * most_added + np.arange(len(new))
             queries_before += query_UQ.size

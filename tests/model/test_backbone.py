@@ -36,6 +36,7 @@ from transformers import (
 
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.quantization import dequantize
+from angle_llm.model.source import backbone
 from angle_llm.model.source.backbone import (
     BackboneLocation,
     absolute_name,
@@ -315,3 +316,31 @@ def test_quantized_weights_have_the_values_of_products(kind: str, bits: int, dty
         assert torch.equal(weights.values(name).float(), tensor.float()), name
         changed += not torch.equal(weights.values(name).float(), weights.read(name).float())
     assert changed == sum(type(layer) is torch.nn.Linear for layer in tiny_backbone(kind).modules())
+
+
+def test_weights_load_to_a_gpu_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is needed: a map of devices gives the same model, without hooks, and only GPUs get one."""
+    location = BackboneLocation(str(save_tiny_base("llama", tmp_path / "base")))
+    plain = load_backbone(location, dtype="bfloat16")
+    mapped = backbone.open_pretrained("AutoModel", location, dtype="bfloat16", device=torch.device("cpu"))
+    tensors, others = ({**dict(model.named_parameters()), **dict(model.named_buffers())} for model in (plain, mapped))
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        assert tensor.dtype == others[name].dtype, name
+        assert tensor.equal(others[name]), name
+    assert not any(hasattr(module, "_hf_hook") for module in mapped.modules())
+    requested: list[torch.device | None] = []
+
+    def opened(*_: Any, device: torch.device | None, **__: Any) -> Any:
+        requested.append(device)
+        raise ArtifactError("only the arguments matter")
+
+    monkeypatch.setattr(backbone, "open_pretrained", opened)
+    monkeypatch.setattr(backbone, "check_bits", lambda _: None)  # bitsandbytes may be missing
+    in_gguf = BackboneLocation(location.name, gguf_file="model.gguf")
+    for place, device, bits in (
+        (location, "cuda:1", None), (location, "cuda:1", 4), (location, "cpu", None), (in_gguf, "cuda:1", None)
+    ):  # fmt: skip
+        with pytest.raises(ArtifactError):
+            load_backbone(place, device=device, bits=bits)
+    assert requested == [torch.device("cuda:1"), None, None, None]

@@ -105,11 +105,21 @@ def tokenizer_config_of(location: BackboneLocation, revision: str | None = None)
     return {} if location.gguf_file else get_tokenizer_config(location.name, revision=revision, local_files_only=True)
 
 
-def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> Any:
+def open_pretrained(
+    kind: str,
+    location: BackboneLocation,
+    *,
+    dtype: str = "auto",
+    revision: str | None = None,
+    device: torch.device | None = None,
+) -> Any:
     """Load a model with the `transformers` class named `kind`, such as AutoModel; check that no weights are missing.
 
     Of a composite model, only the text model is loaded (see `composite`). `dtype` "auto" keeps the stored dtype; a GGUF file
     is then dequantized to float32. Code of a model never runs.
+
+    The weights are on the CPU, or each is loaded to `device` at once. On the CPU, weights in the stored dtype are a memory map
+    that all processes of a machine share; another dtype is a copy in each process.
 
     Raises:
         ArtifactError: for a folder that cannot be opened or lacks weights, which `transformers` would set at random.
@@ -122,6 +132,8 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
     elif hasattr(transformers, "GgufConfig"):  # older versions always dequantize
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
     arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
+    if device is not None:
+        arguments["device_map"] = {"": device}
     if location.is_local and not location.gguf_file:
         check_model_files(Path(location.name))
     with as_artifact_error(location.name), _without_load_report(), _header_read_once(location):
@@ -300,7 +312,10 @@ def load_backbone(
     """
     if bits is not None:
         check_bits(bits)  # before minutes of loading
-    model = open_pretrained("AutoModel", location, dtype=dtype, revision=revision)
+    # Otherwise every process of a machine with several GPUs would hold a copy of weights in another dtype in host memory.
+    on_gpu = torch.device(device).type == "cuda" and bits is None and location.gguf_file is None
+    gpu = torch.device(device) if on_gpu else None
+    model = open_pretrained("AutoModel", location, dtype=dtype, revision=revision, device=gpu)
     check_decoder_or_encoder(model.config, location.name)
     if model.config.model_type.startswith("embedding_gemma2") and model.dtype == torch.float16:
         raise ArtifactError(

@@ -258,7 +258,6 @@ class FsdpStrategy(PartitionedStrategy):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh(self.processes.device.type, (self.processes.world_size,))
         backbone: Any = without_adapter(model.backbone)
         try:
             layers = LayerStack.of(backbone).layers
@@ -266,6 +265,7 @@ class FsdpStrategy(PartitionedStrategy):
             raise SettingsError(
                 f"FSDP partitions a model layer by layer; {type(backbone).__name__} has no single list of its layers. Use ZeRO-3."
             ) from error
+        mesh = init_device_mesh(self.processes.device.type, (self.processes.world_size,))
         for module in (backbone.get_input_embeddings(), *layers, model):  # `model`: the remaining weights
             self._broadcast_weights(module)
             trained = {parameter for parameter in module.parameters() if parameter.requires_grad}

@@ -11,13 +11,15 @@ import torch
 from composites import CONFIGS
 from programs import run
 from tiny import HYBRID, KINDS
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AlbertConfig, AutoModel
 
+from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.run import resolve_models
 from angle_llm.settings.parsing import MissingLibraryError, SettingsError
-from angle_llm.settings.train import ModelSettings, TrainSettings
+from angle_llm.settings.train import ModelSettings, OptimizerSettings, TrainSettings
 from angle_llm.train.distributed import Processes, _deepspeed_plugin, check_launch
 from angle_llm.train.step import matmul_precision
+from angle_llm.train.strategies import FsdpStrategy
 
 
 def program(name: str, *arguments: str) -> str:
@@ -215,3 +217,18 @@ def test_a_launcher_variable_reaches_the_check(tmp_path: Path) -> None:
     done = run("python", tmp_path / "program.py")
     assert "SettingsError: the launcher selects FSDP" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_fsdp_refuses_a_model_without_a_list_of_its_layers() -> None:
+    """ALBERT has one layer that runs several times. Refused before the processes communicate."""
+    config = AlbertConfig(
+        vocab_size=50,
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    model = EmbeddingModel(AutoModel.from_config(config), EmbeddingOptions("mean", causal=False))
+    with pytest.raises(SettingsError, match=r"AlbertModel has no single list of its layers\. Use ZeRO-3"):
+        FsdpStrategy(model, OptimizerSettings(), Processes(world_size=2))

@@ -11,8 +11,9 @@ import math
 import os
 import platform
 import sys
+import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -56,6 +57,35 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     if is_gpu(device) and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def time_mark(device: torch.device) -> Any:
+    """Return a mark of the present time in the work of a device: seconds, or on a GPU, whose work is asynchronous, an event."""
+    if not is_gpu(device):
+        return time.perf_counter()
+    module = torch.get_device_module(device)
+    event = module.Event(enable_timing=True)
+    event.record(module.current_stream(device))
+    return event
+
+
+def start_copy_to_cpu(tensor: Tensor, started: Any) -> Callable[[], tuple[Tensor, float]]:
+    """Start to copy a tensor to the CPU, and return a function that waits for the copy.
+
+    The function returns the copy, and the seconds of the work of the device since `started`, a result of `time_mark`.
+    """
+    if not is_gpu(tensor.device):
+        result = tensor.cpu(), time.perf_counter() - started
+        return lambda: result
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    ended = time_mark(tensor.device)
+
+    def wait() -> tuple[Tensor, float]:
+        ended.synchronize()
+        return copy, started.elapsed_time(ended) / 1000
+
+    return wait
 
 
 _MEMORY_MESSAGES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")

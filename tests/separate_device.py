@@ -87,8 +87,14 @@ _MODES: list[_Mode] = []
 class _Event:
     """An event of the device: a point in its queue of operations."""
 
+    def __init__(self, *, enable_timing: bool = False) -> None:
+        pass
+
     def record(self, _: object) -> None:
         self.launched = _MODES[-1].work.kernels.total()
+
+    def elapsed_time(self, _: object) -> float:
+        return 0.0
 
     def synchronize(self) -> None:
         work = _MODES[-1].work
@@ -153,7 +159,7 @@ def _compute(work: DeviceWork, func: Any, args: Any, kwargs: dict[str, Any]) -> 
     wanted = kwargs.get("device")
     to_device = wanted is not None and torch.device(wanted).type == "gpu"
     if not device and not to_device:
-        return func(*args, **kwargs)
+        return func(*args, **{**kwargs, **({"pin_memory": False} if "pin_memory" in kwargs else {})})
     on_device = to_device or (bool(device) and wanted is None and name not in _VALUES)
     if name in _COPIES:
         target, source = (args[0], args[1]) if name == "aten::copy_" else (to_device or wanted is None, args[0])

@@ -112,7 +112,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     layouts = LayoutSupport("padded", "as requested")
     if settings.layout == "auto":
         causal, device = encoder.model.options.causal, torch.device(settings.device_kind)
-        layouts = probe_layouts(encoder.model.backbone, encoder.pooling, causal=causal, device=device)
+        layouts = probe_layouts(encoder.model.backbone, encoder.pooling, causal=causal, device=device, trains=True)
     if settings.activation_checkpointing == "always":
         check_checkpointing(encoder)
     dtype = stored_dtype(config, settings.loaded_model.dtype)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, overload
 
@@ -18,28 +16,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from angle_llm.device import (
-    bound_kernel_caches,
-    evaluating,
-    is_gpu,
-    is_out_of_memory,
-    is_partitioned,
-    keep_freed_memory,
-    limit_memory,
-    on_device,
-    release_cached_memory,
-)
-from angle_llm.io import log, progress_bar, uses_windows_driver
+from angle_llm.device import bound_kernel_caches, limit_memory
+from angle_llm.io import progress_bar, uses_windows_driver
 from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layers import lora
-from angle_llm.model.layers.activation_checkpointing import forward_lock
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.quantization import bits_of, without_outliers
 from angle_llm.model.layers.quantized_layers import Bits, bits_text, patch_bitsandbytes
-from angle_llm.model.layout.attention import attention_kernels
+from angle_llm.model.layers.replacements import replace_layers_of_encoder
 from angle_llm.model.layout.micro_batches import EncodeStats, LayoutSupport, Plan, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
+from angle_llm.model.pipeline import Rows, encode_blocks
 from angle_llm.model.pooling import checked_pooling
 from angle_llm.model.source.artifact import check_savable, load_parts, save_parts
 from angle_llm.model.source.backbone import (
@@ -216,6 +204,7 @@ class SentenceEncoder:
         if dimensions is not None or layers is not None:
             encoder = encoder.truncated(dimensions=dimensions, layers=layers)
         encoder.model.to(device)
+        replace_layers_of_encoder(encoder.model, in_one_sequence=encoder.layouts.layout != "padded")
         return encoder
 
     def __repr__(self) -> str:
@@ -332,6 +321,7 @@ class SentenceEncoder:
         self.model.to(target)
         if changes_type and self.layouts.reason != AS_REQUESTED:
             self.layouts = probe_layouts(self.model.backbone, self.pooling, causal=self.model.options.causal)
+        replace_layers_of_encoder(self.model, in_one_sequence=self.layouts.layout != "padded")
         return self
 
     def add_lora(self, settings: LoraSettings) -> None:
@@ -503,8 +493,6 @@ AS_REQUESTED = "as requested"
 """Reason for padded texts that the user chose."""
 TEXTS_PLANNED = 32_768
 """Maximum number of texts that are split into micro-batches together and can share prefixes; limits the memory."""
-
-Rows = np.ndarray[Any, np.dtype[np.float32]]
 Instruction: TypeAlias = str | Instructions | None
 
 
@@ -524,73 +512,21 @@ def encode_texts(
     instructions = [instruction] * len(texts) if isinstance(instruction, str) else instruction or ()
     if instructions and len(instructions) != len(texts):
         raise ValueError(f"instruction: expected one per text, {len(texts)}, got {len(instructions)}.")
-    model = encoder.model
-    on_cpu = encoder.device.type == "cpu"
-    budget = micro_batch_tokens or (16384 if is_gpu(encoder.device) else 2048)  # a Mac has the memory of a CPU
     rows_ND = np.empty((len(texts), encoder.dimensions), dtype=np.float32)
-    plans: list[Plan] = []
-    bar = progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True)
-    memory = keep_freed_memory() if on_cpu else nullcontext()
-    lock = forward_lock(model.backbone)
-    with lock, evaluating(model), attention_kernels(encoder.device), memory, bar as progress:
+
+    def blocks() -> Iterator[tuple[slice, list[list[int]]]]:
         for first in range(0, len(texts), TEXTS_PLANNED):
             planned = slice(first, first + TEXTS_PLANNED)
-            make_plan = partial(encoder.plan_ids, encoder.tokenize(texts[planned], first, instructions[planned]))
-            plan, rows_UD = _encode_planned(model, make_plan, budget, progress.update)
-            budget = plan.token_budget
-            rows_ND[first : first + TEXTS_PLANNED] = rows_UD.numpy()[plan.row_of]
-            plans.append(plan)
+            yield planned, encoder.tokenize(texts[planned], first, instructions[planned])
+
+    with progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True) as progress:
+        plans, _ = encode_blocks(
+            encoder.model,
+            encoder.plan_ids,
+            blocks(),
+            rows_ND.__setitem__,
+            micro_batch_tokens=micro_batch_tokens,
+            progress=progress.update,
+            overlap=len(texts) > TEXTS_PLANNED,
+        )
     return rows_ND, EncodeStats.of(plans, time.perf_counter() - started)
-
-
-def _encode_planned(
-    model: EmbeddingModel,
-    make_plan: Callable[[int], Plan],
-    token_budget: int,
-    progress: Callable[[int], object],
-) -> tuple[Plan, torch.Tensor]:
-    """Encode texts in micro-batches; after every out-of-memory error, encode again with half the token budget.
-
-    With partitioned weights (ZeRO-3, FSDP) the error is raised, because all other ranks wait in the failed forward pass.
-
-    Args:
-        make_plan: splits the texts into micro-batches for a token budget (maximum number of tokens in a micro-batch).
-        progress: called with the number of texts of each micro-batch; with a negative number before texts are encoded
-            again.
-
-    Returns:
-        The split that was used, and the embeddings of the U unique texts, (U, D) float32 on the CPU. They are copied from
-        a GPU once, at the end.
-
-    Raises:
-        RuntimeError: if the memory is too small for a single text.
-    """
-    device = next(model.parameters()).device
-    partitioned = any(map(is_partitioned, model.parameters()))
-    while True:
-        plan = make_plan(token_budget)
-        done = 0
-        repeats = len(plan.row_of) / max(plan.unique, 1)
-        try:
-            rows_UD = torch.empty(plan.unique, model.width, device=device)
-            for group in plan.groups:
-                micro = group.make()  # one at a time, to save memory
-                rows_UD[on_device(torch.tensor(micro.rows), device)] = model(**micro.inputs(device)).float()
-                texts = round(len(micro.rows) * repeats)
-                progress(texts)
-                done += texts
-            return plan, rows_UD.cpu()
-        except (RuntimeError, MemoryError) as error:
-            if partitioned or not is_out_of_memory(error):
-                raise
-            if all(len(group.rows) == 1 for group in plan.groups):
-                raise RuntimeError(
-                    f"out of memory with a single text per micro-batch, of up to {plan.longest_text} tokens. Lower max_length "
-                    "(--model.max-length in training), or use a smaller model or more memory."
-                ) from error
-        # Outside of `except`, the error and the tensors of its frames are freed.
-        rows_UD = micro = None  # type: ignore[assignment]
-        progress(-done)
-        token_budget = max(min(token_budget, max(group.computed_tokens for group in plan.groups)) // 2, 1)
-        log(f"out of memory: encoding with at most {token_budget} tokens per micro-batch")
-        release_cached_memory()

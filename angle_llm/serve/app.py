@@ -24,7 +24,8 @@ from fastapi import HTTPException, Request, Response
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from pydantic_core import to_json
 
-from angle_llm.model.encoder import Rows, SentenceEncoder
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.pipeline import Rows
 from angle_llm.model.source.tokenizer import check_texts
 from angle_llm.prompts import SIDES, Side
 from angle_llm.settings.serve import ServeSettings

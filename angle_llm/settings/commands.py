@@ -79,7 +79,7 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
     format: Literal["parquet", "npy"] = "parquet"
     """Where a folder holds the vectors: in a column of the Parquet shards, or in a .npy file beside each shard."""
     shard_rows: Positive = 8192
-    """Rows per shard. This many rows are in memory at a time, and at most this many are embedded again after a kill."""
+    """Rows per shard. At most three shards are in memory at a time, and are embedded again after a kill."""
     store_text: bool = False
     """Store the texts with the vectors."""
     on_bad_row: Literal["error", "skip"] = "error"

@@ -1,7 +1,8 @@
 """`angle-llm embed`: embed a corpus of any size and write the vectors to disk.
 
-Rows are read, encoded and written in blocks, with one block in memory at a time. The shard of a block depends on no other
-block, so any process can compute it at any time. A killed command resumes with the missing shards.
+Rows are read, encoded and written in blocks, with three blocks in memory at a time: the next block is tokenized and the
+block before is written while the model computes. The shard of a block depends on no other block, so any process can compute
+it at any time. A killed command resumes with the missing shards.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import time
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from angle_llm.data.corpus import SKIP, Corpus, CorpusText, Survey, TextBlock, bad_row
 from angle_llm.data.formats import DataError
 from angle_llm.data.sources import EXTENSIONS, STANDARD_INPUT, BadRow
-from angle_llm.io import has_terminal, progress_bar, remove_folder, write_file
+from angle_llm.io import log, progress_bar, remove_folder, write_file
 from angle_llm.model.vectors import (
     FORMAT_VERSION,
     INDEX,
     SKIPPED,
+    Array,
     ShardOptions,
     VectorForm,
     encoder_identity,
@@ -207,49 +209,85 @@ def _identity(job: EmbedJob) -> dict[str, Any]:
     }
 
 
+class _ShardTexts(NamedTuple):
+    """The texts of a shard, and its bad rows, by index in the corpus."""
+
+    block: TextBlock
+    texts: dict[int, CorpusText]
+    bad: dict[int, tuple[str, str]]
+    """Place of each bad row, and why it has no vector."""
+
+
 def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
-    """Write the shards of this process that are missing or damaged, with a progress bar on rank 0."""
-    assigned = range(job.rank, len(job.names), job.world_size)
-    missing = {block for block in assigned if not parts.is_whole(job.names[block])}
-    done = len(assigned) - len(missing)
-    with progress_bar("embed", len(assigned), "shard", done=done, enabled=job.rank == 0) as progress:
-        for block in job.corpus.blocks(job.shards.rows, missing.__contains__):
-            _write_block(job, parts, block)
-            progress.update()
+    """Write the shards of this process that are missing or damaged; rank 0 shows progress and the rates of the stages.
 
-
-def _write_block(job: EmbedJob, parts: ResumableFolder, block: TextBlock) -> None:
-    """Encode a block of texts, and write its shard, with a list of skipped rows: index in the corpus, place, and reason.
+    Reading and tokenizing, the model, and writing overlap (`encode_blocks`).
 
     Raises:
         DataError: if a row is bad and bad rows are not skipped, or a vector is not finite.
     """
-    # Texts, their vectors, and bad rows.
-    encoder, shards = job.encoder, job.shards
-    encode = partial(encoder.encode, show_progress=job.rank == 0 and has_terminal())
+    from angle_llm.model.pipeline import encode_blocks
+
+    assigned = range(job.rank, len(job.names), job.world_size)
+    missing = {block for block in assigned if not parts.is_whole(job.names[block])}
+    size = job.shards.rows
+    rows = {block: min(size, job.survey.rows - block * size) for block in assigned}
+    done = sum(rows[block] for block in assigned if block not in missing)
+    blocks = (_tokenized(job, block) for block in job.corpus.blocks(size, missing.__contains__))
+    with progress_bar("embed", sum(rows.values()), "row", done=done, enabled=job.rank == 0) as progress:
+
+        def finish(shard: _ShardTexts, vectors: Array) -> None:
+            _write_shard(job, parts, shard, vectors)
+            progress.update(len(shard.bad))
+
+        encoder = job.encoder
+        _, rates = encode_blocks(
+            encoder.model, encoder.plan_ids, blocks, finish, progress=progress.update, restores_budget=True
+        )
+    if job.rank == 0 and rates.texts:
+        log(str(rates))
+
+
+def _tokenized(job: EmbedJob, block: TextBlock) -> tuple[_ShardTexts, list[list[int]]]:
+    """Return the texts and bad rows of a block, and the token ids of the texts.
+
+    Raises:
+        DataError: if a row is bad and bad rows are not skipped.
+    """
+    encoder = job.encoder
     rows = dict(enumerate(block.rows, block.first))
     texts = {number: row for number, row in rows.items() if isinstance(row, CorpusText)}
     bad = {number: (row.place, row.reason) for number, row in rows.items() if isinstance(row, BadRow)}
     try:
-        vectors = encode([row.text for row in texts.values()])
+        ids = encoder.tokenize([row.text for row in texts.values()])
     except ValueError:  # a text without tokens is rare, so the texts are checked one by one only after an error
         reasons = {number: reason for number, row in texts.items() if (reason := untokenizable(encoder, row.text))}
         if not reasons:
             raise
         bad |= {number: (texts.pop(number).place, reason) for number, reason in reasons.items()}
-        vectors = encode([row.text for row in texts.values()])
-    if bad and not shards.skip_bad:
+        ids = encoder.tokenize([row.text for row in texts.values()])
+    if bad and not job.shards.skip_bad:
         raise bad_row(*bad[min(bad)], SKIP)
-    for row, vector in zip(texts.values(), vectors, strict=True):
-        if not np.isfinite(vector).all():
-            raise DataError(f"{row.place}: the vector is not finite. Load the model in bfloat16, or check its weights")
-    # The shard.
+    return _ShardTexts(block, texts, bad), ids
+
+
+def _write_shard(job: EmbedJob, parts: ResumableFolder, shard: _ShardTexts, vectors: Array) -> None:
+    """Write the vectors of a shard, and a list of its bad rows: index in the corpus, place, and reason.
+
+    Raises:
+        DataError: if a vector is not finite.
+    """
+    block, texts, shards = shard.block, shard.texts, job.shards
+    for position in np.flatnonzero(~np.isfinite(vectors).all(axis=1)):
+        place = list(texts.values())[position].place
+        raise DataError(f"{place}: the vector is not finite. Load the model in bfloat16, or check its weights")
     text_columns: dict[str, Any] = {"row": np.array(list(texts), dtype=np.int64)}
     if job.corpus.id_column is not None:
         text_columns["id"] = [row.id for row in texts.values()]
     if shards.store_text:
         text_columns["text"] = [row.text for row in texts.values()]
-    skipped = [{"row": number, "place": where, "reason": reason} for number, (where, reason) in sorted(bad.items())]
+    bad = sorted(shard.bad.items())
+    skipped = [{"row": number, "place": where, "reason": reason} for number, (where, reason) in bad]
     name, columns = job.names[block.number], job.form.stored(vectors)
     fill = partial(write_shard, name=name, options=shards, columns=columns, text_columns=text_columns, skipped=skipped)
     parts.write(name, fill, {"first": block.first, "rows": len(texts), "skipped": len(skipped)})

@@ -1,7 +1,7 @@
 """The optimizer steps of a run: their schedule, and their batches from example indices to planned micro-batches.
 
 `StepSchedule` chooses the examples, learning rate, evaluation and checkpoint of every step. `BatchPlanner` makes the
-batches of a step and plans their micro-batches. `prefetch` makes the next step in a thread during the current step.
+batches of a step and plans their micro-batches, in a thread during the step before (`prefetch`).
 
 Steps are numbered from 1. No step has learning rate 0. Common schedulers start at 0, which would waste a thirtieth of a
 run of 30 steps.
@@ -12,11 +12,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import accumulate, chain, islice
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +35,6 @@ from angle_llm.train.token_budget import TokenBudget
 
 DIGEST_EXAMPLES = 1_000
 """Number of examples whose token ids ranks compare before training."""
-Item = TypeVar("Item")
 
 
 class StepSchedule:
@@ -337,12 +335,3 @@ class BatchPlanner:
             share = float((set_of_example == number).mean())
             parts.append(Part(objective=self.losses[number], share=share, pairs=pairs))
         return MixedObjective(parts)
-
-
-def prefetch(items: Iterator[Item], worker: ThreadPoolExecutor) -> Iterator[Item]:
-    """Yield the items of an iterator; `worker` computes the next item while the caller uses the current item."""
-    end = object()
-    following = worker.submit(next, items, end)
-    while (item := following.result()) is not end:
-        following = worker.submit(next, items, end)
-        yield item  # type: ignore[misc]

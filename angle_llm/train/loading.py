@@ -147,10 +147,9 @@ def _with_weights(source: ModelSource, settings: TrainSettings, processes: Proce
         encoder, config = meta_model.tiny_encoder_copy(source, model)
         backbone = meta_model.meta_backbone(config, meta_model.stored_dtype(config, model.dtype))
         return encoder.changed(model=meta_model.put_in(encoder.model, backbone))
-    # `from_pretrained` would probe on `load_device`. A layout must be probed on the device and in the dtype of training,
-    # and partitioned weights are on the CPU until the strategy partitions them.
-    trains_elsewhere = partitioned or (settings.autocasts and processes.device.type == "cuda")
-    probe_later = settings.layout == "auto" and trains_elsewhere
+    # `from_pretrained` would probe on `load_device` and for encoding. A layout must be probed on the device, in the dtype and
+    # with the dropout of training, and partitioned weights are on the CPU until they are partitioned.
+    probe_later = settings.layout == "auto" and (partitioned or processes.device.type == "cuda")
     encoder = SentenceEncoder.from_pretrained(
         source,
         prompt=model.prompt,
@@ -163,9 +162,13 @@ def _with_weights(source: ModelSource, settings: TrainSettings, processes: Proce
     )
     if not probe_later:
         return encoder
-    causal = encoder.model.options.causal
     layouts = probe_layouts(
-        encoder.model.backbone, encoder.pooling, causal=causal, device=processes.device, autocasts=settings.autocasts
+        encoder.model.backbone,
+        encoder.pooling,
+        causal=encoder.model.options.causal,
+        device=processes.device,
+        autocasts=settings.autocasts,
+        trains=True,
     )
     return encoder.changed(layouts=layouts)
 

@@ -23,9 +23,10 @@ from angle_llm.io import progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
+from angle_llm.model.pipeline import prefetch
 from angle_llm.model.text_vectors import PrecomputedVectors
 from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
-from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule, prefetch
+from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
 from angle_llm.train.best_model import BestModel, Evaluate
 from angle_llm.train.callbacks import Callback, TrainingState
 from angle_llm.train.checkpoint import (

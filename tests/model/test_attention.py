@@ -336,7 +336,11 @@ def test_texts_are_padded_on_a_gpu_without_flex_attention(
     on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
     monkeypatch.setattr(backbone, "parameters", lambda: iter([on_gpu]))
     causal = kind == "llama"
-    layouts = probe_layouts(backbone, "last" if causal else "mean", causal=causal, autocasts=True)
+    pooling = "last" if causal else "mean"
+    layouts = probe_layouts(backbone, pooling, causal=causal, autocasts=True, trains=True)
+    encodes = probe_layouts(backbone, pooling, causal=causal)
+    assert encodes.layout == ("padded" if problem else "trie" if causal else "packed"), "without dropout"
+    asked = asked[: -2 if problem is None else -1]  # of training
     if problem or dropout:
         assert layouts.layout == "padded"
         assert (problem or "attention dropout") in layouts.reason
@@ -418,9 +422,10 @@ def test_the_layout_of_a_gpu_is_planned_without_one() -> None:
     cuda = torch.device("cuda")
     layouts = probe_layouts(llama.model.backbone, "last", causal=True, device=cuda)
     assert (layouts.max_tokens, layouts.layout) == (1024, "trie")
-    layouts = probe_layouts(bert.model.backbone, "mean", causal=False, device=cuda)
+    layouts = probe_layouts(bert.model.backbone, "mean", causal=False, device=cuda, trains=True)
     assert layouts.layout == "padded"
     assert "attention dropout" in layouts.reason
+    assert probe_layouts(bert.model.backbone, "mean", causal=False, device=cuda).layout == "packed", "to encode texts"
 
 
 def test_layers_with_different_heads_are_padded_on_a_gpu() -> None:

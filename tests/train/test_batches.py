@@ -14,7 +14,8 @@ from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.losses import AngleObjective, MixedObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layout.micro_batches import Plan
-from angle_llm.train.batches import BatchPlanner, PlannedBatch, prefetch
+from angle_llm.model.pipeline import prefetch
+from angle_llm.train.batches import BatchPlanner, PlannedBatch
 from angle_llm.train.step import boundary_step
 from angle_llm.train.token_budget import TokenBudget
 

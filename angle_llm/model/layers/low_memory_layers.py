@@ -56,14 +56,15 @@ def _fused_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 class LowMemoryNorm(nn.Module):
     """Mixin for RMSNorm layers that saves fewer activations for the backward pass.
 
-    The original forward method is used if the weight is trainable or partitioned by ZeRO-3, or if dtypes differ.
+    The original forward method is used if the weight is trained or partitioned by ZeRO-3, or if dtypes differ.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         layer: Any = self
         weight = layer.weight
         known = x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        if not known or weight.requires_grad or hasattr(weight, "ds_id"):  # ZeRO-3 gathers it when the layer is called
+        trained = weight.requires_grad and torch.is_grad_enabled()
+        if not known or trained or hasattr(weight, "ds_id"):  # ZeRO-3 gathers it when the layer is called
             result: Tensor = super().forward(x)
         elif is_gpu(x.device):
             result = _fused_norm(x, weight, layer.variance_epsilon)
@@ -97,7 +98,7 @@ def use_low_memory_layers(adapted: nn.Module) -> None:
     device = torch.device("cpu") if weight.is_meta else weight.device
     for layer in adapted.modules():
         mixin = LowMemoryNorm if _is_norm(layer) else LowMemoryMlp if _is_mlp(layer) else None
-        if mixin is not None:
+        if mixin is not None and not isinstance(layer, mixin):
             original: Any = type(layer)
             replacement = mixed_class(mixin, original)
             if _are_equal(layer, replacement, device):

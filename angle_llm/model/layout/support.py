@@ -53,6 +53,7 @@ def probe_layouts(
     causal: bool,
     device: torch.device | None = None,
     autocasts: bool = False,
+    trains: bool = False,
 ) -> LayoutSupport:
     """Return the layout of micro-batches with the fewest tokens that a backbone can compute.
 
@@ -63,6 +64,7 @@ def probe_layouts(
         pooling: name of the pooling.
         device: device of later forward passes; None: the device of the weights.
         autocasts: whether matrix products of training are computed in bfloat16.
+        trains: whether the model is trained, with the dropout in its config; otherwise it only encodes texts.
     """
     if are_plain():
         return LayoutSupport("padded", "ANGLE_LLM_PLAIN is set")
@@ -96,7 +98,10 @@ def probe_layouts(
         return LayoutSupport("padded", f"its attention window has {longest} tokens")
     problem, block = None, None
     if device.type == "cuda":
-        problem, block = _flex_problem(backbone, causal, reason is None, device, autocasts)
+        if trains and any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
+            problem = "texts in one sequence with attention dropout have no fused kernel on a GPU"
+        else:
+            problem, block = _flex_problem(backbone, causal, reason is None, device, autocasts)
     problem = problem or _probe(backbone, causal=causal, shares=reason is None)
     if problem is not None:
         return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
@@ -118,8 +123,6 @@ def _flex_problem(
     """
     # Limits that follow from the config.
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    if any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
-        return "texts in one sequence with attention dropout have no fused kernel on a GPU", None
     names = ("num_attention_heads", "num_key_value_heads", "head_dim", "global_head_dim")
     try:
         heads, kv_heads, width, other_width = (getattr(config, name, None) for name in names)

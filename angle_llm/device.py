@@ -60,7 +60,7 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def time_mark(device: torch.device) -> Any:
-    """Return a mark of the present time in the work of a device: seconds, or on a GPU, whose work is asynchronous, an event."""
+    """Mark the present point in the work of a device, for `start_copy_to_cpu`: seconds, or an event of a GPU."""
     if not is_gpu(device):
         return time.perf_counter()
     module = torch.get_device_module(device)
@@ -70,10 +70,7 @@ def time_mark(device: torch.device) -> Any:
 
 
 def start_copy_to_cpu(tensor: Tensor, started: Any) -> Callable[[], tuple[Tensor, float]]:
-    """Start to copy a tensor to the CPU, and return a function that waits for the copy.
-
-    The function returns the copy, and the seconds of the work of the device since `started`, a result of `time_mark`.
-    """
+    """Start to copy a tensor to the CPU; return a function that waits, and returns the copy and the seconds since a mark."""
     if not is_gpu(tensor.device):
         result = tensor.cpu(), time.perf_counter() - started
         return lambda: result

@@ -4,9 +4,7 @@
     model       the calling thread computes the micro-batches of a block and starts the copy of its embeddings to the CPU
     writer      a thread waits for the copy, and passes the embeddings on, block by block in order
 
-At most three blocks are in memory, one per stage.
-
-Legend: N texts of a block, U unique texts, D dimensions.
+At most three blocks are in memory, one per stage. Legend: N texts of a block, U unique texts, D dimensions.
 """
 
 from __future__ import annotations
@@ -40,18 +38,16 @@ from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import Plan
 
 Item = TypeVar("Item")
-Label = TypeVar("Label")
 TokenIds: TypeAlias = Sequence[Sequence[int]]
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass
 class StageRates:
-    """Number of encoded texts, and seconds that each stage worked on them, without waiting for another stage."""
+    """Number of encoded texts, and seconds of each stage without waiting; the tokenizer also reads and plans."""
 
     texts: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("tokenizer", "model", "writer"), 0.0))
-    """Seconds of each stage. Reading and planning belong to the tokenizer, the copy to the CPU to the model."""
+    seconds: dict[str, float] = field(default_factory=lambda: {"tokenizer": 0.0, "model": 0.0, "writer": 0.0})
 
     def __str__(self) -> str:
         rates = [f"{stage} {self.texts / max(seconds, 1e-9):,.0f}" for stage, seconds in self.seconds.items()]
@@ -60,14 +56,12 @@ class StageRates:
 
 
 class _Planned(NamedTuple):
-    """A tokenized block of texts, and its split into micro-batches."""
+    """A block of texts: its split into micro-batches, the function that splits it for a token budget, and the time of this."""
 
     label: Any
-    make_plan: Callable[[int], Plan]
-    """Splits the texts into micro-batches for a token budget (maximum number of tokens in a micro-batch)."""
     plan: Plan
+    make_plan: Callable[[int], Plan]
     seconds: float
-    """Duration of reading, tokenizing and planning."""
 
 
 def prefetch(items: Iterator[Item], worker: ThreadPoolExecutor) -> Iterator[Item]:
@@ -82,32 +76,28 @@ def prefetch(items: Iterator[Item], worker: ThreadPoolExecutor) -> Iterator[Item
 def encode_blocks(
     model: EmbeddingModel,
     plan_ids: Callable[[TokenIds, int], Plan],
-    blocks: Iterable[tuple[Label, TokenIds]],
-    finish: Callable[[Label, Rows], object],
+    blocks: Iterable[tuple[Item, TokenIds]],
+    finish: Callable[[Item, Rows], object],
     *,
     micro_batch_tokens: int | None = None,
     progress: Callable[[int], object],
     overlap: bool = True,
     restores_budget: bool = False,
 ) -> tuple[list[Plan], StageRates]:
-    """Encode blocks of tokenized texts; call `finish(label, rows_ND)` for each block, in order.
+    """Encode blocks of tokenized texts, and call `finish(label, rows_ND)` for each block, in order.
 
-    Forward passes in other threads wait until the end. If a stage fails, the blocks before are finished, and the error of
-    the first block that failed is raised.
+    Returns the split of each block into micro-batches that was used, and the rates of the stages. Forward passes in other
+    threads wait until the end. If a stage fails, the blocks before are finished, and the error of the first block that
+    failed is raised.
 
     Args:
-        plan_ids: splits token ids into micro-batches for a token budget (`SentenceEncoder.plan_ids`).
+        plan_ids: `SentenceEncoder.plan_ids`.
         blocks: pairs of any label and the token ids of N texts.
-        finish: called in the writer thread with the label and the embeddings (N, D) of a block.
+        finish: called with the label and the embeddings (N, D) of a block.
         micro_batch_tokens: maximum number of tokens in a micro-batch. None: 2,048 on a CPU, 16,384 on other devices.
-        progress: called with the number of texts of each micro-batch; with a negative number before texts are encoded
-            again.
+        progress: called with the number of texts of each micro-batch, negative before texts are encoded again.
         overlap: whether threads run the first and the last stage; a single block has nothing to overlap.
-        restores_budget: whether a block starts with `micro_batch_tokens` again after an out-of-memory error in a block
-            before, so that its embeddings do not depend on other blocks.
-
-    Returns:
-        The split of each block that was used, and the rates of the stages.
+        restores_budget: whether embeddings do not depend on an out-of-memory error in another block.
     """
     device = next(model.parameters()).device
     on_cpu = device.type == "cpu"
@@ -116,7 +106,7 @@ def encode_blocks(
     rates = StageRates()
     written: Future[None] | None = None
 
-    def write(label: Label, plan: Plan, rows_UD: Callable[[], tuple[torch.Tensor, float]]) -> None:
+    def write(label: Item, plan: Plan, rows_UD: Callable[[], tuple[torch.Tensor, float]]) -> None:
         copied_UD, seconds = rows_UD()
         rates.seconds["model"] += seconds
         started = time.perf_counter()
@@ -132,16 +122,14 @@ def encode_blocks(
         attention_kernels(device),
         memory,
     ):
-        planned = _planned(plan_ids, iter(blocks), first_budget)
+        planned = _planned(plan_ids, blocks, first_budget)
         try:
             for block in prefetch(planned, tokenizer) if overlap else planned:
-                # The model.
                 plan, rows_UD = _encode_planned(model, block, budget, progress)
                 budget = first_budget if restores_budget else plan.token_budget
                 plans.append(plan)
                 rates.texts += len(plan.row_of)
                 rates.seconds["tokenizer"] += block.seconds
-                # The writer.
                 if not overlap:
                     write(block.label, plan, rows_UD)
                     continue
@@ -155,14 +143,13 @@ def encode_blocks(
 
 
 def _planned(
-    plan_ids: Callable[[TokenIds, int], Plan], blocks: Iterator[tuple[Any, TokenIds]], token_budget: int
+    plan_ids: Callable[[TokenIds, int], Plan], blocks: Iterable[tuple[Any, TokenIds]], token_budget: int
 ) -> Iterator[_Planned]:
-    """Yield the blocks with their micro-batches for a token budget; the iterator `blocks` reads and tokenizes texts."""
+    """Read and tokenize texts by iterating over `blocks`, and yield the blocks with their micro-batches."""
     started = time.perf_counter()
     for label, ids in blocks:
-        make_plan = partial(plan_ids, ids)
-        plan = make_plan(token_budget)
-        yield _Planned(label, make_plan, plan, time.perf_counter() - started)
+        plan = plan_ids(ids, token_budget)
+        yield _Planned(label, plan, partial(plan_ids, ids), time.perf_counter() - started)
         started = time.perf_counter()
 
 
@@ -173,13 +160,8 @@ def _encode_planned(
 
     With partitioned weights (ZeRO-3, FSDP) the error is raised, because all other ranks wait in the failed forward pass.
 
-    Args:
-        token_budget: maximum number of tokens in a micro-batch; at most the budget that the block was planned for.
-        progress: as in `encode_blocks`.
-
-    Returns:
-        The split that was used, and a function that returns the embeddings of the U unique texts, (U, D) float32 on the
-        CPU, and the seconds of the model. They are copied from a GPU once, at the end, and the function waits for it.
+    Returns the split that was used, and a function that waits for the embeddings of the U unique texts, (U, D) float32 on
+    the CPU, and returns them and the seconds of the model. They are copied from a GPU once, at the end.
 
     Raises:
         RuntimeError: if the memory is too small for a single text.

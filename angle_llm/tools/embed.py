@@ -210,21 +210,17 @@ def _identity(job: EmbedJob) -> dict[str, Any]:
 
 
 class _ShardTexts(NamedTuple):
-    """The texts of a shard, and its bad rows, by index in the corpus."""
+    """The texts of a shard, and place and reason of its bad rows, by index in the corpus."""
 
     block: TextBlock
     texts: dict[int, CorpusText]
     bad: dict[int, tuple[str, str]]
-    """Place of each bad row, and why it has no vector."""
 
 
 def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
     """Write the shards of this process that are missing or damaged; rank 0 shows progress and the rates of the stages.
 
     Reading and tokenizing, the model, and writing overlap (`encode_blocks`).
-
-    Raises:
-        DataError: if a row is bad and bad rows are not skipped, or a vector is not finite.
     """
     from angle_llm.model.pipeline import encode_blocks
 
@@ -249,11 +245,7 @@ def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
 
 
 def _tokenized(job: EmbedJob, block: TextBlock) -> tuple[_ShardTexts, list[list[int]]]:
-    """Return the texts and bad rows of a block, and the token ids of the texts.
-
-    Raises:
-        DataError: if a row is bad and bad rows are not skipped.
-    """
+    """Return the texts and bad rows of a block, and the token ids of the texts. Raises `DataError` for a refused row."""
     encoder = job.encoder
     rows = dict(enumerate(block.rows, block.first))
     texts = {number: row for number, row in rows.items() if isinstance(row, CorpusText)}
@@ -272,11 +264,7 @@ def _tokenized(job: EmbedJob, block: TextBlock) -> tuple[_ShardTexts, list[list[
 
 
 def _write_shard(job: EmbedJob, parts: ResumableFolder, shard: _ShardTexts, vectors: Array) -> None:
-    """Write the vectors of a shard, and a list of its bad rows: index in the corpus, place, and reason.
-
-    Raises:
-        DataError: if a vector is not finite.
-    """
+    """Write the vectors of a shard, and a list of its bad rows. Raises `DataError` for a vector that is not finite."""
     block, texts, shards = shard.block, shard.texts, job.shards
     for position in np.flatnonzero(~np.isfinite(vectors).all(axis=1)):
         place = list(texts.values())[position].place

@@ -8,16 +8,19 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from cases import one_in
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
-from tiny import PeftLora, add_adapter, tiny_backbone, tiny_encoder, train_a_little
+from tiny import PeftLora, add_adapter, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.config import cpp
@@ -364,6 +367,31 @@ def test_rotary_embeddings_of_a_llama_are_compiled_for_all_lengths_before_the_fi
     rows_and_gradients(encoder)
     encoder.encode([*TEXTS, "A longer text than the other texts of this test."])
     assert stats["unique_graphs"] == tried
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile, which would stop at an error
+@pytest.mark.parametrize("layout", ["auto", "padded"])
+def test_an_encoder_on_a_gpu_has_the_replaced_layers_of_training(
+    layout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are those of a published folder, which could be trained. An adapter can be added later."""
+    folder = save_tiny_base("llama", tmp_path)
+    plain = SentenceEncoder.from_pretrained(folder, device="cpu", layout=layout)
+    monkeypatch.setattr(replacements, "is_gpu", lambda device: True)
+    monkeypatch.setattr(replacements, "use_compiled_rotary", partial(use_compiled_rotary, backend="aot_eager"))
+    encoder = SentenceEncoder.from_pretrained(folder, device="cpu", layout=layout)
+    replaced = {"3 LowMemoryMlp", "7 LowMemoryNorm", *(["3 CompiledRotary"] if layout == "auto" else [])}
+    assert set(replacements.replaced_layers(encoder.model).split(", ")) == replaced
+    with patch.object(LlamaRMSNorm, "forward", autospec=True, side_effect=LlamaRMSNorm.forward) as original:
+        rows = encoder.encode(TEXTS)
+        assert original.call_count == 0
+        np.testing.assert_array_equal(rows, plain.encode(TEXTS))
+        assert original.call_count == 7
+    for one in (encoder, plain):
+        torch.manual_seed(0)
+        one.add_lora(LoraSettings(rank=4, alpha=8))
+        train_a_little(one.model.train())
+    assert max(errors(rows_and_gradients(encoder), rows_and_gradients(plain))) == 0
 
 
 @pytest.mark.parametrize("part", ["value", "gradient", "long texts", "NaN", "error"])

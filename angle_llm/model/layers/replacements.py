@@ -22,11 +22,7 @@ def replace_layers(adapted: nn.Module) -> None:
 
 
 def replace_layers_of_encoder(model: nn.Module, *, in_one_sequence: bool) -> None:
-    """Replace norms and MLPs of a model that encodes texts on a GPU by versions that need fewer passes over memory.
-
-    Rotary position embeddings are compiled if texts are computed in one sequence. The replacement is in place. Values are
-    equal up to rounding. On a CPU, the layers would not be faster and are unchanged.
-    """
+    """Replace norms and MLPs of a model on a GPU as in training, and rotary embeddings if texts are in one sequence."""
     if is_gpu(next(model.parameters()).device):
         use_low_memory_layers(model)
         if in_one_sequence:

@@ -58,6 +58,8 @@ def pack(settings: PackSettings) -> list[float]:
     """
     wheels = settings.to / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
+    for wheel in wheels.glob("*.whl"):  # pip refuses two versions
+        wheel.unlink()
     download(wheels, settings.python)
     for wheel in wheels.glob("bitsandbytes-*.whl"):
         strip(wheel, f"cuda{settings.cuda}.so")
@@ -69,13 +71,15 @@ def pack(settings: PackSettings) -> list[float]:
         location = locate(WEIGHTS)
         write_halves(Path(location.name) / str(location.gguf_file), settings.to)
     tracked = subprocess.run(["git", "ls-files", "-z"], capture_output=True, check=True).stdout.decode().split("\0")
-    common = [wheels, settings.to / FILES, *filter(Path.exists, [settings.to / "rows.jsonl"])]
+    rows = settings.to / "rows.jsonl"
+    common = [wheels, settings.to / FILES, rows]
     tree = sum(Path(name).stat().st_size for name in tracked if name and Path(name).is_file())
     sizes = []
     for half in (1, 2):
-        carried = [*common, *filter(Path.exists, [settings.to / HALF.format(half)])]
+        carried = [*common, settings.to / HALF.format(half)]
         sizes.append((tree + sum(map(size_of, carried))) / 2**20)
         print(f"call {half}: {sizes[-1]:.1f} of {settings.limit_mib:g} MiB; carry {' '.join(map(str, carried))}")
+    print(f"between the calls, copy the rows of the first one to {rows}; the command of both:")
     print(command(wheels))
     if max(sizes) > settings.limit_mib:
         raise ValueError(f"a call has {max(sizes):.1f} MiB, more than {settings.limit_mib:g} MiB (--limit-mib).")

@@ -29,7 +29,16 @@ from typing import Annotated, Any, Literal
 
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # otherwise an import can start CUDA, which a fork could not use
 
-from gpu_bench import GpuSettings, Rows, append_row, free_memory, random_encoder, synchronize, tokenizer_of
+from gpu_bench import (
+    GpuSettings,
+    Rows,
+    append_row,
+    free_memory,
+    random_encoder,
+    randomize_adapter,
+    synchronize,
+    tokenizer_of,
+)
 
 # isort: split
 import gpu_programs as programs
@@ -197,7 +206,8 @@ class Visit:
             flush=True,
         )
         for method in ("fork", "spawn"):  # a new process takes seconds to import everything
-            process = multiprocessing.get_context(method).Process(target=self._measure)
+            context: Any = multiprocessing.get_context(method)
+            process = context.Process(target=self._measure)
             process.start()
             process.join(max(self.left, 0))
             if process.exitcode != NO_CUDA:
@@ -216,7 +226,7 @@ class Visit:
         os.setsid()
         if torch.version.cuda and not self.settings.is_tiny:
             try:
-                torch.cuda.init()
+                torch.cuda.init()  # type: ignore[no-untyped-call]
             except RuntimeError:
                 sys.exit(NO_CUDA)
         GROUPS[self.group](self)
@@ -316,6 +326,7 @@ class Training:
     def distance(self, layout: str) -> dict[str, Any]:
         """Return 1 − cosine of the gradient in a layout and of the plain gradient, and the ratio of their norms."""
         gpu, expected = self.plain
+        randomize_adapter(self.encoder)  # the rows before have trained it
         plan, _, gradient = computed(gpu, self.encoder, layout, cached=False)
         cosine = torch.cosine_similarity(gradient, expected, dim=0)
         return {"layout": plan.layout, "distance": float(1 - cosine), "norms": float(gradient.norm() / expected.norm())}

@@ -35,7 +35,8 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_all_parts_run_on_a_tiny_shape(flags: list[str], tmp_path: Path) -> None:
-    more = ["--steps=1", "--micro-batch-tokens=512", "--accumulation=2", "--out", tmp_path / "check.jsonl"]
+    more = ["--steps=1", "--micro-batch-tokens=512", "--accumulation=2", "--out", tmp_path / "check.jsonl", "--parts"]
+    more += [part for part in gpu_check.PARTS if part != "trainer"]  # below
     done = run("python", EVAL / "gpu_check.py", *flags, *more, "--profile", tmp_path / "trace.json")
     assert done.returncode == 0, done.stdout + done.stderr
     header, *rows, peak, ratio = read_rows(tmp_path / "check.jsonl")
@@ -71,6 +72,18 @@ def test_all_parts_run_on_a_tiny_shape(flags: list[str], tmp_path: Path) -> None
     assert (peak["reached"], ratio["reached"]) == (False, None)
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
     assert "aten::mm" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_trainer_is_stopped_and_resumes(flags: list[str], tmp_path: Path) -> None:
+    more = ["--accumulation=2", "--parts=trainer", "--out", tmp_path / "check.jsonl"]
+    done = run("python", EVAL / "gpu_check.py", *flags, *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    _, row, *_ = read_rows(tmp_path / "check.jsonl")
+    assert row["holds"]
+    assert row["layers"] == 2
+    assert 2 <= row["stopped_after"] < 8
+    assert len(row["losses"]) == 8
 
 
 @pytest.mark.slow

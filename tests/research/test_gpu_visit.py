@@ -11,6 +11,7 @@ from typing import Any
 import gpu_pack
 import gpu_visit
 import pytest
+from gpu_changes import CHANGES
 from json_lines import read_rows
 from programs import run
 from tiny import save_tiny_base, tiny_backbone, write_gguf
@@ -62,8 +63,10 @@ def test_every_row_of_a_visit_runs_on_a_cpu(tmp_path: Path) -> None:
     assert not failed
     assert rows["peak/bf16"]["sustained_tflops"] > 0
     assert "aten::mm" in rows["train/trie"]["kernels"]
-    assert rows["train/caching"]["loss"] == pytest.approx(rows["train/trie"]["loss"], rel=0.02)  # bfloat16
-    assert rows["train/gradient"]["distance"] < 0.05
+    assert rows["train/caching"]["utilisation"] > 0
+    # Of bfloat16 and a small batch; the gradient of an adapter that another row has trained differs by more than 0.07.
+    distances = [rows["train/gradient"]["distance"], *(rows[f"train/{name}"]["distance_without"] for name in CHANGES)]
+    assert max(distances) < 0.02
     assert len(rows["train/rotary"]["seconds"]) == 3
     assert rows["bidirectional/speed"]["layout"] == "packed"
     assert rows["nf4/gradient"]["layout"] == "trie"

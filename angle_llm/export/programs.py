@@ -9,19 +9,22 @@ from angle_llm.model.source.checks import EXPORT_NAME, read_json
 from angle_llm.prompts import SIDES
 
 _MEASURED = {
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "bert", "mpnet", "roberta", "modernbert",
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text", "qwen3_5_text", "lfm2",
+    "embedding_gemma2_text", "bert", "mpnet", "roberta", "modernbert",
 }  # fmt: skip
+_NEED_5 = {"gemma4_text", "qwen3_5_text", "embedding_gemma2_text"}
+"""Model types that transformers 4 does not have."""
 _PROGRAMS: dict[str, set[str]] = {
-    "sentence-transformers 3.4.1 (transformers 4.48.3)": {"qwen3", "gemma3_text"},
-    "sentence-transformers 5.1.2 (transformers 4.57.1)": set(),
+    "sentence-transformers 3.4.1 (transformers 4.48.3)": {"qwen3", "gemma3_text", "lfm2", *_NEED_5},
+    "sentence-transformers 5.1.2 (transformers 4.57.1)": _NEED_5,
     "sentence-transformers 6.2.0 (transformers 5.23.0)": set(),
-    "vLLM 0.32.0 (transformers 5.19.0)": {"mpnet"},
+    "vLLM 0.32.0 (transformers 5.19.0)": {"mpnet", "qwen3_5_text", "embedding_gemma2_text"},
 }
 """Programs that `make test-readers` checked with the model types in `_MEASURED`; values: types that a program cannot
 open."""
-_VLLM_BIDIRECTIONAL = {"llama", "qwen2", "qwen3"}
-"""Model types with bidirectional attention whose vectors are correct in vLLM 0.32. Mistral with a sliding window, Gemma-2
-and Gemma-3 are wrong there without a message."""
+_VLLM_BIDIRECTIONAL = {"llama", "mistral", "qwen2", "qwen3"}
+"""Model types with bidirectional attention whose vectors are correct in vLLM 0.32. Mistral with a sliding window, Gemma-2,
+Gemma-3 and Gemma-4 are wrong there without a message."""
 
 
 def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
@@ -33,7 +36,8 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
     config = read_json(folder / "config.json")
     model_type = str(config.get("model_type"))
     is_bidirectional = config.get("is_causal") is False
-    wrong_attention = is_bidirectional and model_type not in _VLLM_BIDIRECTIONAL
+    has_window = model_type == "mistral" and config.get("sliding_window")
+    wrong_attention = is_bidirectional and (model_type not in _VLLM_BIDIRECTIONAL or has_window)
     in_vllm = facts.pooling in ("last", "cls", "mean") and not wrong_attention
     programs = [
         name

@@ -363,16 +363,17 @@ def test_config_json_has_the_keys_of_transformers_4_too(name: str, tmp_path: Pat
     assert AutoConfig.from_pretrained(tmp_path).to_dict().items() >= read.items()
 
 
-@pytest.mark.parametrize(("name", "has_earlier_keys"), [("Gemma4TextConfig", True), ("Lfm3Config", False)])
-def test_types_without_a_form_in_transformers_4_are_read_as_before(
-    name: str, has_earlier_keys: bool, tmp_path: Path
-) -> None:
-    """`rope_scaling` would replace all rope parameters of Gemma-4 in transformers 5, `rope_theta` those of LFM-3."""
+@pytest.mark.parametrize("name", ["Gemma4TextConfig", "Lfm3Config"])
+def test_types_without_a_form_in_transformers_4_are_read_as_before(name: str, tmp_path: Path) -> None:
+    """`rope_scaling` would replace all rope parameters in transformers 5."""
     make = getattr(transformers, name, None) or pytest.skip("this version of transformers does not have the type")
     config = make()
     config.dtype = torch.bfloat16
     config.save_pretrained(tmp_path)
     read = AutoConfig.from_pretrained(tmp_path).to_dict()
     write_earlier_names(tmp_path)
-    assert ("torch_dtype" in json.loads((tmp_path / "config.json").read_text())) == has_earlier_keys
-    assert AutoConfig.from_pretrained(tmp_path).to_dict().items() >= read.items()
+    assert "torch_dtype" in json.loads((tmp_path / "config.json").read_text())
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert again.to_dict().items() >= read.items()
+    again.standardize_rope_params()  # vLLM calls it again: `partial_rotary_factor` would change layers with sliding windows
+    assert again.to_dict().items() >= read.items()

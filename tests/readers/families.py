@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import embedding_gemma_2
 import gguf
 import torch
+import transformers
 from tiny import tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS, VOCABULARY, markup
 from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModel,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     BertConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     ModernBertConfig,
@@ -33,6 +38,7 @@ from transformers import (
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.texts import SENTENCES
+from angle_llm.model.source.composite import text_part
 from angle_llm.model.source.dense import Dense
 from angle_llm.prompts import SidePrompts
 from angle_llm.settings.train import LoraSettings
@@ -93,6 +99,31 @@ def _gemma_3(**values: Any) -> PretrainedConfig:
     return Gemma3TextConfig(**sizes, layer_types=_ALTERNATING, rope_parameters=_TWO_THETAS, **values)
 
 
+_TOWER = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+_QWEN_TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 128}
+_NO_TOWERS: dict[str, Any] = {"vision_config": None, "audio_config": None}
+_MROPE = _theta(1_000_000.0) | {"mrope_section": [8, 12, 12]}
+_PARTIAL_MROPE = _MROPE | {"mrope_section": [6, 5, 5], "partial_rotary_factor": 0.5}
+_GEMMA_4: dict[str, Any] = _DECODER | {
+    "num_hidden_layers": 6, "layer_types": _ALTERNATING, "sliding_window": 32, "global_head_dim": 128,
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 2,
+    "rope_parameters": _TWO_THETAS | {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 400_000.0, "partial_rotary_factor": 0.5}
+    },
+}  # fmt: skip
+_QWEN_3_5: dict[str, Any] = _DECODER | {
+    "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"], "rope_parameters": _PARTIAL_MROPE,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+}  # fmt: skip
+_EMBEDDING_GEMMA_2: dict[str, Any] = _DECODER | {
+    "num_hidden_layers": 6, "sliding_window_pattern": 3, "sliding_window": 32, "global_head_dim": 128,
+    "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 16, "embedding_dim": 128, "rope_parameters": _TWO_THETAS,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Family:
     """Configuration and tokenizer of a family, from its own files or as a GGUF file holds it."""
@@ -102,6 +133,18 @@ class Family:
     causal: bool = True
     gguf: str = ""
     """Architecture in the GGUF file that the tokenizer is read from; empty: the tokenizer's own files."""
+    recurrent: bool = False
+    """Whether it has layers with a convolution or a recurrent state, which cannot be bidirectional."""
+
+    @property
+    def model_type(self) -> str:
+        """Model type of the exported folder: the text model of a composite model."""
+        return str(text_part(self.config(), self.tokenizer)[0].model_type)
+
+
+def _composite(config: str, text: dict[str, Any], **towers: Any) -> Callable[[], PretrainedConfig]:
+    """A composite model, with its own type of text model unless `text` has a `model_type`."""
+    return lambda: getattr(transformers, config)(text_config=text, **towers)
 
 
 FAMILIES = {
@@ -119,6 +162,35 @@ FAMILIES = {
     "gemma-3": Family(_gemma_3, "gemma"),
     "gemma-3-gguf": Family(_gemma_3, "gemma", gguf="gemma3"),
     "embedding-gemma": Family(lambda: _gemma_3(use_bidirectional_attention=True), "gemma", causal=False),
+    "gemma-4": Family(_composite("Gemma4Config", _GEMMA_4, **_NO_TOWERS), "gemma"),
+    "mistral-3": Family(
+        _composite(
+            "Mistral3Config",
+            _DECODER | {"model_type": "mistral", "sliding_window": None, "rope_parameters": _theta(1_000_000.0)},
+            vision_config=_TOWER | {"model_type": "pixtral"},
+        ),
+        "llama2",
+    ),
+    "qwen2.5-vl": Family(
+        _composite("Qwen2_5_VLConfig", _DECODER | {"rope_parameters": _MROPE}, vision_config=_QWEN_TOWER), "qwen"
+    ),
+    "qwen3.5": Family(_composite("Qwen3_5Config", _QWEN_3_5, vision_config=_QWEN_TOWER), "qwen", recurrent=True),
+    "lfm2": Family(
+        lambda: Lfm2Config(
+            **_SIZES | {"num_hidden_layers": 4},
+            num_key_value_heads=1,
+            max_position_embeddings=512,
+            layer_types=["conv", "conv", "full_attention", "conv"],
+            rope_parameters=_theta(100_000.0),
+            conv_dim=128,
+            block_dim=128,  # only vLLM reads the last two; the published files have them
+        ),
+        "llama3",
+        recurrent=True,
+    ),
+    "embedding-gemma-2": Family(
+        _composite("EmbeddingGemma2Config", _EMBEDDING_GEMMA_2, **_NO_TOWERS), "embedding-gemma-2", causal=False
+    ),
     "bert": Family(lambda: BertConfig(**_SIZES), "bert", causal=False),
     "mpnet": Family(lambda: MPNetConfig(**_SIZES, pad_token_id=0), "mpnet", causal=False),
     "roberta": Family(lambda: RobertaConfig(**_SIZES, max_position_embeddings=514, pad_token_id=1), "roberta", causal=False),
@@ -134,6 +206,9 @@ FAMILIES = {
         causal=False,
     ),
 }  # fmt: skip
+
+
+_TOKENIZERS = {**TOKENIZERS, "embedding-gemma-2": embedding_gemma_2.tokenizer}
 
 
 @dataclass(frozen=True)
@@ -167,8 +242,8 @@ VARIANTS = {
 
 
 def is_made(family: str, variant: str) -> bool:
-    """Whether a family has a variant: an encoder is always bidirectional."""
-    return FAMILIES[family].causal or VARIANTS[variant].attention is None
+    """Whether a family has a variant: an encoder is always bidirectional, a model with a recurrent state never."""
+    return VARIANTS[variant].attention is None or (FAMILIES[family].causal and not FAMILIES[family].recurrent)
 
 
 def make_encoder(family: str, variant: str, folder: Path, noise: float = 0.15) -> tuple[SentenceEncoder, Path]:
@@ -181,14 +256,16 @@ def make_encoder(family: str, variant: str, folder: Path, noise: float = 0.15) -
     """
     kind = FAMILIES[family]
     torch.manual_seed(0)
-    backbone: Any = AutoModel.from_config(kind.config())
+    config = kind.config()
+    auto: Any = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModel
+    backbone = auto.from_config(config)
     with torch.no_grad():
         for parameter in backbone.parameters():
             parameter.add_(torch.randn_like(parameter) * noise)
     if getattr(backbone, "pooler", None) is not None:
         backbone.pooler = None
     backbone.eval().save_pretrained(folder / "base")
-    tokenizer = TOKENIZERS[kind.tokenizer]()
+    tokenizer = _TOKENIZERS[kind.tokenizer]()
     if kind.gguf:
         tokenizer = read_as_gguf(tokenizer, kind.gguf, backbone.config, folder)
     tokenizer.save_pretrained(folder / "base")

@@ -283,7 +283,8 @@ def _earlier_rope(model_type: str, rope: dict[str, Any]) -> dict[str, Any]:
     # Rotated dimensions, and scaling.
     scaling = dict(rope.get("full_attention") or rope)
     scaling.pop("rope_theta", None)
-    if (factor := scaling.pop("partial_rotary_factor", None)) is not None:
+    factor = scaling.pop("partial_rotary_factor", None)
+    if factor is not None and not by_layer_type:  # vLLM would use it for the layers with sliding windows too
         names |= {"partial_rotary_factor": factor, "rotary_pct": factor}
     # Of the types with a theta for each type of layer, Gemma-3 alone has scaling in transformers 4.
     has_scaling = not by_layer_type or model_type == "gemma3_text"

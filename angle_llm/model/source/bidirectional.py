@@ -50,7 +50,7 @@ def _has_causal_layer(backbone: Any) -> bool:
     Some models have a convolution or linear attention in place of attention in some layers. The gradient of the output by
     the input is exactly 0 there. The result is False if the gradients are not available: in inference mode, or if the
     layers are not found or do not map states (…, T, D) to such states. A layer that adds attention and a causal part is found
-    by its type in the config (`_PARALLEL_LAYERS`).
+    by its type in the config (`_PARALLEL_LAYERS`). Layers that attend to keys of an earlier layer (Gemma-4) are left out.
     """
     if other_layers(backbone.config.get_text_config()) & _PARALLEL_LAYERS:
         return True
@@ -70,7 +70,11 @@ def _has_causal_layer(backbone: Any) -> bool:
         passed.append((states, output[0] if isinstance(output, tuple) else output))
 
     embeddings = backbone.get_input_embeddings()
-    handles = [layer.register_forward_hook(record, with_kwargs=True) for layer in layers]
+    handles = [
+        layer.register_forward_hook(record, with_kwargs=True)
+        for layer in layers
+        if not getattr(getattr(layer, "self_attn", None), "is_kv_shared_layer", False)
+    ]
     handles.append(embeddings.register_forward_hook(with_gradient))
     try:
         with evaluating(backbone) as device, torch.enable_grad():

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -105,8 +106,7 @@ class _Event:
 class _Module:
     """What torch calls on the module of a device."""
 
-    Event = _Event
-    current_stream = staticmethod(lambda _: None)
+    current_stream = staticmethod(lambda _: SimpleNamespace(record_event=_Event))
     is_initialized = is_available = staticmethod(lambda: True)
     device_count = staticmethod(lambda: 1)
     current_device = staticmethod(lambda: 0)

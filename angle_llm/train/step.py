@@ -270,14 +270,11 @@ class PendingLosses:
             scalars += [value.loss, zero_rows, *value.parts.values(), *value.cosines.values()]
         device = scalars[0].device
         self._values = values
-        self._event: Any = None
         self._numbers = torch.stack([scalar.to(scalars[0]) for scalar in scalars]).to(
             "cpu", non_blocking=is_gpu(device)
         )
-        if is_gpu(device):
-            module: Any = torch.get_device_module(device)
-            self._event = module.Event()
-            self._event.record(module.current_stream(device))
+        stream: Any = torch.get_device_module(device).current_stream(device) if is_gpu(device) else None
+        self._event = stream and stream.record_event()
 
     def read(self) -> list[BatchLoss]:
         """Wait for the copy, and return the losses as Python numbers; raise `DivergedError` for a diverged batch."""

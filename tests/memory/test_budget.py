@@ -148,7 +148,8 @@ def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> No
         encoder.model.zero_grad()
         planned[enabled] = forecast.memory(plan.computed_tokens, TokenBudget(10_000, 0, enabled)).activations
     assert planned[True] / planned[False] == pytest.approx(real[True] / real[False], rel=0.1)
-    assert real[True] < 0.6 * real[False]  # three layers, of which the last one is not computed again
+    # Three layers, of which the last one is not computed again, and computes the last token of each text only.
+    assert real[True] < 0.75 * real[False]
 
 
 @pytest.mark.parametrize("micro_tokens", [150, 300])

@@ -118,6 +118,22 @@ def test_a_long_text_has_full_blocks() -> None:
     assert mask.kv_num_blocks[0, 0].tolist() == [1, 1, 1, 1], "the diagonal"
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", [SMALL_BLOCK, BLOCK])
+def test_full_blocks_of_long_texts_are_fully_visible(size: int, causal: bool) -> None:
+    """Texts that end inside blocks, against the rule for single tokens."""
+    long, other = list(range(300)), list(range(1000, 1310))
+    texts, shared = [long, long[:200] + other[:150], other], [0, 200 if causal else 0, 0]
+    _, sequence = build_sequence(texts, shared, causal=causal)
+    tokens = padded_length(int(sequence.starts[-1]))
+    mask: Any = block_mask(sequence, tokens, CPU, size)
+    index_T = torch.arange(tokens)
+    full_IJ = mask.mask_mod(None, None, index_T[:, None], index_T).view(tokens // size, size, -1, size).all(3).all(1)
+    assert int(full_IJ.sum()) > (5 if size == SMALL_BLOCK else 0)
+    for row, indices, number in zip(full_IJ, mask.full_kv_indices[0, 0], mask.full_kv_num_blocks[0, 0], strict=True):
+        assert indices[: int(number)].tolist() == row.nonzero().flatten().tolist()
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "bert", "roberta"])
 @pytest.mark.usefixtures("_exact")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -361,6 +377,7 @@ def test_small_blocks_are_tried_first_in_half_precision(failing: list[int], monk
         return "no kernel" if shape.block in failing else None
 
     monkeypatch.setattr("angle_llm.model.layout.support.flex_problem", problem)
+    monkeypatch.setattr("angle_llm.model.layout.support.emulates_bfloat16", lambda _: False)
     monkeypatch.setattr("angle_llm.model.layout.support._probe", lambda *_, **__: None)
     backbone = tiny_backbone("llama", torch.bfloat16)
     layouts = probe_layouts(backbone, "last", causal=True, device=torch.device("cuda", 0))

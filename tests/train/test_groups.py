@@ -151,14 +151,34 @@ def test_batches_of_a_mixture_keep_their_losses_and_prompts() -> None:
 
 
 @pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
-def test_one_batch_whose_loss_is_not_finite_stops_the_group_before_any_gradient(graph_tokens: int) -> None:
+def test_one_batch_whose_loss_is_not_finite_stops_the_group(graph_tokens: int) -> None:
     encoder = trainable_encoder("llama", torch.float64)
     infinite = SumOfTerms(FunctionTerm("angle", lambda rows_BD, _: rows_BD.sum() * torch.inf))
     batches = batches_of(BATCHES)
     batches[1] = batches[1]._replace(loss=infinite)
     with pytest.raises(DivergedError, match=r"loss is -?inf \(angle -?inf\)"):
         run(encoder, planner(encoder).grouped(batches, BUDGET), graph_tokens)
-    assert all(parameter.grad is None for parameter in encoder.model.parameters())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_tensors_of_the_next_steps_are_made_in_advance_for_one_rank(processes: int) -> None:
+    """And give the same losses and gradients."""
+    encoder = trainable_encoder("llama", torch.float64)
+    made, rank = planner(encoder, processes), processes - 1
+    ((_, groups),) = made.steps(iter([(0, [[0, 1, 2, 3], [4, 5, 6, 7]])]), TokenBudget(60, KEEP), rank)
+    for _, plan in groups:
+        assert len(plan.shares[rank]) > 1
+        for process in range(processes):
+            first, second = plan.share(process), plan.share(process)
+            same = [one is other for one, other in zip(first, second, strict=True)]
+            assert all(same) if process == rank else not any(same[: len(plan.shares[process])])
+    if processes == 1:
+        found = []
+        for some in (groups, made.grouped([batch for group, _ in groups for batch in group], TokenBudget(60, KEEP))):
+            steps = run(encoder, some, KEEP)
+            found.append(([each for step in steps for each in step.losses], take_gradients(encoder.model)))
+        assert found[0][0] == found[1][0]
+        assert largest_difference(found[0][1], found[1][1]) == 0
 
 
 @pytest.mark.parametrize("processes", [1, 3])

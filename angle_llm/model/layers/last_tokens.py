@@ -24,8 +24,7 @@ class _KeysReadyError(Exception):
 class _LastLayerCache:
     """Cache of `transformers` that keeps the keys and values of the first update, and returns them in later updates."""
 
-    def __init__(self) -> None:
-        self._states: tuple[Tensor, Tensor] | None = None
+    _states: tuple[Tensor, Tensor] | None = None
 
     def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         if self._states is None:

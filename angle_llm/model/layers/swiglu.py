@@ -1,7 +1,6 @@
 """SwiGLU, silu(gate) · up, and its gradient: each is one compiled kernel on a GPU, and saves only `gate` and `up`.
 
-torch computes them in seven kernels, which read and write 19 matrices (tokens, intermediate size); the two compiled kernels
-read and write nine.
+torch computes them in seven kernels, which read and write 19 matrices (tokens, intermediate size) instead of nine.
 """
 
 from __future__ import annotations

@@ -92,8 +92,9 @@ class _SequenceContext:
             return self._flex(query, key, value, scaling, softcap)
         # As queries of the whole sequence, because for another number of queries torch would compile another kernel.
         end_R = self.sequence.end_R
-        query_T = query.new_zeros(key.shape[2], *query.shape[1::2]).index_copy(0, end_R, query[0].transpose(0, 1))
-        return self._flex(query_T.transpose(0, 1)[None], key, value, scaling, softcap).index_select(1, end_R)
+        zeros_T = query.new_zeros(1, key.shape[2], *query.shape[1::2])
+        query = zeros_T.index_copy(1, end_R, query.transpose(1, 2)).transpose(1, 2)
+        return self._flex(query, key, value, scaling, softcap).index_select(1, end_R)
 
     def _once(self, cache_key: object, make: Callable[[], Any]) -> Any:
         """Return `make()`, cached by `cache_key`, so that only the first layer of a forward pass computes it."""

@@ -290,8 +290,8 @@ def _in_one_sequence(
 
     def make() -> MicroBatch:
         ids_1T, sequence = build_sequence(texts, shared, causal=layouts.causal)
-        block = layouts.block
-        mask = None if block is None else mask_blocks(sequence, padded_length(ids_1T.shape[1]), block)
+        length = padded_length(ids_1T.shape[1])
+        mask = mask_blocks(sequence, length, layouts.block) if layouts.block else None
         return MicroBatch(rows, ids_1T, sequence=replace(sequence, mask=mask, last_only=layouts.last_only))
 
     return TextGroup(rows, tokens, tokens, make)

@@ -149,7 +149,8 @@ def trial_part(settings: GpuSettings, rows: Rows) -> None:
 
 def fast_part(settings: GpuSettings, rows: Rows) -> None:
     """Compare embeddings and gradients of the fast path with the plain path, for each base."""
-    for base, bits in (("bfloat16", None), ("NF4", 4), ("BERT", None)):
+    bases: list[tuple[str, Bits | None]] = [("bfloat16", None), ("NF4", 4), ("BERT", None)]
+    for base, bits in bases:
         rows.part(f"fast, {base}", partial(compare, settings, rows, base, bits))
     reason = None if rows.device.type == "cuda" else "a CPU does not compile FlexAttention"
     rows.measure(partial(count_compilations, settings, rows.device), reason, check="new text lengths do not compile")

@@ -18,7 +18,7 @@ _PROGRAMS: dict[str, set[str]] = {
     "sentence-transformers 3.4.1 (transformers 4.48.3)": {"qwen3", "gemma3_text", "lfm2", *_NEED_5},
     "sentence-transformers 5.1.2 (transformers 4.57.1)": _NEED_5,
     "sentence-transformers 6.2.0 (transformers 5.23.0)": set(),
-    "vLLM 0.32.0 (transformers 5.19.0)": {"mpnet", "qwen3_5_text", "embedding_gemma2_text"},
+    "vLLM 0.32.0 (transformers 5.19.0)": {"mpnet", "qwen3_5_text", "lfm2", "embedding_gemma2_text"},
 }
 """Programs that `make test-readers` checked with the model types in `_MEASURED`; values: types that a program cannot
 open."""

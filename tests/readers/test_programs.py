@@ -96,7 +96,7 @@ READERS = {
         "vLLM 0.32.0 (transformers 5.19.0)",
         "vllm",
         _environment("vllm-0.32"),
-        unknown=("mpnet", "qwen3.5", "embedding-gemma-2"),
+        unknown=("mpnet", "qwen3.5", "lfm2", "embedding-gemma-2"),
         wrong_bidirectional=("mistral", "gemma-2", "gemma-4", *GEMMA_3),
         variants=("one prompt", "two prompts, normalised", "bidirectional", "dense"),
     ),

@@ -73,7 +73,7 @@ test-readers: $(VENV)/installed $(READERS)
 test-gpu: $(EXTRAS)/installed
 	$(EXTRAS_BIN)/python -m pytest -m gpu -n 0
 
-# One GPU of 80 GB; no measurement starts after 23 minutes. Some parts: `gpu_check.py --parts train`.
+# One GPU of 80 GB; no measurement starts after 10 minutes. Some parts: `gpu_check.py --parts train`.
 gpu: $(EXTRAS)/installed
 	$(EXTRAS_BIN)/python eval/gpu_check.py --out .bench/gpu_check.jsonl --profile .bench/gpu_trace.json
 

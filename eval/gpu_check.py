@@ -73,9 +73,10 @@ from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.model.meta_model import meta_backbone
+from angle_llm.model.pipeline import prefetch
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.train import TrainSettings
-from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule, prefetch
+from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
 from angle_llm.train.distributed import Processes
 from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import StepResult, boundary_step, group_step

@@ -89,7 +89,7 @@ class _Event:
     """An event of the device: a point in its queue of operations."""
 
     def __init__(self, *, enable_timing: bool = False) -> None:
-        pass
+        self.record(None)
 
     def record(self, _: object) -> None:
         self.launched = _MODES[-1].work.kernels.total()
@@ -106,6 +106,7 @@ class _Event:
 class _Module:
     """What torch calls on the module of a device."""
 
+    Event = _Event
     current_stream = staticmethod(lambda _: SimpleNamespace(record_event=_Event))
     is_initialized = is_available = staticmethod(lambda: True)
     device_count = staticmethod(lambda: 1)
@@ -166,7 +167,7 @@ def _compute(work: DeviceWork, func: Any, args: Any, kwargs: dict[str, Any]) -> 
         into = isinstance(target, DeviceTensor) if name == "aten::copy_" else target
         if into and not isinstance(source, DeviceTensor):
             work.copies[name] += 1
-        elif not into and isinstance(source, DeviceTensor) and not kwargs.get("non_blocking"):
+        elif not into and isinstance(source, DeviceTensor) and not (kwargs.get("non_blocking") or True in args[2:]):
             work.waits[name] += 1
         on_device = bool(into)
     elif len(device) < len(given):

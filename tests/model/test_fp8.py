@@ -63,6 +63,24 @@ def test_rows_are_rounded_to_their_largest_number(dtype: torch.dtype) -> None:
     assert float(number[3].float().abs().max()) == fp8.LARGEST
 
 
+def _twice(graph: torch.fx.GraphModule, _: Any) -> Any:
+    """A backend of torch.compile whose results are twice as large."""
+    return lambda *inputs: [2 * result.float() for result in graph(*inputs)]
+
+
+@pytest.mark.parametrize(("backend", "is_compiled"), [("inductor", True), (_twice, False)])
+def test_rounding_is_compiled_if_it_is_equal(
+    backend: Any, is_compiled: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounding = fp8.rounding(torch.bfloat16, torch.device("cpu"), backend)
+    assert (rounding is not to_fp8) is is_compiled
+    assert ("rounding to FP8 is not compiled" in capsys.readouterr().out) is not is_compiled
+    factor = torch.linspace(0.1, 1, 64)[None]
+    x = draw(33, 64, dtype=torch.bfloat16)
+    for one, other in zip(rounding(x, factor), to_fp8(x, factor), strict=True):
+        assert difference(one.float(), other.float()) < 1e-2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_products_of_a_gpu_equal_the_plain_ones_in_value_and_gradient(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

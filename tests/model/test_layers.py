@@ -26,7 +26,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.config import cpp
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, LlamaConfig, Olmo2Config, Phi3Config
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
 from angle_llm import SentenceEncoder
 from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers, replacements

@@ -13,11 +13,17 @@ Legend: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from angle_llm.device import relative_difference, trial_problem
+from angle_llm.io import log
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -26,10 +32,37 @@ LEAST_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with FP8 (Ada: L4, L40S, RTX 40; then Hopper)."""
 
 
-def to_fp8(x_TI: Tensor) -> tuple[Tensor, Tensor]:
-    """Round rows to e4m3: return numbers (T, I) and float32 scales (T, 1), whose product is about `x_TI`."""
-    scale_T1 = (x_TI.abs().amax(dim=-1, keepdim=True).float() / LARGEST).clamp(min=1e-12)
-    return (x_TI / scale_T1).to(FP8), scale_T1
+def to_fp8(x_TI: Tensor, factor_1I: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Round rows to e4m3: return numbers (T, I) and float32 scales (T, 1), whose product is about `x_TI` · `factor_1I`."""
+    wide_TI = x_TI.float() if factor_1I is None else x_TI.float() * factor_1I
+    scale_T1 = (wide_TI.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp(min=1e-12)
+    return (wide_TI / scale_T1).to(FP8), scale_T1
+
+
+@cache
+def rounding(dtype: torch.dtype, device: torch.device, backend: Any = None) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return `to_fp8` for a device: compiled on a GPU, where separate kernels would take about as long as the product saves.
+
+    `backend` is a backend of torch.compile, which is then used on a CPU, too. The compiled function is used if its results
+    are equal, but for numbers between two numbers in e4m3.
+    """
+    if (device.type != "cuda" and backend is None) or torch._dynamo.config.disable:
+        return to_fp8
+    compiled = torch.compile(to_fp8, dynamic=True, fullgraph=True, backend=backend or "inductor")
+    compiled = torch._dynamo.config.patch(recompile_limit=64)(compiled)
+
+    def differences() -> Iterator[float]:
+        generator = torch.Generator().manual_seed(0)
+        for tokens in (256, 384):
+            x_TI = torch.randn(tokens, 96, generator=generator, device="cpu").to(device, dtype)
+            for factor in (None, torch.linspace(0.5, 2, 96, device=device)[None]):
+                products = [number.float() * scale for number, scale in (compiled(x_TI, factor), to_fp8(x_TI, factor))]
+                yield relative_difference(products[0], products[1])
+
+    problem = trial_problem(differences(), 1e-2)
+    if problem is not None:
+        log(f"warning: rounding to FP8 is not compiled: {problem}")
+    return to_fp8 if problem else compiled
 
 
 def multiplies_fp8(q_OI: Tensor) -> bool:
@@ -37,12 +70,12 @@ def multiplies_fp8(q_OI: Tensor) -> bool:
     return q_OI.is_cuda and not (q_OI.shape[0] % 16 or q_OI.shape[1] % 16)
 
 
-def scaled_product(x_TI: Tensor, q_OI: Tensor, scale_1O: Tensor) -> Tensor:
-    """Return x Qᵀ, scaled by column, in the dtype of `x_TI`; `x_TI` is rounded to e4m3 by row.
+def scaled_product(x_TI: Tensor, q_OI: Tensor, scale_1O: Tensor, factor_1I: Tensor | None = None) -> Tensor:
+    """Return x Qᵀ, scaled by column, in the dtype of `x_TI`; `x_TI` · `factor_1I` is rounded to e4m3 by row.
 
     A GPU multiplies in FP8 and rounds the result to bfloat16.
     """
-    rounded_TI, scale_T1 = to_fp8(x_TI)
+    rounded_TI, scale_T1 = rounding(x_TI.dtype, x_TI.device)(x_TI.detach(), factor_1I)
     if multiplies_fp8(q_OI):
         product_TO: Tensor = torch._scaled_mm(
             rounded_TI, q_OI.T, scale_a=scale_T1, scale_b=scale_1O, out_dtype=torch.bfloat16
@@ -95,8 +128,7 @@ class Fp8Linear(nn.Linear):
         if self._transposed_IO is None:
             self._transposed_IO = self.weight.T.contiguous()
         ones_1I = self.scale_O1.new_ones(1, self.in_features)
-        scaled_TO = gradient_TO.float() * self.scale_O1.T
-        return scaled_product(scaled_TO, self._transposed_IO.view(FP8), ones_1I).to(gradient_TO.dtype)
+        return scaled_product(gradient_TO, self._transposed_IO.view(FP8), ones_1I, self.scale_O1.T)
 
 
 def fp8_problem(device: torch.device) -> str | None:

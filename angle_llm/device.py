@@ -74,8 +74,7 @@ def start_copy_to_cpu(tensor: Tensor, started: Any) -> Callable[[], tuple[Tensor
     if not is_gpu(tensor.device):
         result = tensor.cpu(), time.perf_counter() - started
         return lambda: result
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
+    copy = tensor.to("cpu", non_blocking=True)  # into pinned memory
     ended = time_mark(tensor.device)
 
     def wait() -> tuple[Tensor, float]:

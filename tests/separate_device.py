@@ -160,7 +160,7 @@ def _compute(work: DeviceWork, func: Any, args: Any, kwargs: dict[str, Any]) -> 
     wanted = kwargs.get("device")
     to_device = wanted is not None and torch.device(wanted).type == "gpu"
     if not device and not to_device:
-        return func(*args, **{**kwargs, **({"pin_memory": False} if "pin_memory" in kwargs else {})})
+        return func(*args, **kwargs)
     on_device = to_device or (bool(device) and wanted is None and name not in _VALUES)
     if name in _COPIES:
         target, source = (args[0], args[1]) if name == "aten::copy_" else (to_device or wanted is None, args[0])

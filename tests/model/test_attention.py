@@ -396,6 +396,23 @@ def test_small_blocks_are_tried_first_in_half_precision(failing: list[int], monk
     assert torch.equal(mask.kv_num_blocks[0, 0], torch.ones(2 * BLOCK // block, dtype=torch.int32))
 
 
+def test_states_are_compared_with_the_blocks_that_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with little shared memory may not run the kernel for larger blocks."""
+    sizes = []
+
+    def recorded(backbone: Any, ids_1T: Tensor, sequence: Any, kernel: Any = None, **named: Any) -> Any:
+        if kernel is None:
+            sizes.append(sequence.mask and sequence.mask.size)
+        return sequence_output(backbone, ids_1T, sequence, kernel, **named)
+
+    monkeypatch.setattr("angle_llm.model.layout.support.flex_problem", lambda *_: None)
+    monkeypatch.setattr("angle_llm.model.layout.support.emulates_bfloat16", lambda _: False)
+    monkeypatch.setattr("angle_llm.model.layout.support.sequence_output", recorded)
+    layouts = probe_layouts(tiny_backbone("llama", torch.bfloat16), "last", causal=True, device=torch.device("cuda", 0))
+    assert (layouts.layout, layouts.last_only) == ("trie", True)
+    assert sizes == [SMALL_BLOCK] * 3
+
+
 @pytest.mark.parametrize(("separated", "strength"), [(True, 0.1), (False, 0.1), (False, 1.0)])
 def test_kernels_that_round_by_the_number_of_tokens_do_not_hide_a_layout(
     separated: bool, strength: float, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,8 @@
 """The last layer of a causal backbone, computed for the last tokens of texts in one sequence only.
 
-If the pooling reads the last token of each text, the last layer needs keys and values of all tokens, but queries, MLP and
-output of the last tokens only. The keys and values are those that the layer passes to a cache of `transformers`.
+If the pooling reads the last token of each text, the last layer needs keys and values of all tokens, but attention, MLP
+and output of the last tokens only. The keys and values are those that the layer passes to a cache of `transformers`; most
+layers have also computed the queries of all tokens by then.
 
 Legend: T tokens of a sequence, R texts, D dimensions.
 """

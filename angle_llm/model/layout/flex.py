@@ -66,6 +66,12 @@ def mask_blocks(sequence: TokenSequence, tokens: int, size: int) -> MaskBlocks:
     return MaskBlocks(size, *(torch.as_tensor(array, dtype=torch.int32) for array in (end_T, counts, orders)))
 
 
+def with_mask(sequence: TokenSequence, size: int | None) -> TokenSequence:
+    """Return a sequence with its FlexAttention mask in blocks of `size` tokens, on the CPU; None: without a mask."""
+    mask = None if size is None else mask_blocks(sequence, padded_length(int(sequence.starts[-1])), size)
+    return replace(sequence, mask=mask)
+
+
 def block_mask(sequence: TokenSequence, tokens: int, device: torch.device, size: int = BLOCK) -> BlockMask:
     """Return the FlexAttention mask of texts in one sequence, on a device; `size` is for a sequence without `mask`."""
     made = sequence if sequence.mask else replace(sequence, mask=mask_blocks(sequence, tokens, size))

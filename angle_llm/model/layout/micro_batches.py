@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from angle_llm.device import on_device
-from angle_llm.model.layout.flex import mask_blocks, padded_length
+from angle_llm.model.layout.flex import with_mask
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, cut, shared_prefixes
 
 TOKEN_COST = {"trie": 1.1, "packed": 1.0}
@@ -290,9 +290,8 @@ def _in_one_sequence(
 
     def make() -> MicroBatch:
         ids_1T, sequence = build_sequence(texts, shared, causal=layouts.causal)
-        length = padded_length(ids_1T.shape[1])
-        mask = mask_blocks(sequence, length, layouts.block) if layouts.block else None
-        return MicroBatch(rows, ids_1T, sequence=replace(sequence, mask=mask, last_only=layouts.last_only))
+        masked = with_mask(sequence, layouts.block)
+        return MicroBatch(rows, ids_1T, sequence=replace(masked, last_only=layouts.last_only))
 
     return TextGroup(rows, tokens, tokens, make)
 

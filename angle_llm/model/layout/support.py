@@ -15,7 +15,7 @@ from angle_llm.io import log
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.fused_lora import are_plain
 from angle_llm.model.layout.attention import sequence_output
-from angle_llm.model.layout.flex import BLOCK, SMALL_BLOCK, AttentionShape, flex_problem
+from angle_llm.model.layout.flex import BLOCK, SMALL_BLOCK, AttentionShape, flex_problem, with_mask
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.layout.token_sequence import build_sequence, shared_prefixes
 
@@ -102,10 +102,10 @@ def probe_layouts(
             problem = "texts in one sequence with attention dropout have no fused kernel on a GPU"
         else:
             problem, block = _flex_problem(backbone, causal, reason is None, device, autocasts)
-    problem = problem or _probe(backbone, causal=causal, shares=reason is None)
+    problem = problem or _probe(backbone, causal=causal, shares=reason is None, block=block)
     if problem is not None:
         return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
-    last_only = reason is None and _computes_last_tokens(backbone)
+    last_only = reason is None and _computes_last_tokens(backbone, block)
     return LayoutSupport("trie" if reason is None else "packed", reason or "", longest, causal, block, last_only)
 
 
@@ -198,7 +198,7 @@ def _probe_texts(backbone: nn.Module) -> list[list[int]]:
     return sorted([list(text) for text in prefixes])
 
 
-def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
+def _probe(backbone: nn.Module, *, causal: bool, shares: bool, block: int | None = None) -> str | None:
     """Test whether a backbone can compute texts in one sequence; return None if it can, else the reason.
 
     The hidden states of test texts in one sequence are compared with the hidden states of single texts. An out-of-memory
@@ -206,6 +206,7 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
 
     Args:
         shares: whether the sequence is a prefix trie; otherwise texts are packed (concatenated).
+        block: number of tokens in a block of FlexAttention, if it is used. Another size may not run on the device.
     """
     texts = _probe_texts(backbone)
     full = [text for text in texts if len(text) == max(map(len, texts))]
@@ -221,14 +222,15 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
 
             probes = texts if shares else [*full[:3], *(text for text in texts if len(text) < 4)]
             ids_1T, sequence = build_sequence(probes, shared_prefixes(probes) if shares else None, causal=causal)
-            output = sequence_output(backbone, on_device(ids_1T, device), sequence.to(device))
+            sequence = with_mask(sequence, block).to(device)
+            output = sequence_output(backbone, on_device(ids_1T, device), sequence)
             padded_RD = output.last_hidden_state[0]
             sequence_RD = padded_RD[: ids_1T.shape[1]]
             # As many tokens as the sequence: a GPU selects kernels, which round differently, by the number of tokens.
             together_BTD = states(full * -(-len(padded_RD) // sum(map(len, full))))[: len(full)]
             alone_BTD = torch.cat([states([text]) for text in full])
             if shares:  # every prefix is a text, so every node is the last node of a text
-                sequence_RD = sequence_RD[sequence.end_R.to(device)]
+                sequence_RD = sequence_RD[sequence.end_R]
                 position = {tuple(text[:end]): (row, end - 1) for row, text in enumerate(full) for end in range(1, 6)}
                 plain_RD = torch.stack([alone_BTD[position[tuple(text)]] for text in texts])
             else:
@@ -249,14 +251,14 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
     return f"the architecture gives other states {how} (difference {difference:.1e}, rounding {rounding:.1e})"
 
 
-def _computes_last_tokens(backbone: nn.Module) -> bool:
+def _computes_last_tokens(backbone: nn.Module, block: int | None) -> bool:
     """Return whether the last layer of a causal backbone gives the same states if it computes last tokens only."""
     texts = [text for text in _probe_texts(backbone) if len(text) == 5]
     ids_1T, sequence = build_sequence(texts, shared_prefixes(texts))
     try:
         layer = LayerStack.of(backbone).layers[-1]
         with evaluating(backbone) as device:
-            ids_1T, sequence = on_device(ids_1T, device), sequence.to(device)
+            ids_1T, sequence = on_device(ids_1T, device), with_mask(sequence, block).to(device)
             outputs = (sequence_output(backbone, ids_1T, sequence, last_layer=used) for used in (None, layer))
             all_1TD, last_1RD = (output.last_hidden_state for output in outputs)
             difference = relative_difference(last_1RD, all_1TD[:, sequence.end_R])

@@ -113,6 +113,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     if settings.layout == "auto":
         causal, device = encoder.model.options.causal, torch.device(settings.device_kind)
         layouts = probe_layouts(encoder.model.backbone, encoder.pooling, causal=causal, device=device, trains=True)
+        layouts = replace(layouts, last_only=layouts.last_only and settings.zero < 3)  # as in `load_encoder`
     if settings.activation_checkpointing == "always":
         check_checkpointing(encoder)
     dtype = stored_dtype(config, settings.loaded_model.dtype)

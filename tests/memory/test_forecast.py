@@ -349,6 +349,13 @@ def test_lora_on_a_half_precision_base_with_zero_3(folder: Path) -> None:
     assert stage_2 < stage_3 < 2 * stage_2  # the layers of peft keep more than the fused ones
 
 
+def test_zero_3_computes_all_tokens_in_the_last_layer(folder: Path) -> None:
+    stage_2, stage_3 = (
+        forecast(settings(folder, lora={"rank": 0}, processes=2, zero=zero)).kept_per_token for zero in (2, 3)
+    )
+    assert 1.05 * stage_2 < stage_3
+
+
 def test_mntp_adds_the_memory_of_its_logits(folder: Path) -> None:
     half: dict[str, Any] = {"task": "mntp", "mask_fraction": 0.5}
     model = {**vars(settings(folder).model), "attention": "bidirectional"}
@@ -387,8 +394,8 @@ def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:
     assert forecast(settings(bert)).work.layout == "packed"
     assert forecast(settings(bert, device="cuda")).work.layout == "padded"
     zero_3 = SimpleNamespace(
-        partition="ZeRO-3", is_main=True, world_size=1, device=torch.device("cuda"), load_device=torch.device("cpu"), max=int,
-        gather=lambda layouts: [layouts],
+        partition="ZeRO-3", zero_stage=3, is_main=True, world_size=1, device=torch.device("cuda"),
+        load_device=torch.device("cpu"), max=int, gather=lambda layouts: [layouts],
     )  # fmt: skip
     train = TrainSettings(model=ModelSettings(path=str(bert)))
     encoder, _ = load_encoder(resolve_model(str(bert)), train, zero_3)  # type: ignore[arg-type]
@@ -400,8 +407,8 @@ def test_all_ranks_of_zero_3_compute_products_in_bfloat16(is_main: bool, tmp_pat
     """Only the main rank loads the weights; the others have a model on the meta device."""
     folder = save_tiny_base("llama", tmp_path / "base")
     zero_3: Any = SimpleNamespace(
-        partition="ZeRO-3", is_main=is_main, world_size=1, device=torch.device("cpu"), load_device=torch.device("cpu"), max=int,
-        gather=lambda layouts: [layouts],
+        partition="ZeRO-3", zero_stage=3, is_main=is_main, world_size=1, device=torch.device("cpu"),
+        load_device=torch.device("cpu"), max=int, gather=lambda layouts: [layouts],
     )  # fmt: skip
     train = TrainSettings(model=ModelSettings(path=str(folder)), lora=LoraSettings(rank=0))
     assert train.autocasts

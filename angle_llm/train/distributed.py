@@ -331,6 +331,8 @@ INTERVAL = 1.0
 LOST_SECONDS = int(os.environ.get("ANGLE_LLM_LOST_SECONDS", "12"))
 """A rank is lost if its counter has not changed for this many seconds. Calls that hold the GIL delay increments, such as a
 long compilation on a slow machine; the environment variable ANGLE_LLM_LOST_SECONDS allows more time."""
+STALE = 3
+"""Intervals without an increment after which the operation in a counter is out of date."""
 STUCK_SECONDS = 30
 """Seconds after which ranks that wait in different collective operations end."""
 PASSES = "forward or backward pass"
@@ -435,7 +437,8 @@ class ProcessWatch:
                     if silent[rank] * INTERVAL >= LOST_SECONDS:
                         self._exit(rank, "was killed or stopped")
                 last = counters
-                mismatch = _mismatch([_operation(counter) for counter in counters])
+                # The operation of a silent rank is out of date: it may hold the GIL, longer with more LOST_SECONDS.
+                mismatch = None if max(silent) >= STALE else _mismatch([_operation(one) for one in counters])
                 stuck = stuck + 1 if mismatch is not None and mismatch == before else 0
                 before = mismatch
                 if mismatch is not None and stuck * INTERVAL >= STUCK_SECONDS:

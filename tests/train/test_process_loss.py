@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ import yaml
 from forked import free_port
 from tiny import save_tiny_base
 
-from angle_llm.train.distributed import PASSES, Operation, Processes, _mismatch
+from angle_llm.train import distributed
+from angle_llm.train.distributed import PASSES, Operation, Processes, ProcessWatch, _mismatch
 
 WORKER = Path(__file__).with_name("process_loss_worker.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -74,6 +75,40 @@ def test_the_operation_of_a_process_is_recorded_and_restored() -> None:
             assert operations.current == (2, "max")
         assert operations.current == (2, PASSES)
     assert operations.current == (2, "")
+
+
+class Intervals:
+    """Counters of two ranks at each interval of a `ProcessWatch`, which ends after the last interval."""
+
+    def __init__(self, watch: ProcessWatch, counters: Iterable[list[bytes]]) -> None:
+        self._watch, self._counters = watch, iter(counters)
+
+    def wait(self, _: float) -> bool:
+        counters = next(self._counters, None)
+        self._watch._counters = counters or []
+        return counters is None
+
+
+@pytest.mark.parametrize(
+    ("silent", "ends"),
+    [
+        ([], True),  # every process increments its counter: rank 1 is beyond the operation that rank 0 runs
+        (range(5, 200), False),  # rank 0 compiles and holds the GIL; it has ended the operation in its counter
+    ],
+)
+def test_an_operation_that_is_out_of_date_ends_no_process(
+    silent: Sequence[int], ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "LOST_SECONDS", 600)
+    monkeypatch.setattr(ProcessWatch, "_exit", lambda *given, **_: ended.append(given[2]))
+    ended: list[str] = []
+    watch = ProcessWatch(Processes(world_size=2))
+    counts = [4 if count in silent else count for count in range(200)]
+    counters = [[f"{own},7,sum".encode(), f"{count},8,max".encode()] for count, own in enumerate(counts)]
+    watch._counters = counters[0]
+    watch._stopped = Intervals(watch, counters[1:])  # type: ignore[assignment]
+    watch._watch()
+    assert bool(ended) == ends
 
 
 @pytest.mark.slow

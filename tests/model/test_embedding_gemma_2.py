@@ -155,6 +155,7 @@ def test_an_adapter_of_the_inputs_of_all_layers(folder: Path, tmp_path: Path) ->
     target = LoraSettings(rank=2, targets=["per_layer_model_projection"])
     with pytest.raises(ValueError, match="would not fit the base without the removed layers"):
         load(folder, prompt="plain", layers=2).add_lora(target)
+    load(folder, prompt="plain", bits="fp8").add_lora(target)  # has all layers
     encoder = load(folder, prompt="plain", dtype="float32")
     encoder.add_lora(target)
     train_a_little(encoder.model)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm.model.layers.fingerprint import ORIGINAL
+from angle_llm.model.layers.quantized_layers import bits_of_layer
 from angle_llm.model.layers.replacements import replace_layers
 from angle_llm.settings.parsing import unknown_name
 from angle_llm.settings.train import LoraSettings
@@ -117,7 +118,8 @@ def _target_modules(backbone: nn.Module, targets: list[str]) -> list[str] | str:
         if not matched or any(path not in linear for path in matched):
             known = unknown_name("LoRA target", target, names)
             raise ValueError(f"{known} Or all of them: [{ALL_LINEAR!r}].")
-        if hasattr(backbone, ORIGINAL) and any("per_layer_model_projection" in path for path in matched):
+        cut = hasattr(backbone, ORIGINAL) and not any(map(bits_of_layer, linear.values()))  # quantization sets it too
+        if cut and any("per_layer_model_projection" in path for path in matched):
             raise ValueError(
                 f"LoRA target {target!r}: it has outputs for each layer, so its adapter would not fit the base without the "
                 "removed layers. Omit it, or use all layers."

@@ -115,8 +115,8 @@ class ModelSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of the base weights; adapter weights are always float32. auto: as stored. With bits: the dtype of
     computation. With lora.rank 0, the weights are float32, bfloat16 is the autocast dtype of training, and auto means
-    float32. A GPU that only emulates bfloat16 (T4, V100) trains in float16 instead, with lora.rank 0 in float32. In float16,
-    gradients are scaled (not with ZeRO), and a step in which they overflow changes no weight."""
+    float32. A GPU that only emulates bfloat16 (T4, V100) trains in float16 instead, with lora.rank 0 or ZeRO in float32. In
+    float16, gradients are scaled (not with ZeRO), and a step in which they overflow changes no weight."""
     bits: Literal[4, 8, "fp8"] | None = None
     """Quantise the linear layers of the base to 4 bits (NF4 with double quantisation: QLoRA) or 8 bits (LLM.int8()),
     which needs bitsandbytes: pip install 'angle_llm[quantization]'. fp8: products in FP8 on a GPU that has it (L4, L40S,

@@ -48,10 +48,13 @@ def check_cpu(source: ModelSource, settings: TrainSettings, processes: Processes
 
 
 def with_supported_dtype(settings: TrainSettings, processes: Processes) -> TrainSettings:
-    """Return settings without bfloat16 if the GPU only emulates it (T4, V100): float16, or float32 to train all weights."""
+    """Return settings without bfloat16 if the GPU only emulates it (T4, V100): float16, or float32 without a gradient scale.
+
+    Gradients are not scaled with ZeRO, or if all weights are trained.
+    """
     if settings.model.dtype != "bfloat16" or not emulates_bfloat16(processes.device):
         return settings
-    model = replace(settings.model, dtype="float16" if settings.lora.rank else "float32")
+    model = replace(settings.model, dtype="float16" if settings.lora.rank and not processes.zero_stage else "float32")
     if processes.is_main:
         log(f"{torch.cuda.get_device_name(processes.device)} only emulates bfloat16: training in {model.dtype}")
     return replace(settings, model=model)

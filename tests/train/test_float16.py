@@ -156,10 +156,11 @@ def test_an_overflow_on_one_process_skips_the_step_on_all(tmp_path: Path) -> Non
     assert "equal steps without an update" in printed
 
 
-@pytest.mark.parametrize(("rank", "expected"), [(4, "float16"), (0, "float32")])
+@pytest.mark.parametrize(("rank", "stage", "expected"), [(4, 0, "float16"), (0, 0, "float32"), (4, 2, "float32")])
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
 def test_a_gpu_that_emulates_bfloat16_trains_in_another_dtype(
     rank: int,
+    stage: int,
     expected: str,
     capability: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
@@ -168,6 +169,7 @@ def test_a_gpu_that_emulates_bfloat16_trains_in_another_dtype(
     """A Tesla T4 has compute capability 7.5."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    monkeypatch.setattr(Processes, "zero_stage", stage)
     settings = TrainSettings(model=ModelSettings("org/model"), lora=LoraSettings(rank=rank))
     changed = with_supported_dtype(settings, Processes(device=torch.device("cuda", 0)))
     if capability >= (8, 0):

@@ -146,7 +146,7 @@ def test_a_dataset_larger_than_the_disk_is_refused_before_anything_is_written(
     assert len(list(DatasetReader(str(hub), None, "train").rows())) == 4000
     # A dataset of the hub: the files, and the table by the card.
     builder = Mock(
-        cache_dir=str(cache / "none"), config=Mock(data_files={"train": ["hf://datasets/org/name@1/a.parquet"]})
+        cache_dir=str(cache / "none"), config=Mock(data_files={"train": ["hf://datasets/org/name@1/v@2/a.parquet"]})
     )
     builder.info = Mock(download_size=3e12, dataset_size=5e12)
     monkeypatch.setattr(datasets, "load_dataset_builder", Mock(return_value=builder))
@@ -159,7 +159,7 @@ def test_a_dataset_larger_than_the_disk_is_refused_before_anything_is_written(
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
     with pytest.raises(DataError, match=r"expected 8,000\.00 GB"):
         load("org/name")
-    cached.assert_called_with("org/name", "a.parquet", revision="1", repo_type="dataset")
+    cached.assert_called_with("org/name", "v@2/a.parquet", revision="1", repo_type="dataset")
     usage.return_value.free = 8e12 - 10**6
     builder.as_dataset.return_value = datasets.Dataset.from_dict({"text1": ["a"], "text2": ["b"], "score": [1.0]})
     load("org/name")

@@ -581,7 +581,7 @@ def _check_space(name: str, builder: Any) -> None:
     size = builder.info.download_size or sum(map(xgetsize, urls))
     present = 0
     for url in urls:
-        if match := re.fullmatch("hf://datasets/(.+)@([^/]+)/(.+)", url):
+        if match := re.fullmatch("hf://datasets/([^@]+)@([^/]+)/(.+)", url):
             cached = try_to_load_from_cache(match[1], match[3], revision=match[2], repo_type="dataset")
             present += Path(cached).stat().st_size if isinstance(cached, str) else 0
     missing = max(size - present, 0) if any("://" in url for url in urls) else 0

@@ -20,7 +20,6 @@ from gpu_bench import GpuSettings, free_memory, random_backbone, tokenizer_of
 import torch
 
 from angle_llm.data.formats import pairs_of
-from angle_llm.prompts import load_prompt
 
 PUBLISHED = [
     "--model.prompt=summarize_one_word", "--model.max-length=50", "--model.bits=None", "--lora.rank=32", "--lora.alpha=32",
@@ -99,22 +98,6 @@ def stopped_training(flags: Sequence[str], run: Path, steps: int) -> dict[str, A
     }
 
 
-def trained(flags: Sequence[str], run: Path) -> dict[str, Any]:
-    """Run `angle-llm train`; return its speed, and the first metric of the held-out task before and after training."""
-    log, started = run.with_suffix(".log"), time.monotonic()
-    with log.open("w") as file:
-        command = [*ANGLE_LLM, "train", *flags, "--run-dir", str(run)]
-        code = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
-    expect(code == 0, f"exit code {code} of train", log)
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    name = next(name for row in rows for name in row if name.endswith("/spearman"))
-    return {
-        "spearman": [row[name] for row in rows if name in row],
-        "pairs_per_second": median(row["pairs_per_second"] for row in rows if "pairs_per_second" in row),
-        "command_seconds": time.monotonic() - started,
-    }
-
-
 def steps_in(metrics: Path) -> int:
     """Return the number of optimizer steps in a file of metrics; 0 if it does not exist yet."""
     return metrics.read_text().count('"pairs_per_second"') if metrics.exists() else 0
@@ -126,7 +109,7 @@ def expect(holds: bool, what: str, log: Path) -> None:
         raise RuntimeError(f"{what}: {log.read_text(errors='replace')[-300:]}")
 
 
-def embedded(model: Path, texts: Sequence[str], folder: Path, flags: Sequence[str] = ()) -> dict[str, Any]:
+def embedded(model: Path, texts: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run `angle-llm embed`; return texts/s between the first and the last shard, and the seconds of the whole command."""
     rows, output, log = max(1, len(texts) // 10), folder / f"{model.name}-vectors", folder / f"{model.name}-embed.log"
     source = folder / f"{model.name}-texts.txt"
@@ -135,7 +118,7 @@ def embedded(model: Path, texts: Sequence[str], folder: Path, flags: Sequence[st
     started = time.monotonic()
     with log.open("w") as file:
         code = subprocess.run(
-            [*ANGLE_LLM, "embed", "--model", str(model), *files, *flags], stdout=file, stderr=file, check=False
+            [*ANGLE_LLM, "embed", "--model", str(model), *files], stdout=file, stderr=file, check=False
         ).returncode
     expect(code == 0, f"exit code {code} of embed", log)
     written = sorted(path.stat().st_mtime for path in output.glob("shard-*.parquet"))
@@ -149,26 +132,10 @@ def embedded(model: Path, texts: Sequence[str], folder: Path, flags: Sequence[st
     }
 
 
-def encoded_by_sentence_transformers(
-    model: Path, texts: Sequence[str], device: torch.device, *, bert: bool
-) -> dict[str, Any]:
-    """Encode texts with sentence-transformers in bfloat16, batches of 256; return texts/s without loading and first batch.
-
-    A decoder-only model gets the default prompt and the pooling `lasttoken`, as `angle-llm embed` uses them.
-    """
+def encoded_by_sentence_transformers(model: Path, texts: Sequence[str], device: torch.device) -> dict[str, Any]:
+    """Encode texts with sentence-transformers in bfloat16, batches of 256; return texts/s without loading and first batch."""
     library: Any = import_module("sentence_transformers")
-    modules: Any = import_module("sentence_transformers.sentence_transformer.modules")
-    forward = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}  # without a chat template
-    transformer = modules.Transformer(str(model), modality_config=forward, module_output_name="token_embeddings")
-    tokenizer = transformer.tokenizer
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    width = transformer.model.config.hidden_size
-    encoder = library.SentenceTransformer(
-        modules=[transformer, modules.Pooling(width, "mean" if bert else "lasttoken")], device=str(device)
-    ).bfloat16()
-    if not bert:
-        template = load_prompt("summarize_one_word").template
-        texts = [template.replace("{text}", text) for text in texts]
+    encoder = library.SentenceTransformer(str(model), device=str(device)).bfloat16()
     encoder.encode(texts[:256], batch_size=256)
     started = time.perf_counter()
     encoder.encode(texts, batch_size=256, show_progress_bar=False)
@@ -184,8 +151,8 @@ def joined_texts(settings: GpuSettings, count: int, sentences: int) -> list[str]
     return [" ".join(pool[(first + step * move) % size] for move in range(sentences)) for first, step in starts]
 
 
-def shared_memory(folder: str | None = None) -> str | None:
-    """Return /dev/shm if it has room for 20 GB of files, so that a model is read at the speed of memory; else `folder`."""
+def shared_memory() -> str | None:
+    """Return /dev/shm if it has room for 20 GB of files, so that a model is read at the speed of memory; else None."""
     path = Path("/dev/shm")
     room = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize if path.is_dir() else 0
-    return str(path) if room > 20e9 else folder
+    return str(path) if room > 20e9 else None

@@ -1,6 +1,6 @@
 """Measure what a short loan of a GPU can answer, the most valuable rows first.
 
-    python eval/gpu_visit.py pack --data-dir DATA        # here: wheels, tokenizers, data; prints the command
+    python eval/gpu_visit.py pack                        # here: wheels and tokenizers; prints the command
     python eval/gpu_visit.py run --list                  # rows and their expected seconds
     python eval/gpu_visit.py run --out rows.jsonl        # on the machine: at most 330 s; twice
     python eval/gpu_visit.py run --out rows.jsonl --size tiny    # rehearsal on a CPU
@@ -46,7 +46,7 @@ import torch
 import tyro
 from gpu_changes import CHANGES, Plain
 from gpu_check import KEPT, chosen_budget, computed, planner_of, traced, training_speed, with_layout
-from gpu_pack import FILES, PackSettings, join_halves, pack
+from gpu_pack import FILES, PackSettings, pack
 from torch import Tensor
 
 from angle_llm.cli import run_cli
@@ -61,14 +61,12 @@ PLAN: dict[str, dict[str, float]] = {
         "tokens512": 12, "caching": 6, "checkpointing": 6, "padded": 12,
     },
     "fp8": {"start": 45, "speed": 12, "gradient": 15},
+    "nf4": {"start": 30, "speed": 8, "gradient": 15},
     "recipe": {"start": 20, "stop and resume": 110},
     "embed": {"start": 20, "20,000 passages": 75},
-    "nf4": {"start": 30, "speed": 8, "gradient": 15},
+    "minilm shape": {"start": 5, "200,000 texts": 35, "sentence-transformers": 20},
     "grouped": {"start": 25, "speed": 8, "gradient": 10},
     "bidirectional": {"start": 25, "speed": 8, "gradient": 10},
-    "smollm2": {"start": 2, "8,000 triples": 60},
-    "minilm shape": {"start": 5, "200,000 texts": 35, "sentence-transformers": 20},
-    "smollm2 shape": {"start": 5, "200,000 texts": 45, "sentence-transformers": 30},
 }  # fmt: skip
 """Expected seconds on an H200 of the rows of each group, the most valuable first; `start`: of the group before its rows."""
 SHAPES: dict[str, dict[str, Any]] = {
@@ -76,7 +74,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "nf4": {"layers": 8},
     "bidirectional": {"layers": 8, "bidirectional": True},
     "minilm shape": {"layers": 6, "hidden": 384, "heads": 12, "intermediate": 1536},
-    "smollm2 shape": {"layers": 30, "hidden": 576, "heads": 9, "kv_heads": 3, "intermediate": 1536},
 }
 """Where the model of a group differs from the 7B shape."""
 NO_CUDA = 77
@@ -107,8 +104,6 @@ class VisitSettings:
     """Print the rows and their expected seconds only."""
     steps: int = 5
     """Optimizer steps of a row, after a first one that is not counted."""
-    kept: Path = Path(tempfile.gettempdir()) / "gpu_visit"
-    """Folder for the halves of the weights, which arrive in two calls."""
 
     @property
     def is_tiny(self) -> bool:
@@ -135,7 +130,6 @@ def run(settings: VisitSettings) -> None:
     with tempfile.TemporaryDirectory(dir=programs.shared_memory()) as folder:
         with tarfile.open(settings.pack / FILES) as archive:
             archive.extractall(folder, filter="data")
-        weights = join_halves(settings.pack, settings.kept)
         for again in (False, True):
             for group in PLAN:
                 rows = [
@@ -144,8 +138,7 @@ def run(settings: VisitSettings) -> None:
                     if name.startswith(f"{group}/") and (name in tried) == again
                 ]
                 if rows:
-                    visit = Visit(settings, group, rows, deadline, Path(folder), weights)
-                    visit.in_process()
+                    Visit(settings, group, rows, deadline, Path(folder)).in_process()
 
 
 def read_rows(*paths: Path) -> Iterator[dict[str, Any]]:
@@ -166,8 +159,6 @@ class Visit:
     deadline: float
     folder: Path
     """Temporary folder with the files of the pack."""
-    weights: Path | None
-    """The weights of SmolLM2, if both halves have arrived."""
     gpu: GpuSettings = field(init=False)
     """Shape of the model, and texts."""
 
@@ -405,25 +396,12 @@ def embed_group(visit: Visit) -> None:
 
 def small_group(visit: Visit) -> None:
     """Embed sentences with the shape of a small encoder, and with sentence-transformers on a quarter of them."""
-    bert = visit.group == "minilm shape"
-    base = programs.write_base(visit.gpu, visit.device, visit.folder / visit.group.replace(" ", "-"), bert=bert)
+    base = programs.write_base(visit.gpu, visit.device, visit.folder / "minilm", bert=True)
     texts = programs.joined_texts(visit.gpu, 200 if visit.settings.is_tiny else 200_000, 1)
     some = texts[: len(texts) // 4]
     visit.row("200,000 texts", lambda: programs.embedded(base, texts, visit.folder))
-    visit.row(
-        "sentence-transformers", lambda: programs.encoded_by_sentence_transformers(base, some, visit.device, bert=bert)
-    )
-
-
-def smollm2_group(visit: Visit) -> None:
-    """Train the real SmolLM2 on NLI triples, as `eval/grids/encoder.yaml` does, and measure STS-B dev before and after."""
-    triples, held_out = visit.folder / "triples.jsonl", visit.folder / "stsb-dev.tsv"
-    missing = None if triples.exists() else "the pack was made without --data-dir"
-    missing = missing or (None if visit.weights else "both halves of the weights have not arrived")
-    flags = ["--model.path", str(visit.weights), "--data.path", str(triples), "--data.format", "triple"]
-    flags += ["--model.max-length", "128", "--lora.rank", "16", "--optimizer.learning-rate", "2e-3"]
-    flags += ["--objective.contrastive-form", "symmetric", "--evaluation.tasks", str(held_out)]
-    visit.row("8,000 triples", lambda: programs.trained(flags, visit.folder / "smollm2"), missing)
+    peer = partial(programs.encoded_by_sentence_transformers, base, some, visit.device)
+    visit.row("sentence-transformers", peer)
 
 
 GROUPS: dict[str, Callable[[Visit], None]] = {
@@ -431,9 +409,7 @@ GROUPS: dict[str, Callable[[Visit], None]] = {
     "train": train_group,
     "recipe": recipe_group,
     "embed": embed_group,
-    "smollm2": smollm2_group,
     "minilm shape": small_group,
-    "smollm2 shape": small_group,
     **dict.fromkeys(("fp8", "nf4", "grouped", "bidirectional"), base_group),
 }
 

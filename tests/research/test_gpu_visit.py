@@ -1,6 +1,5 @@
 """`eval/gpu_visit.py`, the script for a borrowed GPU: order, time limit, resumption, and the whole visit on a CPU."""
 
-import gzip
 import json
 import tarfile
 import zipfile
@@ -14,25 +13,17 @@ import pytest
 from gpu_changes import CHANGES
 from json_lines import read_rows
 from programs import run
-from tiny import save_tiny_base, tiny_backbone, write_gguf
+from tiny import save_tiny_base
 
 EVAL = Path(__file__).parents[2] / "eval"
-TRIPLES = [
-    {"anchor": f"a dog {word}", "positive": f"an animal {word}", "negative": f"no dog {word}"}
-    for word in ("runs", "eats", "sleeps", "barks", "sits", "swims", "plays", "jumps")
-]
 
 
 def write_pack(folder: Path) -> Path:
-    """A pack with tokenizers that are read in milliseconds, triples, and a tiny model in two halves."""
+    """A pack with tokenizers that are read in milliseconds."""
     files = folder / "files"
     for kind in ("llama", "bert"):
         save_tiny_base(kind, files / kind)
         (files / kind / "model.safetensors").unlink()
-    (files / "triples.jsonl").write_text("".join(json.dumps(triple) + "\n" for triple in TRIPLES))
-    rows = [f"{triple['anchor']}\t{triple['positive']}\t{number}" for number, triple in enumerate(TRIPLES)]
-    (files / "stsb-dev.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
-    gpu_pack.write_halves(write_gguf(tiny_backbone("llama"), folder / "tiny.gguf"), folder)
     with tarfile.open(folder / gpu_pack.FILES, "w:xz") as archive:
         archive.add(files, arcname=".")
     return folder
@@ -42,15 +33,7 @@ def write_pack(folder: Path) -> Path:
 @pytest.mark.needs("bitsandbytes", "sentence_transformers")
 def test_every_row_of_a_visit_runs_on_a_cpu(tmp_path: Path) -> None:
     pack, out = write_pack(tmp_path), tmp_path / "rows.jsonl"
-    flags = [
-        "run",
-        "--size=tiny",
-        "--steps=1",
-        "--seconds=3000",
-        f"--pack={pack}",
-        f"--out={out}",
-        f"--kept={tmp_path}/k",
-    ]
+    flags = ["run", "--size=tiny", "--steps=1", "--seconds=3000", f"--pack={pack}", f"--out={out}"]
     done = run("python", EVAL / "gpu_visit.py", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["row"]: row for row in read_rows(out) if "result" in row}
@@ -72,8 +55,7 @@ def test_every_row_of_a_visit_runs_on_a_cpu(tmp_path: Path) -> None:
     assert rows["nf4/gradient"]["layout"] == "trie"
     assert rows["recipe/stop and resume"]["holds"]
     assert rows["embed/20,000 passages"]["texts_per_second"] > 0
-    assert rows["smollm2 shape/sentence-transformers"]["peer_texts_per_second"] > 0
-    assert len(rows["smollm2/8,000 triples"]["spearman"]) == 2
+    assert rows["minilm shape/sentence-transformers"]["peer_texts_per_second"] > 0
 
 
 def settings_of(folder: Path, **values: Any) -> gpu_visit.VisitSettings:
@@ -81,8 +63,7 @@ def settings_of(folder: Path, **values: Any) -> gpu_visit.VisitSettings:
         (folder / "files" / name).mkdir(parents=True, exist_ok=True)
     with tarfile.open(folder / gpu_pack.FILES, "w:xz") as archive:
         archive.add(folder / "files", arcname=".")
-    files = {"pack": folder, "out": folder / "rows.jsonl", "kept": folder / "kept"}
-    return gpu_visit.VisitSettings(size="tiny", **files, **values)
+    return gpu_visit.VisitSettings(size="tiny", pack=folder, out=folder / "rows.jsonl", **values)
 
 
 def fake_groups(monkeypatch: pytest.MonkeyPatch, **rows: Any) -> None:
@@ -150,20 +131,6 @@ def test_a_group_that_ends_its_process_or_hangs_does_not_stop_the_others(
     assert tried == {"dies/row", "good/row", "hangs/row"}
 
 
-def test_halves_of_the_weights_arrive_in_two_calls(tmp_path: Path) -> None:
-    (tmp_path / "weights").write_bytes(bytes(range(256)) * 40)
-    both = tmp_path / "pack"
-    both.mkdir()
-    gpu_pack.write_halves(tmp_path / "weights", both)
-    kept, hidden = tmp_path / "kept", (both / "half2").rename(tmp_path / "half2")
-    assert gpu_pack.join_halves(both, kept) is None
-    (both / "half1").rename(tmp_path / "half1")
-    hidden.rename(both / "half2")
-    whole = gpu_pack.join_halves(both, kept)
-    assert whole is not None
-    assert whole.read_bytes() == (tmp_path / "weights").read_bytes()
-
-
 def write_wheel(path: Path) -> None:
     names = [
         "bitsandbytes/__init__.py",
@@ -180,30 +147,17 @@ def test_a_pack_has_one_gpu_library_and_says_its_size(
 ) -> None:
     monkeypatch.setattr(gpu_pack, "download", lambda folder, python: write_wheel(folder / "bitsandbytes-1-any.whl"))
     monkeypatch.setattr(gpu_pack, "TOKENIZERS", {"llama": str(save_tiny_base("llama", tmp_path / "base"))})
-    weights = write_gguf(tiny_backbone("llama"), tmp_path / "tiny.gguf")
-    monkeypatch.setattr(gpu_pack, "WEIGHTS", str(weights))
-    data = tmp_path / "data"
-    (data / "nli").mkdir(parents=True)
-    (data / "stsb").mkdir()
-    rows = [{**triple, "sts_overlap": number % 2} for number, triple in enumerate(TRIPLES)]
-    (data / gpu_pack.TRIPLES).write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-    (data / gpu_pack.HELD_OUT).write_text("sentence1\tsentence2\tscore\n")
-    settings = gpu_pack.PackSettings(to=tmp_path / "pack", data_dir=data)
-    sizes = gpu_pack.pack(settings)
+    size = gpu_pack.pack(gpu_pack.PackSettings(to=tmp_path / "pack"))
     printed = capsys.readouterr().out
-    assert f"call 1: {sizes[0]:.1f} of 64 MiB; carry {tmp_path}/pack/wheels" in printed
-    assert "/half2" in printed
+    assert f"each call: {size:.1f} of 64 MiB; carry {tmp_path}/pack/wheels" in printed
     with zipfile.ZipFile(tmp_path / "pack/wheels/bitsandbytes-1-any.whl") as wheel:
         assert [name for name in wheel.namelist() if name.endswith(".so")] == [
             "bitsandbytes/libbitsandbytes_cpu.so", "bitsandbytes/libbitsandbytes_cuda130.so",
         ]  # fmt: skip
         assert b"cuda118" not in wheel.read("bitsandbytes-1.dist-info/RECORD")
     with tarfile.open(tmp_path / "pack" / gpu_pack.FILES) as archive:
-        triples = archive.extractfile("./triples.jsonl")
-        assert triples is not None
-        assert len(triples.read().splitlines()) == 4
         assert json.loads(archive.extractfile("./llama/config.json").read()) == {"model_type": "llama"}  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"MiB, more than 0\.1 MiB"):
-        gpu_pack.pack(gpu_pack.PackSettings(to=tmp_path / "pack", data_dir=data, limit_mib=0.1))
+        gpu_pack.pack(gpu_pack.PackSettings(to=tmp_path / "pack", limit_mib=0.1))
     with pytest.raises(ValueError, match=r"expected a library \*cuda999\.so"):
-        gpu_pack.pack(gpu_pack.PackSettings(to=tmp_path / "pack", data_dir=data, cuda="999"))
+        gpu_pack.pack(gpu_pack.PackSettings(to=tmp_path / "pack", cuda="999"))

@@ -78,8 +78,9 @@ class FineTuned:
     def metrics(self) -> list[dict[str, Any]]:
         """Numbers of all steps and evaluations in order, as in metrics.jsonl, for example for a `pandas.DataFrame`.
 
-        A step has `step`, `epoch` (from 0), `loss`, `loss/TERM`, `cosine/…`, `learning_rate`, `gradient_norm` and counts. An
-        evaluation has `step`, `evaluation` (the metric that selects the best model) and `evaluation/TASK/METRIC`.
+        A step has `step`, `epoch` (from 0), `loss`, `loss/TERM`, `cosine/…`, `learning_rate`, `gradient_norm` and counts. If
+        float16 overflows, it has `overflow` in place of `gradient_norm`. An evaluation has `step`, `evaluation` (the metric
+        that selects the best model) and `evaluation/TASK/METRIC`.
         """
         return read_metrics(self.folder.parent)
 

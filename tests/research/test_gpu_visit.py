@@ -55,6 +55,7 @@ def test_every_row_of_a_visit_runs_on_a_cpu(tmp_path: Path) -> None:
     assert rows["nf4/gradient"]["layout"] == "trie"
     assert rows["recipe/stop and resume"]["holds"]
     assert rows["embed/20,000 passages"]["texts_per_second"] > 0
+    assert len(rows["embed/20,000 passages"]["limits"]) == 1
     assert rows["minilm shape/sentence-transformers"]["peer_texts_per_second"] > 0
 
 

@@ -39,17 +39,8 @@ class GpuSettings:
     """Shape of the model, texts, and limits of the measurements."""
 
     parts: tuple[str, ...] = (
-        "plain",
-        "trial",
-        "fast",
-        "train",
-        "peers",
-        "trainer",
-        "memory",
-        "nf4",
-        "encode",
-        "unsloth",
-    )
+        "plain", "trial", "fast", "train", "peers", "trainer", "memory", "nf4", "encode", "unsloth",
+    )  # fmt: skip
     """Parts to run, in this order."""
     layers: int = 32
     """Number of decoder layers."""

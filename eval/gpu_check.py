@@ -1,6 +1,6 @@
 """Check training on this GPU, and measure its speed and memory beside other libraries.
 
-    python eval/gpu_check.py --out check.jsonl    # 7B shape, one GPU of 80 GB, at most 12 minutes
+    python eval/gpu_check.py --out check.jsonl    # 7B shape, one GPU of 80 GB; no row starts after 10 minutes
     python eval/gpu_check.py --out check.jsonl --parts train peers    # some parts
     python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 1    # smoke test, CPU
 

@@ -458,6 +458,13 @@ class SentenceEncoder:
     def check_savable(self, folder: str | Path) -> None:
         """Raise the errors that `save_pretrained` would raise; call before training, so that errors come early."""
         check_savable(folder, self.model.backbone, self.base)
+        if self.model.options.cut_to and any(
+            "per_layer_model_projection.lora_" in name for name, _ in self.model.named_parameters()
+        ):
+            raise ValueError(
+                "the adapter on per_layer_model_projection has outputs for the first layers only, so it would not fit its base. "
+                "Merge the encoder with all layers (angle-llm merge), and open the result with `layers`."
+            )
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the encoder in a folder from which `from_pretrained` loads the same encoder.
@@ -466,7 +473,7 @@ class SentenceEncoder:
         weights. The folder is written completely or not at all.
 
         Raises:
-            ValueError: if the encoder has an adapter and `base` is None.
+            ValueError: if the encoder has an adapter and `base` is None, or an adapter that does not fit the whole base.
             QuantizationError: if the encoder is quantized and has no adapter.
             ArtifactError: if `folder` has content and is not a saved encoder, or contains the base.
         """

@@ -149,7 +149,6 @@ def test_an_adapter_of_the_first_layers_is_merged(folder: Path, tmp_path: Path) 
     assert np.abs(load(tmp_path / "merged").encode(SHORT) - short.encode(SHORT)).max() <= 1e-5  # rounding of the merge
 
 
-@pytest.mark.needs("bitsandbytes")
 def test_an_adapter_of_the_inputs_of_all_layers(folder: Path, tmp_path: Path) -> None:
     """It fits the base, so it is trained with all layers; then the first layers alone give equal vectors."""
     target = LoraSettings(rank=2, targets=["per_layer_model_projection"])
@@ -164,10 +163,13 @@ def test_an_adapter_of_the_inputs_of_all_layers(folder: Path, tmp_path: Path) ->
     ids = torch.tensor([encoder.tokenize(["A man eats."])[0]])
     with stack.states_after([2], stack.finish) as states:
         encoder.model.backbone(input_ids=ids)
-    short = load(tmp_path / "model", layers=2).model.backbone(input_ids=ids).last_hidden_state
-    assert torch.allclose(short, states[2], atol=1e-5)  # float32
+    short = load(tmp_path / "model", layers=2)
+    assert torch.allclose(short.model.backbone(input_ids=ids).last_hidden_state, states[2], atol=1e-5)  # float32
+    with pytest.raises(ValueError, match="would not fit its base"):
+        short.save_pretrained(tmp_path / "short")
 
 
+@pytest.mark.needs("bitsandbytes")
 def test_the_first_layers_of_a_quantized_model_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="layers: EmbeddingGemma2TextModel gives other states"):
         load(folder, prompt="plain", layers=2, bits=4)

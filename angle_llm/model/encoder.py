@@ -520,6 +520,7 @@ def encode_texts(
     if instructions and len(instructions) != len(texts):
         raise ValueError(f"instruction: expected one per text, {len(texts)}, got {len(instructions)}.")
     rows_ND = np.empty((len(texts), encoder.dimensions), dtype=np.float32)
+    plans: list[Plan] = []
 
     def blocks() -> Iterator[tuple[slice, list[list[int]]]]:
         for first in range(0, len(texts), TEXTS_PLANNED):
@@ -527,7 +528,7 @@ def encode_texts(
             yield planned, encoder.tokenize(texts[planned], first, instructions[planned])
 
     with progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True) as progress:
-        plans, _ = encode_blocks(
+        encode_blocks(
             encoder.model,
             encoder.plan_ids,
             blocks(),
@@ -535,5 +536,6 @@ def encode_texts(
             micro_batch_tokens=micro_batch_tokens,
             progress=progress.update,
             overlap=len(texts) > TEXTS_PLANNED,
+            plans=plans,
         )
     return rows_ND, EncodeStats.of(plans, time.perf_counter() - started)

@@ -83,12 +83,12 @@ def encode_blocks(
     progress: Callable[[int], object],
     overlap: bool = True,
     restores_budget: bool = False,
-) -> tuple[list[Plan], StageRates]:
+    plans: list[Plan] | None = None,
+) -> StageRates:
     """Encode blocks of tokenized texts, and call `finish(label, rows_ND)` for each block, in order.
 
-    Returns the split of each block into micro-batches that was used, and the rates of the stages. Forward passes in other
-    threads wait until the end. If a stage fails, the blocks before are finished, and the error of the first block that
-    failed is raised.
+    Returns the rates of the stages. Forward passes in other threads wait until the end. If a stage fails, the blocks before
+    are finished, and the error of the first block that failed is raised.
 
     Args:
         plan_ids: `SentenceEncoder.plan_ids`.
@@ -98,11 +98,11 @@ def encode_blocks(
         progress: called with the number of texts of each micro-batch, negative before texts are encoded again.
         overlap: whether threads run the first and the last stage; a single block has nothing to overlap.
         restores_budget: whether embeddings do not depend on an out-of-memory error in another block.
+        plans: list that gets the split of each block into micro-batches, which keeps all token ids in memory.
     """
     device = next(model.parameters()).device
     on_cpu = device.type == "cpu"
     budget = first_budget = micro_batch_tokens or (16384 if is_gpu(device) else 2048)  # a Mac has the memory of a CPU
-    plans: list[Plan] = []
     rates = StageRates()
     written: Future[None] | None = None
 
@@ -127,7 +127,8 @@ def encode_blocks(
             for block in prefetch(planned, tokenizer) if overlap else planned:
                 plan, rows_UD = _encode_planned(model, block, budget, progress)
                 budget = first_budget if restores_budget else plan.token_budget
-                plans.append(plan)
+                if plans is not None:
+                    plans.append(plan)
                 rates.texts += len(plan.row_of)
                 rates.seconds["tokenizer"] += block.seconds
                 if not overlap:
@@ -139,7 +140,7 @@ def encode_blocks(
         finally:  # an error of the writer is about an earlier block than the error of another stage
             if written is not None:
                 written.result()
-    return plans, rates
+    return rates
 
 
 def _planned(

@@ -237,7 +237,7 @@ def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
             progress.update(len(shard.bad))
 
         encoder = job.encoder
-        _, rates = encode_blocks(
+        rates = encode_blocks(
             encoder.model, encoder.plan_ids, blocks, finish, progress=progress.update, restores_budget=True
         )
     if job.rank == 0 and rates.texts:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from tiny import tiny_encoder
 
 from angle_llm.model import pipeline
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.model.pipeline import Rows, StageRates, TokenIds, encode_blocks
 
 TEXTS = [f"Text {number} is about {number % 7} dogs and {number} cats." for number in range(24)]
@@ -49,7 +51,7 @@ class Stages:
 
     def run(self, **options: Any) -> StageRates:
         model, plan_ids = self.encoder.model, self.encoder.plan_ids
-        return encode_blocks(model, plan_ids, self._blocks(), self._finish, progress=lambda _: None, **options)[1]
+        return encode_blocks(model, plan_ids, self._blocks(), self._finish, progress=lambda _: None, **options)
 
 
 def test_overlapping_stages_write_the_same_rows_in_order() -> None:
@@ -98,6 +100,23 @@ def test_at_most_one_block_waits_for_each_stage() -> None:
             counts[stage] += 1
             assert counts["tokenizer"] <= counts["model"] + 2
             assert counts["model"] <= counts["writer"] + 3
+
+
+def test_only_the_plans_of_three_blocks_are_in_memory() -> None:
+    """A plan keeps the token ids of its block; those of a whole corpus would not fit."""
+    stages = Stages((0, 0.02, 0))
+    plan_ids, plans, alive = stages.encoder.plan_ids, list[weakref.ref[Plan]](), list[int]()
+
+    def counted(ids: TokenIds, budget: int) -> Plan:
+        alive.append(sum(plan() is not None for plan in plans))
+        plan = plan_ids(ids, budget)
+        plans.append(weakref.ref(plan))
+        return plan
+
+    stages.encoder.plan_ids = counted  # type: ignore[method-assign, assignment]
+    stages.run()
+    assert len(alive) == len(BLOCKS)
+    assert max(alive) <= 3
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.positives import components
-from angle_llm.device import is_gpu, on_device
+from angle_llm.device import is_gpu, on_device, start_copy_to_cpu, time_mark
 from angle_llm.losses import Objective, Relation
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import MicroBatch, Plan
@@ -261,26 +261,21 @@ def loss_and_gradient(
 
 
 class PendingLosses:
-    """Losses of several batches, which are copied from the device in one transfer; on a GPU nothing waits for it at first."""
+    """Losses of several batches, which are copied from the device in one transfer; a GPU is waited for in `read` only."""
 
     def __init__(self, values: Sequence[_LossValue]) -> None:
         scalars: list[Tensor] = []
         for value in values:
             zero_rows = (value.largest_B == 0).sum()
             scalars += [value.loss, zero_rows, *value.parts.values(), *value.cosines.values()]
-        device = scalars[0].device
         self._values = values
-        self._numbers = torch.stack([scalar.to(scalars[0]) for scalar in scalars]).to(
-            "cpu", non_blocking=is_gpu(device)
-        )
-        stream: Any = torch.get_device_module(device).current_stream(device) if is_gpu(device) else None
-        self._event = stream and stream.record_event()
+        numbers = torch.stack([scalar.to(scalars[0]) for scalar in scalars])
+        self._copy = start_copy_to_cpu(numbers, time_mark(numbers.device))
 
     def read(self) -> list[BatchLoss]:
         """Wait for the copy, and return the losses as Python numbers; raise `DivergedError` for a diverged batch."""
-        if self._event is not None:
-            self._event.synchronize()  # not for kernels that were launched later
-        numbers = iter(self._numbers.tolist())
+        copied, _ = self._copy()  # does not wait for kernels that were launched later
+        numbers = iter(copied.tolist())
         losses = []
         for value in self._values:
             loss, zeros = next(numbers), int(next(numbers))

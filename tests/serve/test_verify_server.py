@@ -90,6 +90,11 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         "prompt of the other side",
     ),
     "mean pooling": ("adapter", lambda f: app_of(opened(f / "merged", pooling="mean")), "pooling mean"),
+    "mean pooling without the prompt": (
+        "adapter",
+        lambda f: app_of(opened(f / "merged", prompt="plain", pooling="mean")),
+        "the prompt is dropped, and pooling mean, expected last",
+    ),
     "max pooling": ("adapter", lambda f: app_of(opened(f / "merged", pooling="max")), "pooling max"),
     "bare base": (
         "adapter",

@@ -8,10 +8,10 @@ Legend: T tokens (any leading shape, flattened), I inputs, O outputs, R rank.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,57 +21,81 @@ from angle_llm.model.layers.quantized_layers import bits_of_layer, input_gradien
 from angle_llm.model.layers.swiglu import product, slopes, swiglu
 
 
-class _LoraLinear(torch.autograd.Function):
-    """Autograd function for a LoRA layer with a frozen base layer, base(x) + scaling · (drop(x) Aᵀ) Bᵀ (`lora_linear`)."""
+class PlainLora(NamedTuple):
+    """A LoRA layer with a frozen linear layer: base(x) + scaling · (drop(x) Aᵀ) Bᵀ."""
+
+    base: nn.Module
+    lora_a: Tensor
+    """Matrix A (R, I)."""
+    lora_b: Tensor
+    """Matrix B (O, R)."""
+    scaling: float
+    dropout: float = 0.0
+
+
+class _LoraLinears(torch.autograd.Function):
+    """Autograd function for LoRA layers of one input, with one product for their matrices A (`lora_linears`)."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x_TI: Tensor,
         up_TI: Tensor | None,
-        base: nn.Module,
-        lora_a: Tensor,
-        lora_b: Tensor,
+        bases: Sequence[nn.Module],
         scaling: float,
         dropout: float,
-    ) -> Tensor:
+        *matrices: Tensor,
+    ) -> tuple[Tensor, ...]:
+        lora_a, lora_b = matrices[: len(bases)], [matrix.to(x_TI.dtype) for matrix in matrices[len(bases) :]]
         input_TI = x_TI if up_TI is None else product(x_TI, up_TI)
         mask_TI = torch.empty_like(input_TI, dtype=torch.uint8).bernoulli_(1 - dropout) if dropout else None
-        ctx.base = base
+        ctx.set_materialize_grads(False)  # a layer whose output is not used has no gradients
+        ctx.bases = bases
         ctx.scaling = scaling / (1 - dropout)
-        ctx.dtypes = lora_a.dtype, lora_b.dtype
-        lora_a, lora_b = lora_a.to(x_TI.dtype), lora_b.to(x_TI.dtype)
-        hidden_TR = (_dropped(input_TI, mask_TI) @ lora_a.T).mul_(ctx.scaling)
-        y_TO: Tensor = base(input_TI).addmm_(hidden_TR, lora_b.T)
-        ctx.save_for_backward(x_TI, up_TI, mask_TI, hidden_TR, lora_a, lora_b)  # rounded, so that it happens once
-        return y_TO
+        ctx.ranks = [len(matrix) for matrix in lora_a]
+        all_a_RI = torch.cat(lora_a).to(x_TI.dtype)
+        hidden_TR = (_dropped(input_TI, mask_TI) @ all_a_RI.T).mul_(ctx.scaling)
+        parts = zip(bases, hidden_TR.split_with_sizes(ctx.ranks, dim=1), lora_b, strict=True)
+        outputs = tuple(base(input_TI).addmm_(part_TR, b_OR.T) for base, part_TR, b_OR in parts)
+        # The matrices are saved rounded, so that it happens once.
+        ctx.save_for_backward(x_TI, up_TI, mask_TI, hidden_TR, all_a_RI, *lora_b)
+        return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_TO: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, up_TI, mask_TI, hidden_TR, lora_a, lora_b = ctx.saved_tensors
-        gradient_TR = (gradient_TO @ lora_b).mul_(ctx.scaling)
-        gradient_b = (gradient_TO.T @ hidden_TR).to(ctx.dtypes[1])
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        if all(gradient_TO is None for gradient_TO in gradients):
+            return (None,) * len(ctx.needs_input_grad)
+        x_TI, up_TI, mask_TI, hidden_TR, all_a_RI, *lora_b = ctx.saved_tensors
+        layers = list(zip(gradients, lora_b, hidden_TR.split_with_sizes(ctx.ranks, dim=1), strict=True))
+        parts = [torch.zeros_like(part) if g is None else g @ b for g, b, part in layers]
+        gradient_TR = torch.cat(parts, dim=1).mul_(ctx.scaling)
+        # autograd casts the gradients of matrices to the dtype of the matrix
+        gradients_b = [None if g is None else g.T @ part for g, _, part in layers]
         # Gradients of the inputs; for a product, silu(x) · up is computed in the same kernel.
-        gradient_TI = gradient_up = input_TI = None
+        gradient_TI: Any = None
+        gradient_up = input_TI = None
         if any(ctx.needs_input_grad[:2]):
-            gradient_TI = input_gradient(ctx.base, gradient_TO)
+            for base, gradient_TO in zip(ctx.bases, gradients, strict=True):
+                if gradient_TO is not None:
+                    gradient_TI = input_gradient(base, gradient_TO, gradient_TI)
             if mask_TI is None:
-                gradient_TI.addmm_(gradient_TR, lora_a)
+                gradient_TI.addmm_(gradient_TR, all_a_RI)
             else:
-                gradient_TI += _dropped(gradient_TR @ lora_a, mask_TI)
+                gradient_TI += _dropped(gradient_TR @ all_a_RI, mask_TI)
             if up_TI is not None:
                 gradient_TI, gradient_up, input_TI = slopes(x_TI, up_TI, gradient_TI, True)
         if input_TI is None:
             input_TI = x_TI if up_TI is None else product(x_TI, up_TI)
-        gradient_a = (gradient_TR.T @ _dropped(input_TI, mask_TI)).to(ctx.dtypes[0])
-        return gradient_TI, gradient_up, None, gradient_a, gradient_b, None, None
+        gradient_a = (gradient_TR.T @ _dropped(input_TI, mask_TI)).split_with_sizes(ctx.ranks)
+        used_a = [None if g is None else part for g, part in zip(gradients, gradient_a, strict=True)]
+        return gradient_TI, gradient_up, None, None, None, *used_a, *gradients_b
 
 
 def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
     """Return `x_TI` with zeros where the dropout mask is 0; None: `x_TI` itself.
 
-    The dropout factor 1/(1 - p) is not applied here. `_LoraLinear` multiplies the smaller product (T, R) by the factor.
+    The dropout factor 1/(1 - p) is not applied here. `_LoraLinears` multiplies the smaller product (T, R) by the factor.
     """
     # torch.where(mask, x, 0) would copy the 0 from the CPU to a GPU, and wait.
     return x_TI if mask_TI is None else x_TI * mask_TI
@@ -103,11 +127,22 @@ def lora_linear(
         lora_b: matrix B (O, R).
         up: (…, I); if given, the input is silu(x) · up, which is also computed again in the backward pass.
     """
+    (y,) = lora_linears(x, [PlainLora(base, lora_a, lora_b, scaling, dropout)], up)
+    return y
+
+
+def lora_linears(x: Tensor, layers: Sequence[PlainLora], up: Tensor | None = None) -> list[Tensor]:
+    """Return the outputs of LoRA layers with the same input and scaling, each as `lora_linear`.
+
+    The products with their matrices A are one product, as are the gradients of these matrices. The gradient at the input is
+    summed in one tensor. Layers with dropout have the same mask, so there must be one layer.
+    """
     x_TI = x.flatten(0, -2)
     up_TI = None if up is None else up.flatten(0, -2)
-    y_TO: Tensor = _LoraLinear.apply(x_TI, up_TI, base, lora_a, lora_b, scaling, dropout)  # type: ignore[no-untyped-call]
+    bases, lora_a, lora_b, scalings, rates = zip(*layers, strict=True)
+    outputs = _LoraLinears.apply(x_TI, up_TI, bases, scalings[0], rates[0], *lora_a, *lora_b)  # type: ignore[no-untyped-call]
     # Outside the function, because autograd refuses to change in place a view that a custom function returns.
-    return y_TO.view(*x.shape[:-1], -1)
+    return [y_TO.view(*x.shape[:-1], -1) for y_TO in outputs]
 
 
 _PEFT_LAYERS = {
@@ -125,7 +160,7 @@ def are_plain() -> bool:
 def use_fused_lora(adapted: nn.Module) -> None:
     """Make all LoRA layers of peft in a model compute by `FusedLora`, by changing their class in place.
 
-    Weights and names of layers are unchanged.
+    Weights and names of layers are unchanged. Layers of one input are computed together (see `SharedInput`).
     """
     if are_plain():
         return
@@ -133,6 +168,10 @@ def use_fused_lora(adapted: nn.Module) -> None:
         layer_class: Any = type(layer)
         if f"{layer_class.__module__}.{layer_class.__qualname__}" in _PEFT_LAYERS:
             layer.__class__ = mixed_class(FusedLora, layer_class)
+    for parent in adapted.modules():
+        if len(_layers_of_one_input(parent)) > 1 and _share_input not in parent._forward_pre_hooks.values():
+            parent.register_forward_pre_hook(_share_input)
+            parent.register_forward_hook(_unshare_input, always_call=True)
 
 
 @cache
@@ -144,17 +183,31 @@ def mixed_class(mixin: type[nn.Module], original: type[nn.Module]) -> Any:
 class FusedLora(nn.Module):
     """Mixin for LoRA layers of peft: computes plain LoRA by `lora_linear`, and all else (DoRA, merged weights) by peft."""
 
+    shared: SharedInput | None = None
+    """Outputs of layers with the same input, during a forward pass of their parent module."""
+
+    def plain(self, x: Tensor) -> PlainLora | None:
+        """Return this layer for `lora_linears` with the input `x`; None if peft must compute it."""
+        layer: Any = self
+        active = [name for name in layer.active_adapters if name in layer.lora_A]
+        if len(active) != 1 or layer.disable_adapters or layer.merged:
+            return None
+        (name,) = active
+        lora_a, lora_b, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
+        rate: float = dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
+        known = name not in layer.lora_variant and lora_b.bias is None and rate < 1
+        if not known or not _is_frozen_linear(layer.base_layer, x):
+            return None
+        return PlainLora(layer.base_layer, lora_a.weight, lora_b.weight, layer.scaling[name], rate)
+
     def forward(self, x: Tensor, *args: Any, up: Tensor | None = None, **named: Any) -> Tensor:
         """Return the output of the LoRA layer for the input `x`, or for silu(x) · up if `up` is given."""
         layer: Any = self
-        active = [name for name in layer.active_adapters if name in layer.lora_A]
-        if len(active) == 1 and not (args or named or layer.disable_adapters or layer.merged):
-            (name,) = active
-            lora_a, lora_b, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
-            rate: float = dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
-            plain = name not in layer.lora_variant and lora_b.bias is None and rate < 1
-            if plain and _is_frozen_linear(layer.base_layer, x):
-                return lora_linear(x, layer.base_layer, lora_a.weight, lora_b.weight, layer.scaling[name], rate, up)
+        if not (args or named):
+            if self.shared is not None and (y := self.shared.output(self, x)) is not None:
+                return y
+            if (plain := self.plain(x)) is not None:
+                return lora_linear(x, *plain, up=up)
         x = x if up is None else swiglu(x, up)
         # peft computes the update of a half-precision base in float32, which is slow on a GPU. ZeRO-3 needs its layers.
         partitioned = hasattr(getattr(layer.base_layer, "weight", None), "ds_id")
@@ -163,6 +216,57 @@ class FusedLora(nn.Module):
         with torch.autocast(x.device.type, x.dtype, cache_enabled=False) if half else nullcontext():
             result: Tensor = super().forward(x, *args, **named)
         return result
+
+
+class SharedInput:
+    """LoRA layers of a module that have the same input, such as q, k and v, in one forward pass of the module.
+
+    The layer that is called first computes the outputs of all by `lora_linears`. Layers are computed alone if one has
+    dropout or is not plain LoRA, and for a tensor other than the first input.
+    """
+
+    def __init__(self, layers: list[FusedLora]) -> None:
+        self._layers = layers
+        self._input: Tensor | None = None
+        self._version = 0
+        self._outputs: dict[FusedLora, Tensor] = {}
+
+    def output(self, layer: FusedLora, x: Tensor) -> Tensor | None:
+        """Return the output of a layer for the input `x`, once; None if the layer must be computed alone."""
+        if self._layers:
+            layers, self._layers = self._layers, []
+            plain: list[PlainLora] = []
+            for one in layers:
+                lora = one.plain(x)
+                if lora is None or lora.dropout or lora.scaling != (plain or [lora])[0].scaling:
+                    return None
+                plain.append(lora)
+            if x.is_inference():  # such a tensor does not count its changes
+                return None
+            self._input, self._version = x, x._version
+            self._outputs = dict(zip(layers, lora_linears(x, plain), strict=True))
+        is_same = x is self._input and x._version == self._version
+        return self._outputs.pop(layer, None) if is_same else None
+
+
+def _layers_of_one_input(parent: nn.Module) -> list[FusedLora]:
+    """Return the LoRA layers of a module that `transformers` calls with the same tensor."""
+    layers = [parent._modules.get(name) for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")]
+    return [layer for layer in layers if isinstance(layer, FusedLora)]
+
+
+def _share_input(parent: nn.Module, _: object) -> None:
+    """Forward pre-hook of a module whose LoRA layers have the same input."""
+    layers = _layers_of_one_input(parent)
+    shared = SharedInput(layers)
+    for layer in layers:
+        layer.shared = shared
+
+
+def _unshare_input(parent: nn.Module, *_: object) -> None:
+    """Forward hook, also after an error, that frees the outputs that were not used."""
+    for layer in _layers_of_one_input(parent):
+        layer.shared = None
 
 
 def _is_frozen_linear(layer: Any, x: Tensor) -> bool:

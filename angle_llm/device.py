@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from angle_llm.io import log
+
 GPU_TYPES = {"cuda"}
 """Device types for which code written for a GPU runs. The tests add a type that computes on the CPU."""
 
@@ -150,6 +152,32 @@ def trial_problem(differences: Iterable[float], tolerance: float) -> str | None:
     if not worst <= tolerance:  # true for NaN, too
         return f"its results differ from the original by {worst:.1e}, more than {tolerance:.0e}"
     return None
+
+
+def compiled_if_equal(
+    name: str,
+    function: Callable[..., Any],
+    results: Callable[[Callable[..., Any]], Iterable[Tensor]],
+    tolerance: float,
+    **options: Any,
+) -> Callable[..., Any]:
+    """Return a function compiled by `torch.compile`, or the function itself if results differ, with a warning that has `name`.
+
+    `results(function)` yields results of the compiled or the original function for the same inputs, `tolerance` is their
+    largest relative difference, and `options` are for `torch.compile`.
+    """
+    import torch._dynamo  # slow to import
+
+    if torch._dynamo.config.disable:
+        return function
+    compiled: Callable[..., Any] = torch._dynamo.config.patch(recompile_limit=64)(torch.compile(function, **options))
+    problem = trial_problem(
+        (relative_difference(*pair) for pair in zip(results(compiled), results(function), strict=True)), tolerance
+    )
+    if problem is None:
+        return compiled
+    log(f"warning: {name} not compiled: {problem}")
+    return function
 
 
 def bound_kernel_caches() -> None:

@@ -16,7 +16,7 @@ from angle_llm import SentenceEncoder
 from angle_llm.export.merge import merge
 from angle_llm.model.layers import fp8
 from angle_llm.model.layers.fp8 import FP8, Fp8Linear, to_fp8
-from angle_llm.model.layers.fused_lora import lora_linear
+from angle_llm.model.layers.fused_lora import PlainLora, lora_linears
 from angle_llm.model.layers.quantization import QuantizationError, bits_of, dequantize, quantize
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.settings.train import LoraSettings
@@ -139,7 +139,11 @@ def test_the_adapter_computes_what_separate_layers_compute() -> None:
     found = []
     for fused in (False, True):
         x = draw(24, 32, seed=1).requires_grad_()
-        y = lora_linear(x, layer, lora_a, lora_b, 0.5) if fused else layer(x) + 0.5 * (x @ lora_a.T) @ lora_b.T
+        y = (
+            lora_linears(x, [PlainLora(layer, lora_a, lora_b, 0.5)])[0]
+            if fused
+            else layer(x) + 0.5 * (x @ lora_a.T) @ lora_b.T
+        )
         found.append([y, *torch.autograd.grad(y, [x, lora_a, lora_b], draw(24, 48, seed=2))])
     for one, other in zip(*found, strict=True):
         assert difference(one.detach(), other.detach()) < 1e-6
@@ -204,10 +208,32 @@ def test_a_run_trains_on_it_and_its_vectors_are_stored(tmp_path: Path) -> None:
     assert TEXTS[0] in search.stdout
 
 
+@pytest.mark.parametrize(
+    ("part", "problem"), [("", "None"), ("error", "no such operator"), ("value", "differ from the")]
+)
+def test_the_product_in_fp8_is_tried(part: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch._scaled_mm
+
+    def changed(*arguments: Tensor, **named: Any) -> Any:
+        if part == "error":
+            raise RuntimeError("no such operator")
+        return original(*arguments, **named) * (1.02 if part == "value" else 1.0)
+
+    scaled = Counted(changed)
+    monkeypatch.setattr(torch, "_scaled_mm", scaled)
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda _: True)
+    assert problem in str(fp8.product_problem.__wrapped__(torch.device("cpu")))
+    assert scaled.calls == 1
+
+
 def test_devices_and_adapters_without_fp8_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
     with pytest.raises(QuantizationError, match=r"NVIDIA A100 has no FP8 .*Use bits 8 or 4"):
+        quantize(tiny_backbone("llama"), "fp8", "cuda:0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(fp8, "product_problem", lambda _: "no kernel")
+    with pytest.raises(QuantizationError, match="cannot compute FP8 products on NVIDIA A100: no kernel"):
         quantize(tiny_backbone("llama"), "fp8", "cuda:0")
     with pytest.raises(QuantizationError, match="mps has no FP8"):
         quantize(tiny_backbone("llama"), "fp8", "mps")

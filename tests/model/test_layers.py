@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, LlamaConfig, Olmo2Config, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
-from angle_llm import SentenceEncoder
+from angle_llm import SentenceEncoder, device
 from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers, replacements
 from angle_llm.model.layers import swiglu as swiglu_module
 from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
-from angle_llm.model.layers.fused_lora import lora_linear
+from angle_llm.model.layers.fused_lora import PlainLora, lora_linears
 from angle_llm.model.layers.swiglu import swiglu
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.token_sequence import gather_rows
@@ -56,7 +56,7 @@ def frozen_linear(bias: bool) -> nn.Linear:
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(7, 6), (2, 5, 6)])
-def test_lora_linear_equals_its_formula_in_value_and_gradient(bias: bool, shape: tuple[int, ...], gated: bool) -> None:
+def test_lora_linears_equal_its_formula_in_value_and_gradient(bias: bool, shape: tuple[int, ...], gated: bool) -> None:
     base = frozen_linear(bias)
     sizes = [shape, (3, 6), (4, 3), *([shape] if gated else [])]
     leaves = [draw(*size, seed=seed).requires_grad_() for seed, size in enumerate(sizes)]
@@ -67,7 +67,7 @@ def test_lora_linear_equals_its_formula_in_value_and_gradient(bias: bool, shape:
         return base(x) + 0.7 * (x @ a.T) @ b.T
 
     def short(x: Tensor, a: Tensor, b: Tensor, up: Tensor | None = None) -> Tensor:
-        return lora_linear(x, base, a, b, 0.7, up=up)
+        return lora_linears(x, [PlainLora(base, a, b, 0.7)], up)[0]
 
     torch.testing.assert_close(short(*leaves), plain(*leaves), rtol=1e-14, atol=1e-14)  # sums of six float64 terms
     found, expected = (torch.autograd.grad(each(*leaves), leaves, upstream) for each in (short, plain))
@@ -86,9 +86,9 @@ def test_the_output_of_a_replaced_layer_can_be_changed_in_place(replaced: str, s
         return base(x) + 0.7 * (x @ a.T) @ b.T
 
     functions: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-        "lora": (lambda x: lora_linear(x, base, a, b, 0.7), plain_lora),
+        "lora": (lambda x: lora_linears(x, [PlainLora(base, a, b, 0.7)])[0], plain_lora),
         "lora, gated": (
-            lambda x: lora_linear(x, base, a, b, 0.7, up=other),
+            lambda x: lora_linears(x, [PlainLora(base, a, b, 0.7)], other)[0],
             lambda x: plain_lora(nn.functional.silu(x) * other),
         ),
         "swiglu": (lambda x: swiglu(x, other), lambda x: nn.functional.silu(x) * other),
@@ -223,7 +223,7 @@ def test_adapters_on_partitioned_weights_compute_in_the_dtype_of_the_base() -> N
 def test_dora_uses_the_layer_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = tiny_encoder("llama")
     add_adapter(encoder, PeftLora(rank=2, dora=True))
-    monkeypatch.setattr(fused_lora, "lora_linear", lambda *_: pytest.fail("only plain LoRA can use it"))
+    monkeypatch.setattr(fused_lora, "lora_linears", lambda *_: pytest.fail("only plain LoRA can use it"))
     encoder.model.train()
     assert encoder.model(**encoder.plan(TEXTS, 10_000).micro_batches[0].inputs(CPU)).requires_grad
 
@@ -280,8 +280,10 @@ def test_compiled_swiglu_layers_equal_the_original_ones(monkeypatch: pytest.Monk
     counter = CompileCounterWithBackend("aot_eager")
     for module in (fused_lora, swiglu_module):
         for name in ("product", "slopes"):
-            compiled = swiglu_module._compiled(getattr(swiglu_module, name).__wrapped__, counter)
+            plain = getattr(swiglu_module, name).__wrapped__
+            compiled = swiglu_module._compiled(plain, torch.float32, CPU, counter)
             monkeypatch.setattr(module, name, compiled)
+    counter.frame_count = 0  # without the graphs of the trial, which has gradients enabled
     found = rows_and_gradients(encoder)
     assert max(errors(found, expected)) == 0
     with torch.no_grad():
@@ -293,9 +295,17 @@ def test_compiled_swiglu_layers_equal_the_original_ones(monkeypatch: pytest.Monk
 @pytest.mark.skipif(not any(compiler and shutil.which(compiler) for compiler in cpp.cxx), reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_swiglu_compiled_by_inductor_rounds_as_torch(dtype: torch.dtype) -> None:
-    differences = list(swiglu_module._differences(dtype, CPU))
-    assert len(differences) == 6
+def test_swiglu_compiled_by_inductor_rounds_as_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    differences: list[float] = []
+
+    def remember(values: Iterable[float], tolerance: float) -> None:
+        differences.extend(values)
+        assert tolerance == 4 * torch.finfo(dtype).eps
+
+    monkeypatch.setattr(device, "trial_problem", remember)
+    for function in (swiglu_module.product, swiglu_module.slopes):
+        swiglu_module._compiled.__wrapped__(function.__wrapped__, dtype, CPU)  # type: ignore[attr-defined]
+    assert len(differences) == 2 * (1 + 3 + 2)
     # The compiler computes the sigmoid by other instructions; rounded to bfloat16 it is the same.
     assert max(differences) <= (0 if dtype == torch.bfloat16 else 4 * torch.finfo(dtype).eps)
 
@@ -304,7 +314,7 @@ def test_swiglu_compiled_by_inductor_rounds_as_torch(dtype: torch.dtype) -> None
 def test_swiglu_that_differs_when_compiled_is_not_used(
     part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wrong(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
         def changed(*given: Any) -> Any:
             if part == "error":
                 raise RuntimeError("no compiler")
@@ -315,12 +325,13 @@ def test_swiglu_that_differs_when_compiled_is_not_used(
 
         return changed
 
-    monkeypatch.setattr(swiglu_module, "_compiled", wrong)
-    swiglu_module._problem.cache_clear()
-    problem = swiglu_module._problem(torch.float32, CPU)
-    swiglu_module._problem.cache_clear()
-    assert ("no compiler" if part == "error" else "its results differ") in str(problem)
-    assert "warning: SwiGLU layers are not compiled" in capsys.readouterr().out
+    monkeypatch.setattr(torch, "compile", wrong)
+    function = (swiglu_module.slopes if part == "gradient" else swiglu_module.product).__wrapped__  # type: ignore[attr-defined]
+    used = swiglu_module._compiled.__wrapped__(function, torch.float32, CPU)
+    arguments = [*draw(3, 4, 5), True] if part == "gradient" else [*draw(2, 4, 5)]
+    torch.testing.assert_close(used(*arguments), function(*arguments), rtol=0, atol=0)
+    reason = "RuntimeError: no compiler" if part == "error" else "its results differ"
+    assert f"warning: SwiGLU layers are not compiled: {reason}" in capsys.readouterr().out
 
 
 def rotary_encoder(kind: str) -> SentenceEncoder:
@@ -356,8 +367,7 @@ def test_compiled_rotary_embeddings_equal_the_original_ones(kind: str, monkeypat
 
 def test_rotary_embeddings_of_a_llama_are_compiled_for_all_lengths_before_the_first_step() -> None:
     torch._dynamo.reset()
-    for cached in (compiled_rotary._problem, compiled_rotary._compiled, compiled_rotary._compiled_class):
-        cached.cache_clear()
+    compiled_rotary._compiled.cache_clear()
     encoder, stats = rotary_encoder("llama"), torch._dynamo.utils.counters["stats"]
     before = stats["unique_graphs"]
     use_compiled_rotary(encoder.model, "aot_eager")
@@ -398,7 +408,7 @@ def test_an_encoder_on_a_gpu_has_the_replaced_layers_of_training(
 def test_rotary_embeddings_that_differ_when_compiled_are_not_replaced(
     part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wrong(rotate: Callable[..., Any], _: str) -> Callable[..., Any]:
+    def wrong(rotate: Callable[..., Any], **_: Any) -> Callable[..., Any]:
         def rotated(query: Tensor, key: Tensor, *angles: Tensor) -> tuple[Tensor, ...]:
             if part == "error":
                 raise RuntimeError("no compiler")
@@ -409,11 +419,11 @@ def test_rotary_embeddings_that_differ_when_compiled_are_not_replaced(
 
         return rotated
 
-    monkeypatch.setattr(compiled_rotary, "_compiled", wrong)
-    compiled_rotary._problem.cache_clear()
+    monkeypatch.setattr(torch, "compile", wrong)
+    compiled_rotary._compiled.cache_clear()
     model = tiny_backbone("llama")
     use_compiled_rotary(model, "eager")
-    compiled_rotary._problem.cache_clear()
+    compiled_rotary._compiled.cache_clear()
     assert compiled_layers(model) == 0
     warning = "RuntimeError: no compiler" if part == "error" else "its results differ"
     assert f"warning: rotary position embeddings are not compiled: {warning}" in capsys.readouterr().out

@@ -8,8 +8,9 @@ code, in which this name refers to the compiled function. Other models of the pr
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import product
 from types import FunctionType
 from typing import Any
 
@@ -17,8 +18,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
-from angle_llm.device import largest, relative_difference, trial_problem
-from angle_llm.io import log
+from angle_llm.device import compiled_if_equal
 from angle_llm.model.layers.fused_lora import are_plain
 
 _ROTATE = "apply_rotary_pos_emb"
@@ -40,9 +40,10 @@ def use_compiled_rotary(adapted: nn.Module, backend: str = "inductor") -> None:
     for layer in adapted.modules():
         layer_class: Any = type(layer)
         rotate, sizes = _rotation(layer_class), _sizes(layer)
-        known = rotate is not None and sizes is not None and "forward" not in vars(layer)
-        if known and _problem(rotate, sizes, weight.dtype, weight.device, backend) is None:
-            layer.__class__ = _compiled_class(layer_class, backend)
+        if rotate is not None and sizes is not None and "forward" not in vars(layer):
+            compiled = _compiled(rotate, sizes, weight.dtype, weight.device, backend)
+            if compiled is not rotate:
+                layer.__class__ = _compiled_class(layer_class, compiled)
 
 
 def _rotation(layer_class: Any) -> Callable[..., Any] | None:
@@ -62,72 +63,53 @@ def _sizes(layer: Any) -> tuple[int, int, int] | None:
 
 
 @cache
-def _compiled(rotate: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """Compile a rotary position embedding for texts of any length; return it as a function.
+def _compiled(
+    rotate: Callable[..., Any], sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device, backend: str
+) -> Callable[..., Any]:
+    """Compile a rotary position embedding for texts of any length; return it unchanged if the results are not equal.
 
-    With the backend inductor, the function computes tensors on a CPU without the compiled kernel.
+    For the first length torch compiles the function for this length, for the second one for any length. With the backend
+    inductor, the function computes tensors on a CPU without the compiled kernel.
     """
-    compiled = torch._dynamo.config.patch(recompile_limit=64)(torch.compile(rotate, backend=backend))
+    # transformers rounds every product and sum, the kernel only the result.
+    tolerance = 4 * torch.finfo(dtype).eps
+    results = partial(_results, sizes, dtype, device)
+    compiled = compiled_if_equal("rotary position embeddings are", rotate, results, tolerance, backend=backend)
 
     def call(query: Tensor, *others: Any, **named: Any) -> Any:
         used = compiled if query.is_cuda or backend != "inductor" else rotate  # the model may have moved to the CPU
         return used(query, *others, **named)
 
-    return call
+    return rotate if compiled is rotate else call
 
 
 @cache
-def _compiled_class(layer_class: Any, backend: str) -> Any:
+def _compiled_class(layer_class: Any, compiled: Callable[..., Any]) -> Any:
     """Return a subclass of an attention class, with the same name, whose forward method calls the compiled function."""
     forward = inspect.unwrap(layer_class.forward)
-    names = {**forward.__globals__, _ROTATE: _compiled(forward.__globals__[_ROTATE], backend)}
+    names = {**forward.__globals__, _ROTATE: compiled}
     copied = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     copied.__kwdefaults__ = forward.__kwdefaults__
     return type(layer_class.__name__, (CompiledRotary, layer_class), {"forward": copied})
 
 
-@cache
-def _problem(
-    rotate: Callable[..., Any], sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device, backend: str
-) -> str | None:
-    """Compare a function with the compiled function, and return why it cannot be used; None if the results are equal.
-
-    For the first length torch compiles the function for this length, for the second one for any length.
-    """
-    cases = [(trained, tokens) for trained in (False, True) for tokens in (256, 384)]
-    differences = (_difference(rotate, sizes, dtype, device, backend, *case) for case in cases)
-    # transformers rounds every product and sum, the kernel only the result.
-    problem = trial_problem(differences, 4 * torch.finfo(dtype).eps)
-    if problem is not None:
-        log(f"warning: rotary position embeddings are not compiled: {problem}")
-    return problem
-
-
-def _difference(
-    rotate: Callable[..., Any],
-    sizes: tuple[int, int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-    backend: str,
-    trained: bool,
-    tokens: int,
-) -> float:
-    """Return the largest relative difference of values, and of gradients if `trained`, between both functions."""
+def _results(
+    sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device, function: Callable[..., Any]
+) -> Iterator[Tensor]:
+    """Yield rotated queries and keys for two lengths, first without gradients, then with theirs, by a function to compare."""
     *heads, width = sizes
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device="cpu").to(device, dtype)
 
-    leaves = [draw(tokens, count * width).requires_grad_(trained) for count in heads]
-    upstream = [draw(1, count, tokens, width) for count in heads]
-    angle_1TS = draw(1, tokens, width // 2).repeat(1, 1, 2)
-    results = []
-    with torch.set_grad_enabled(trained):
-        for function in (_compiled(rotate, backend), rotate):
+    for trained, tokens in product((False, True), (256, 384)):
+        leaves = [draw(tokens, count * width).requires_grad_(trained) for count in heads]
+        upstream = [draw(1, count, tokens, width) for count in heads]
+        angle_1TS = draw(1, tokens, width // 2).repeat(1, 1, 2)
+        with torch.set_grad_enabled(trained):
             # Views, as attention layers compute them.
             states = [leaf.view(1, tokens, -1, width).transpose(1, 2) for leaf in leaves]
             rotated = function(*states, angle_1TS.cos(), angle_1TS.sin())
             slopes = torch.autograd.grad(rotated, leaves, upstream) if trained else ()
-            results.append([one.detach() for one in (*rotated, *slopes)])
-    return largest(relative_difference(fused, plain) for fused, plain in zip(*results, strict=True))
+        yield from (one.detach() for one in (*rotated, *slopes))

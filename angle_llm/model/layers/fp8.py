@@ -18,12 +18,10 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from angle_llm.device import relative_difference, trial_problem
-from angle_llm.io import log
+from angle_llm.device import compiled_if_equal, relative_difference, trial_problem
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -46,23 +44,19 @@ def rounding(dtype: torch.dtype, device: torch.device, backend: Any = None) -> C
     `backend` is a backend of torch.compile, which is then used on a CPU, too. The compiled function is used if its results
     are equal, but for numbers between two numbers in e4m3.
     """
-    if (device.type != "cuda" and backend is None) or torch._dynamo.config.disable:
+    if device.type != "cuda" and backend is None:
         return to_fp8
-    compiled = torch.compile(to_fp8, dynamic=True, fullgraph=True, backend=backend or "inductor")
-    compiled = torch._dynamo.config.patch(recompile_limit=64)(compiled)
 
-    def differences() -> Iterator[float]:
+    def results(used: Callable[..., Any]) -> Iterator[Tensor]:
         generator = torch.Generator().manual_seed(0)
         for tokens in (256, 384):
             x_TI = torch.randn(tokens, 96, generator=generator, device="cpu").to(device, dtype)
             for factor in (None, torch.linspace(0.5, 2, 96, device=device)[None]):
-                products = [number.float() * scale for number, scale in (compiled(x_TI, factor), to_fp8(x_TI, factor))]
-                yield relative_difference(products[0], products[1])
+                numbers, scale_T1 = used(x_TI, factor)
+                yield numbers.float() * scale_T1
 
-    problem = trial_problem(differences(), 1e-2)
-    if problem is not None:
-        log(f"warning: rounding to FP8 is not compiled: {problem}")
-    return to_fp8 if problem else compiled
+    settings: Any = {"dynamic": True, "fullgraph": True, "backend": backend or "inductor"}
+    return compiled_if_equal("rounding to FP8 is", to_fp8, results, 1e-2, **settings)
 
 
 def multiplies_fp8(q_OI: Tensor) -> bool:
@@ -135,6 +129,23 @@ def fp8_problem(device: torch.device) -> str | None:
     """Return why a device cannot compute FP8 layers; None if it can. A CPU computes the same products without FP8."""
     if device.type not in ("cpu", "cuda"):
         return f"device {device.type} has no FP8"
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
-        return f"{torch.cuda.get_device_name(device)} has no FP8 (expected an L4, L40S, RTX 40, H100 or later)"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+            return f"{name} has no FP8 (expected an L4, L40S, RTX 40, H100 or later)"
+        if problem := product_problem(device):
+            return f"torch {torch.__version__} cannot compute FP8 products on {name}: {problem}"
     return None
+
+
+@cache
+def product_problem(device: torch.device) -> str | None:
+    """Compare a product in FP8 with a product of the same numbers in float32; return why it cannot be used, if so."""
+
+    def differences() -> Iterator[float]:
+        x_TI, weight_OI = torch.randn(2, 48, 64, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
+        (x, scale_T1), (q_OI, scale_O1) = to_fp8(x_TI), to_fp8(weight_OI)
+        expected_TO = (x.float() @ q_OI.float().T) * scale_T1 * scale_O1.T
+        yield relative_difference(scaled_product(x_TI, q_OI, scale_O1.T), expected_TO)
+
+    return trial_problem(differences(), 1e-2)  # the product is rounded to bfloat16

@@ -22,13 +22,11 @@ from angle_llm.model.layers.swiglu import product, slopes, swiglu
 
 
 class PlainLora(NamedTuple):
-    """A LoRA layer with a frozen linear layer: base(x) + scaling · (drop(x) Aᵀ) Bᵀ."""
+    """A LoRA layer with a frozen linear layer: base(x) + scaling · (drop(x) Aᵀ) Bᵀ, with matrices A (R, I) and B (O, R)."""
 
     base: nn.Module
     lora_a: Tensor
-    """Matrix A (R, I)."""
     lora_b: Tensor
-    """Matrix B (O, R)."""
     scaling: float
     dropout: float = 0.0
 
@@ -101,41 +99,22 @@ def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
     return x_TI if mask_TI is None else x_TI * mask_TI
 
 
-def lora_linear(
-    x: Tensor,
-    base: nn.Module,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scaling: float,
-    dropout: float = 0.0,
-    up: Tensor | None = None,
-) -> Tensor:
-    """Return base(x) + scaling · (drop(x) Aᵀ) Bᵀ, a LoRA layer with a frozen linear layer `base`, with little memory.
+def lora_linears(x: Tensor, layers: Sequence[PlainLora], up: Tensor | None = None) -> list[Tensor]:
+    """Return base(x) + scaling · (drop(x) Aᵀ) Bᵀ for LoRA layers with the same input and scaling, with little memory.
 
     For T tokens and rank R, the scaling is applied to the (T, R) product. The last product is added to the output (T, O) in
-    place, where peft needs several passes. Values and gradients equal the results of peft up to the order of additions.
+    place, where peft needs several passes. Products with the matrices A of all layers are one product, and the gradient at
+    the input is summed in one tensor. Values and gradients equal the results of peft up to the order of additions.
     Everything is computed in the dtype of `x`, and a wider adapter is rounded, as under autocast. In contrast, peft
     computes the update of a half-precision base in float32. Second derivatives are not available.
 
-    Dropout draws the same random numbers as peft on a CPU. The mask takes a byte per element, and drop(x) is computed
-    again in the backward pass. For a quantized base, the gradient is computed with the dequantized weight, as in
-    bitsandbytes.
+    Dropout draws the same random numbers as peft on a CPU, for one layer only. The mask takes a byte per element, and
+    drop(x) is computed again in the backward pass. For a quantized base, the gradient is computed with the dequantized
+    weight, as in bitsandbytes.
 
     Args:
         x: input (…, I).
-        lora_a: matrix A (R, I), where R is the rank.
-        lora_b: matrix B (O, R).
         up: (…, I); if given, the input is silu(x) · up, which is also computed again in the backward pass.
-    """
-    (y,) = lora_linears(x, [PlainLora(base, lora_a, lora_b, scaling, dropout)], up)
-    return y
-
-
-def lora_linears(x: Tensor, layers: Sequence[PlainLora], up: Tensor | None = None) -> list[Tensor]:
-    """Return the outputs of LoRA layers with the same input and scaling, each as `lora_linear`.
-
-    The products with their matrices A are one product, as are the gradients of these matrices. The gradient at the input is
-    summed in one tensor. Layers with dropout have the same mask, so there must be one layer.
     """
     x_TI = x.flatten(0, -2)
     up_TI = None if up is None else up.flatten(0, -2)
@@ -181,7 +160,7 @@ def mixed_class(mixin: type[nn.Module], original: type[nn.Module]) -> Any:
 
 
 class FusedLora(nn.Module):
-    """Mixin for LoRA layers of peft: computes plain LoRA by `lora_linear`, and all else (DoRA, merged weights) by peft."""
+    """Mixin for LoRA layers of peft: computes plain LoRA by `lora_linears`, and all else (DoRA, merged weights) by peft."""
 
     shared: SharedInput | None = None
     """Outputs of layers with the same input, during a forward pass of their parent module."""
@@ -207,7 +186,7 @@ class FusedLora(nn.Module):
             if self.shared is not None and (y := self.shared.output(self, x)) is not None:
                 return y
             if (plain := self.plain(x)) is not None:
-                return lora_linear(x, *plain, up=up)
+                return lora_linears(x, [plain], up)[0]
         x = x if up is None else swiglu(x, up)
         # peft computes the update of a half-precision base in float32, which is slow on a GPU. ZeRO-3 needs its layers.
         partitioned = hasattr(getattr(layer.base_layer, "weight", None), "ds_id")
@@ -233,16 +212,14 @@ class SharedInput:
 
     def output(self, layer: FusedLora, x: Tensor) -> Tensor | None:
         """Return the output of a layer for the input `x`, once; None if the layer must be computed alone."""
-        if self._layers:
-            layers, self._layers = self._layers, []
+        layers, self._layers = self._layers, []
+        if layers and not x.is_inference():  # a tensor of inference mode does not count its changes
             plain: list[PlainLora] = []
             for one in layers:
                 lora = one.plain(x)
                 if lora is None or lora.dropout or lora.scaling != (plain or [lora])[0].scaling:
                     return None
                 plain.append(lora)
-            if x.is_inference():  # such a tensor does not count its changes
-                return None
             self._input, self._version = x, x._version
             self._outputs = dict(zip(layers, lora_linears(x, plain), strict=True))
         is_same = x is self._input and x._version == self._version
@@ -270,7 +247,7 @@ def _unshare_input(parent: nn.Module, *_: object) -> None:
 
 
 def _is_frozen_linear(layer: Any, x: Tensor) -> bool:
-    """Return whether `lora_linear` can compute a base layer: a frozen, unpatched linear layer in the dtype of `x`.
+    """Return whether `lora_linears` can compute a base layer: a frozen, unpatched linear layer in the dtype of `x`.
 
     The layer may be quantized. ZeRO-3 and autocast must not be active.
     """

@@ -10,13 +10,11 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from angle_llm.device import largest, relative_difference, trial_problem
-from angle_llm.io import log
+from angle_llm.device import compiled_if_equal
 
 
 def _compiled_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,7 +23,7 @@ def _compiled_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*arguments: Any) -> Any:
         gate = arguments[0]
-        used = _compiled(function) if gate.is_cuda and _problem(gate.dtype, gate.device) is None else function
+        used = _compiled(function, gate.dtype, gate.device) if gate.is_cuda else function
         return used(*arguments)
 
     return call
@@ -69,36 +67,24 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 @cache
-def _compiled(function: Callable[..., Any], backend: Any = "inductor") -> Callable[..., Any]:
-    """Compile a function for tensors of any size; results are rounded where torch rounds them."""
+def _compiled(
+    function: Callable[..., Any], dtype: torch.dtype, device: torch.device, backend: Any = "inductor"
+) -> Callable[..., Any]:
+    """Compile `product` or `slopes` for tensors of any size, if the results are equal; results are rounded as by torch."""
+
+    def results(used: Callable[..., Any]) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        for tokens in (256, 384):
+            drawn = torch.randn(3, tokens, 40, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)
+            if function.__name__ == "product":
+                yield used(*drawn[:2])
+            else:
+                yield from (*used(*drawn, True), *used(*drawn, False)[:2])
+
     options: Any = {"emulate_precision_casts": True} if backend == "inductor" else None
-    compiled = torch.compile(function, dynamic=True, fullgraph=True, backend=backend, options=options)
-    compiled = torch._dynamo.config.patch(recompile_limit=64)(compiled)
+    # A sigmoid differs in the last digits; half precision can then round to the next number.
+    tolerance = 4 * torch.finfo(dtype).eps
+    settings: Any = {"dynamic": True, "fullgraph": True, "backend": backend, "options": options}
+    compiled = compiled_if_equal("SwiGLU layers are", function, results, tolerance, **settings)
     # Detached, because torch would compile again for tensors that require gradients.
     return lambda *arguments: compiled(*(one.detach() if isinstance(one, Tensor) else one for one in arguments))
-
-
-@cache
-def _problem(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Compare the compiled functions with the originals, and return why they cannot be used; None if results are equal."""
-    # A sigmoid differs in the last digits; half precision can then round to the next number.
-    problem = trial_problem(_differences(dtype, device), 4 * torch.finfo(dtype).eps)
-    if problem is not None:
-        log(f"warning: SwiGLU layers are not compiled: {problem}")
-    return problem
-
-
-def _differences(dtype: torch.dtype, device: torch.device) -> Iterator[float]:
-    """Yield the relative differences of value, gradients and product between the compiled functions and the originals."""
-    generator = torch.Generator().manual_seed(0)
-    for tokens in (256, 384):
-        drawn = torch.randn(3, tokens, 40, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)
-        for function, arguments in ((product, drawn[1:]), (slopes, (*drawn, True)), (slopes, (*drawn, False))):
-            plain = function.__wrapped__  # type: ignore[attr-defined]
-            results = [used(*arguments) for used in (_compiled(plain), plain)]
-            tensors = [[result] if isinstance(result, Tensor) else result for result in results]
-            yield largest(
-                relative_difference(tensor, expected)
-                for tensor, expected in zip(*tensors, strict=True)
-                if expected is not None
-            )

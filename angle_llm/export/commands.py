@@ -33,7 +33,7 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
 
     # Merge.
     *others, out = (settings.out, *settings.more)
-    options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype")}
+    options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype", "composite")}
     _print_verification(replace(settings, out=out), merge, others=others, **options)
     print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
     if others:

@@ -8,6 +8,9 @@ The adapter is merged into the base weights it was trained on: rounded to the dt
 if the base was quantised. With the stored base weights, the result would be another encoder (peft#2321). A base in
 safetensors is read tensor by tensor, so that merging needs the memory of one shard and one layer; verification loads
 both forms, in turn. The target folder is written atomically, after verification.
+
+Of a multimodal base, the result is the text model alone, or the composite model with all tensors and files of the base
+except the weights of the text model.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from angle_llm.model.source.artifact import (
 from angle_llm.model.source.backbone import (
     BackboneLocation,
     absolute_name,
+    find_composite,
     load_tokenizer,
     state_sizes,
     torch_dtype,
@@ -45,6 +49,8 @@ from angle_llm.model.source.backbone import (
 from angle_llm.model.source.checks import (
     CARD_NAME,
     MERGE_NAME,
+    PROCESSOR_FILES,
+    TOKENIZER_FILES,
     ArtifactError,
     is_saved_encoder,
     model_inside,
@@ -54,8 +60,9 @@ from angle_llm.model.source.dense import dense_fingerprint, dense_folders, read_
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import ModelSource, locate, resolve_model
 from angle_llm.model.source.saved_adapter import LoraAdapter, read_adapter
+from angle_llm.model.source.sentence_transformers_folder import write_library_refusal
 from angle_llm.model.source.tokenizer import find_special_tokens, plain_ids
-from angle_llm.model.source.weights import BaseWeights, open_base
+from angle_llm.model.source.weights import BaseWeights, find_tensors, model_file, open_base, safetensors_files
 
 SHARD_BYTES = 4_000_000_000
 """Maximum size of a weights file, in bytes."""
@@ -72,6 +79,7 @@ def merge(
     method: Literal["linear", "slerp"] = "linear",
     base: Literal["dequantised", "original"] = "dequantised",
     dtype: str = "float32",
+    composite: bool = False,
     check: bool = True,
     device: str | None = None,
 ) -> Verification | None:
@@ -97,14 +105,16 @@ def merge(
         base: "dequantised" merges into the weights that the adapter was trained on. "original" merges into the stored
             weights; the result then differs slightly from an adapter that was trained on a quantised base.
         dtype: dtype of the merged weights, which are computed in float32 and rounded once.
+        composite: of a multimodal base, write the composite model: the merged weights replace the weights of its text model,
+            and all other tensors are unchanged. False: the text model alone.
         check: False skips verification, for a machine that cannot hold the model. The folder records the omission, and
             the result is None.
         device: device of the verification; None: the best available.
 
     Raises:
         FileNotFoundError: if there is no adapter at `run`, or its base is missing.
-        ArtifactError: for an adapter that cannot be merged, a base with other weights than in training, or a target
-            that would overwrite its inputs.
+        ArtifactError: for an adapter that cannot be merged, a base with other weights than in training, a target that
+            would overwrite its inputs, or `composite` without a multimodal base.
         VerificationError: if the merged model differs from the adapter; nothing is written.
         ValueError: for `weights` or a method that do not fit the models.
     """
@@ -123,6 +133,8 @@ def merge(
     weights_of_parts = [(part.weights, part.adapter) for part in parts]
     merged = MergedWeights(weights_of_parts, shares, method == "slerp")
     encoder_folder = Path(sources[first].location.name)
+    skeleton = parts[first].weights.skeleton
+    whole = _open_composite(parts[first], encoder_folder) if composite else None
 
     # Where the merged model comes from.
     card = next((part for part in parts if part.source.card is None), parts[first]).card
@@ -142,21 +154,21 @@ def merge(
         "layers": card.layers,
         **made_from,
         "dtype": dtype,
+        "composite": whole and whole.model_class,
         "angle_llm": __version__,
     }
 
     def fill(folder: Path) -> Verification | None:
-        skeleton = parts[first].weights.skeleton
         # With several models, the first one alone is verified; then its weights are replaced.
         verified = MergedWeights([weights_of_parts[first]]) if check else merged
-        _write_weights(folder, skeleton, verified, torch_dtype(dtype))
-        _write_usage(folder, skeleton, encoder_folder, card, dtype)
+        _write_weights(folder, skeleton, whole, verified, torch_dtype(dtype))
+        _write_usage(folder, skeleton, whole, encoder_folder, card, dtype)
         write_json(folder / MERGE_NAME, provenance)
         name = f"{out} with the weights of {models[first]} alone" if others else str(out)
         verify_options = VerifyOptions(device=device, original_base=original)
         report = finish_folder(folder, encoder_folder, name, verify_options if check else None)
         if others and report is not None:
-            _write_weights(folder, skeleton, merged, torch_dtype(dtype))
+            _write_weights(folder, skeleton, whole, merged, torch_dtype(dtype))
             count = count_differences(
                 open_base(BackboneLocation(str(folder)), dtype=dtype), skeleton.state_dict(), merged
             )
@@ -188,11 +200,21 @@ def _shares(models: Sequence[str], weights: Sequence[float], method: str) -> lis
     return [weight / sum(weights) for weight in weights]
 
 
-def _write_usage(folder: Path, skeleton: nn.Module, source: Path, card: EncoderCard, dtype: str) -> None:
+def _write_usage(
+    folder: Path, skeleton: nn.Module, composite: _Composite | None, source: Path, card: EncoderCard, dtype: str
+) -> None:
     """Write all files of a merged model except the weights of its backbone: configuration, tokenizer, card, Dense.
 
-    `source` is the folder of the encoder that is merged, and `card` its card.
+    `composite` is the composite model to write, if any. `source` is the folder of the encoder that is merged, and `card` its
+    card.
     """
+    whole = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
+    whole.write(folder)
+    for path in dense_folders(source, card.dense):
+        shutil.copytree(path, folder / path.name)
+    if composite is not None:
+        composite.copy_usage(folder, dtype)
+        return
     config: Any = skeleton.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the merged model is not quantised, unlike its base
@@ -203,10 +225,6 @@ def _write_usage(folder: Path, skeleton: nn.Module, source: Path, card: EncoderC
     write_earlier_names(folder)
     tokenizer = load_tokenizer(BackboneLocation(str(source)))
     tokenizer.save_pretrained(folder)
-    whole = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
-    whole.write(folder)
-    for path in dense_folders(source, card.dense):
-        shutil.copytree(path, folder / path.name)
     write_library_form(folder, skeleton, tokenizer, whole)
 
 
@@ -342,23 +360,90 @@ def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
             raise ArtifactError(f"{target} is in the folder of the {name}, {path}. Choose another folder.")
 
 
-def _write_weights(folder: Path, skeleton: nn.Module, weights: MergedWeights, dtype: torch.dtype) -> None:
+def _write_weights(
+    folder: Path, skeleton: nn.Module, composite: _Composite | None, weights: MergedWeights, dtype: torch.dtype
+) -> None:
     """Write the tensors of the merged model to one safetensors file, or to several files with an index.
 
-    Tensors have the names that `save_pretrained` gives them: those in `skeleton`. `dtype` is the dtype of the files.
+    Tensors have the names that `save_pretrained` gives them, those in `skeleton`; in a composite model, the names in its
+    files. `dtype` is the dtype of the merged tensors.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
-    shapes = {
-        name: tensor.to("meta", dtype if tensor.is_floating_point() else None)
-        for name, tensor in skeleton.state_dict().items()
-    }
+    state = skeleton.state_dict()
+    names = {name: name for name in state} if composite is None else composite.names
+    kept = {} if composite is None else composite.kept
+    shapes = {key: tensor.to("meta") for key, tensor in kept.items()}
+    for key, name in names.items():
+        shapes[key] = state[name].to("meta", dtype if state[name].is_floating_point() else None)
     split = split_torch_state_dict_into_shards(shapes, max_shard_size=SHARD_BYTES)
-    for file, names in split.filename_to_tensors.items():
-        tensors = {name: weights.tensor(name)[0].to(shapes[name].dtype).contiguous() for name in names}
+    for file, keys in split.filename_to_tensors.items():
+        tensors = {
+            key: weights.tensor(names[key])[0].to(shapes[key].dtype).contiguous() if key in names else kept[key]
+            for key in keys
+        }
         save_file(tensors, folder / file, metadata={"format": "pt"})
         del tensors  # free the memory before the next shard
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / "model.safetensors.index.json", index)
+
+
+class _Composite(NamedTuple):
+    """The composite model that a merge writes: the multimodal base with other weights in its text model."""
+
+    base: str
+    revision: str | None
+    model_class: str
+    names: dict[str, str]
+    """Name of a tensor in the files of the base → its name in the text model."""
+    kept: dict[str, torch.Tensor]
+    """Tensors that are not in the text model, in memory-mapped files, by their names in the files of the base."""
+
+    def copy_usage(self, folder: Path, dtype: str) -> None:
+        """Copy configuration, processor and tokenizer of the base into a folder with merged weights of a dtype."""
+        for name in ("config.json", *PROCESSOR_FILES, *TOKENIZER_FILES):
+            path = model_file(self.base, name, self.revision)
+            if path is not None:
+                shutil.copyfile(path, folder / name)
+        config = read_json(folder / "config.json")
+        if (config.get("dtype") or config.get("torch_dtype")) != dtype:  # transformers would round merged weights
+            write_json(folder / "config.json", config | {"dtype": dtype, "torch_dtype": dtype})
+        write_library_refusal(folder)
+
+
+def _open_composite(part: _Part, encoder: Path) -> _Composite:
+    """Open the multimodal base of an input of a merge, whose folder is `encoder`.
+
+    Raises:
+        ArtifactError: if the base is not a multimodal model, if the composite model would have other vectors than the
+            encoder, or if transformers changes tensors of the base while loading.
+    """
+    from safetensors import safe_open
+
+    card = part.card
+    location = None if card.base is None else locate(card.base)
+    found = None if location is None else find_composite(location, card.base_revision)
+    if location is None or found is None:
+        raise ArtifactError(
+            f"--composite: expected an encoder on a multimodal base, got {encoder} on {card.base or 'an unknown base'}. Merge "
+            "it without --composite."
+        )
+    if card.attention is not None or card.layers is not None:
+        reason = "is bidirectional" if card.attention is not None else f"uses the first {card.layers} layers"
+        raise ArtifactError(
+            f"--composite: {encoder} {reason}, which a composite model cannot compute. Merge it without --composite."
+        )
+    files: list[Any] = [
+        safe_open(path, framework="pt") for path in safetensors_files(location.name, card.base_revision)
+    ]
+    stored = find_tensors(files, part.weights.skeleton)
+    if stored is None:
+        raise ArtifactError(
+            f"--composite: transformers renames or packs tensors of {card.base} while loading, so its files cannot be written "
+            "again. Merge it without --composite."
+        )
+    names = {key: name for name, (_, key) in stored.items()}
+    kept = {key: file.get_tensor(key) for file in files for key in file.keys() if key not in names}  # noqa: SIM118
+    return _Composite(location.name, card.base_revision, found.model_class, names, kept)

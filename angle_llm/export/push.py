@@ -27,6 +27,7 @@ from angle_llm.model.source.checks import (
     CARD_NAME,
     EXPORT_NAME,
     MERGE_NAME,
+    PROCESSOR_FILES,
     TOKENIZER_FILES,
     ArtifactError,
     check_links,
@@ -40,8 +41,8 @@ from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME
 from angle_llm.settings.export import PushSettings
 
 _ENCODER_FILES = (
-    CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *TOKENIZER_FILES, MODULES_NAME,
-    "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", *DENSE_FILES,
+    CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *PROCESSOR_FILES, *TOKENIZER_FILES,
+    MODULES_NAME, "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", *DENSE_FILES,
     f"{GRAPH_NAME}*", GGUF_NAME, USAGE_NAME,
 )  # fmt: skip
 """Patterns of the paths of an encoder's files in its folder and in a repository."""

@@ -36,7 +36,7 @@ from angle_llm.export.tokenizer import PromptTokenizer, changed_names, check_sam
 from angle_llm.export.verify import VerifyOptions, finish_folder
 from angle_llm.io import write_json
 from angle_llm.model.source.artifact import write_directory, write_earlier_names
-from angle_llm.model.source.backbone import BackboneLocation, load_config, load_tokenizer
+from angle_llm.model.source.backbone import BackboneLocation, find_composite, load_config, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError, read_json
 from angle_llm.model.source.dense import dense_folders
 from angle_llm.model.source.encoder_card import EncoderCard
@@ -95,6 +95,11 @@ def export_sentence_transformers(
         raise ArtifactError(
             f"--dtype {dtype}: {source} is a whole model, which keeps its dtype {card.dtype}. "
             "Omit --dtype; it is for adapters."
+        )
+    if card.base is None and find_composite(BackboneLocation(str(source))) is not None:
+        raise ArtifactError(
+            f"{source} is a composite model. Save its text model, which can be exported: "
+            "SentenceEncoder.from_pretrained(MODEL).save_pretrained(FOLDER)."
         )
     if check:
         need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")

@@ -35,6 +35,9 @@ class MergeSettings:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Dtype of the stored weights. The merge is computed in float32 and rounded once. Between vectors before and after,
     1 - cos is about 1e-12 in float32. bfloat16 has half the size and 1e-4 to 6e-3; above 1e-3 it is refused."""
+    composite: bool = False
+    """Of a multimodal base, write the whole (composite) model: the text model has the merged weights, and all other tensors
+    and the processor are unchanged. Without it, the text model alone is written."""
     verify: bool = True
     """Compare the merged model with the adapter, and keep the merged model only if both give the same vectors. In a
     combination, compare the first encoder alone, then all combined weights. Loads both in float32."""

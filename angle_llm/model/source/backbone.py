@@ -247,6 +247,11 @@ def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
     return _read_config(location, revision)[0]
 
 
+def find_composite(location: BackboneLocation, revision: str | None = None) -> Composite | None:
+    """Return the composite model that the text model at a location is part of; None for any other model."""
+    return None if location.gguf_file else _read_config(location, revision)[1]
+
+
 def _read_config(location: BackboneLocation, revision: str | None) -> tuple[Any, Composite | None]:
     """Return the configuration of a backbone, and the composite model if the backbone is its text model."""
     from transformers import AutoConfig

@@ -28,6 +28,11 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
     "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
+PROCESSOR_FILES = (
+    "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json",
+    "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+"""Files of a multimodal model beside its weights, configuration and tokenizer."""
 
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
 _PROBE_TEXTS = ("A man is eating 3 apples.", "Привет", "你好，世界", "مرحبا", "नमस्ते", "안녕", "ACGT", "こんにちは")

@@ -7,7 +7,7 @@ while loading, and classes that keep some layers in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,41 +111,56 @@ def _streamed(
     if dtype != torch.float32 and any(getattr(skeleton, name, None) for name in in_float32):
         return None
 
-    opened: list[Any] = [safe_open(path, framework="pt") for path in files]
-    # Names as in the text model, if the files contain a composite model.
-    holder = {text_name(key): (file, key) for file in opened for key in file.keys()}  # noqa: SIM118  # no mapping
-    key_of: dict[str, str] = {}
-    for name, needed in skeleton.state_dict().items():
-        # A model with a head stores the tensors of the backbone under its prefix, `model.` or `bert.`.
-        keys = [key for key in (name, f"{skeleton.base_model_prefix}.{name}") if key in holder]
-        if len(keys) != 1:
-            return None
-        file, key = holder[keys[0]]
-        stored = file.get_slice(key)
-        if tuple(stored.get_shape()) != tuple(needed.shape) or stored.get_dtype() not in _PLAIN:
-            return None
-        key_of[name] = keys[0]
+    stored = find_tensors([safe_open(path, framework="pt") for path in files], skeleton)
+    if stored is None:
+        return None
 
     def read(name: str) -> Tensor:
-        file, key = holder[key_of[name]]
+        file, key = stored[name]
         tensor: Tensor = file.get_tensor(key)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     return BaseWeights(skeleton.eval(), read, dtype, bits, streamed=True)
 
 
+def find_tensors(files: Sequence[Any], backbone: nn.Module) -> dict[str, tuple[Any, str]] | None:
+    """Return the file and the key of every tensor of a backbone by its name in `state_dict()`.
+
+    `files` are open safetensors files of the backbone, of a model with a head, or of a composite model. The result is None
+    if a tensor is missing or has another shape, because `transformers` then changes tensors while loading.
+    """
+    # Names as in the text model, if the files contain a composite model.
+    holder = {text_name(key): (file, key) for file in files for key in file.keys()}  # noqa: SIM118  # no mapping
+    stored: dict[str, tuple[Any, str]] = {}
+    for name, needed in backbone.state_dict().items():
+        # A model with a head stores the tensors of the backbone under its prefix, `model.` or `bert.`.
+        keys = [key for key in (name, f"{backbone.base_model_prefix}.{name}") if key in holder]
+        if len(keys) != 1:
+            return None
+        file, key = holder[keys[0]]
+        tensor = file.get_slice(key)
+        if tuple(tensor.get_shape()) != tuple(needed.shape) or tensor.get_dtype() not in _PLAIN:
+            return None
+        stored[name] = file, key
+    return stored
+
+
+def model_file(name: str, file: str, revision: str | None) -> str | None:
+    """Return the path of a file of the model in a folder or at a hub id; None if the model has no such file."""
+    from transformers.utils import hub
+
+    path: str | None = hub.cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+    return path
+
+
 def safetensors_files(name: str, revision: str | None) -> list[Path]:
     """Return the paths of the safetensors files that `transformers` reads for a folder or hub id."""
     from transformers.utils import hub
 
-    def found(file: str) -> str | None:
-        path: str | None = hub.cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
-        return path
-
-    single = found("model.safetensors")
+    single = model_file(name, "model.safetensors", revision)
     if single is not None:
         return [Path(single)]
-    index = found("model.safetensors.index.json")
+    index = model_file(name, "model.safetensors.index.json", revision)
     if index is None:
         return []
     listing: Any = hub.get_checkpoint_shard_files

@@ -18,7 +18,7 @@ _PROGRAMS: dict[str, set[str]] = {
     "sentence-transformers 3.4.1 (transformers 4.48.3)": {"qwen3", "gemma3_text", "lfm2", *_NEED_5},
     "sentence-transformers 5.1.2 (transformers 4.57.1)": _NEED_5,
     "sentence-transformers 6.2.0 (transformers 5.23.0)": set(),
-    "vLLM 0.32.0 (transformers 5.19.0)": {"mpnet", "qwen3_5_text", "lfm2", "embedding_gemma2_text"},
+    "vLLM 0.32.0 (transformers 5.19.0)": {"mpnet", "qwen3_5_text", "embedding_gemma2_text"},
 }
 """Programs that `make test-readers` checked with the model types in `_MEASURED`; values: types that a program cannot
 open."""
@@ -59,6 +59,11 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
     if not in_vllm:
         reason = f"other attention for {model_type}" if wrong_attention else f"another pooling than {facts.pooling!r}"
         notes.append(f"vLLM 0.32 computes {reason} without an error: do not use it for this folder.")
+    if model_type == "lfm2" and in_vllm:
+        notes.append(
+            "vLLM 0.32 on a CPU rotates the queries of lfm2 wrongly without an error. Start it with --compilation-config "
+            """'{"custom_ops": ["-rotary_embedding"]}'."""
+        )
     # What other programs must do.
     if facts.dense:
         notes.append("Other programs must apply the Dense modules (2_Dense, 3_Dense, …) after the pooling.")

@@ -39,7 +39,10 @@ def with_vllm(path, prompts, texts):
     """Return the rows of each prompt, sent as part of the text."""
     from vllm import LLM
 
-    model = LLM(path, runner="pooling", dtype="float32", enforce_eager=True, disable_log_stats=True)
+    # On a CPU, the rotation of vLLM 0.32 is wrong for LFM2, whose queries have three dimensions: use the rotation of torch.
+    is_lfm2 = json.loads(Path(path, "config.json").read_text())["model_type"] == "lfm2"
+    operations = {"compilation_config": {"custom_ops": ["-rotary_embedding"]}} if is_lfm2 else {}
+    model = LLM(path, runner="pooling", dtype="float32", enforce_eager=True, disable_log_stats=True, **operations)
     worded = [head + text for head in (prompts.values() or [""]) for text in texts]
     outputs = model.embed(worded, tokenization_kwargs={"truncate_prompt_tokens": -1}, use_tqdm=False)
     rows = np.array([output.outputs.embedding for output in outputs], dtype=np.float32)

@@ -20,7 +20,6 @@ from torch import Tensor
 from angle_llm.model.layers.depth import cut_layers
 from angle_llm.model.layers.lora import is_transposed
 from angle_llm.model.source.backbone import BackboneLocation
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import locate, split_revision
 from angle_llm.model.source.saved_adapter import LoraAdapter, read_adapter
@@ -101,13 +100,7 @@ def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> Ba
     dtype, bits = ("float32", None) if original else (card.dtype, card.bits)
     location = replace(locate(card.base or ""), bidirectional=card.attention is not None)
     base = open_base(location, dtype=dtype, revision=card.base_revision, bits=bits)
-    # Rounding to float16 and then to the fingerprint's bfloat16 differs from rounding to bfloat16 at once.
-    comparable = not original or card.dtype != "float16"
-    if comparable and card.base_fingerprint not in (None, fingerprint := base.fingerprint()):
-        raise ArtifactError(
-            f"{source} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has {fingerprint}. "
-            f"Restore the original base, or name the right base in {source / CARD_NAME}."
-        )
+    card.check_base(base.fingerprint(), dtype, source)
     if card.layers is not None:
         cut_layers(base.skeleton, card.layers)
         shapes = {name: tensor.shape for name, tensor in base.skeleton.state_dict().items()}

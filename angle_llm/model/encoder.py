@@ -396,12 +396,8 @@ class SentenceEncoder:
         show_progress: bool = False,
     ) -> Rows:
         """Return the embeddings of N texts with the prompt of queries (first texts of training pairs), (N, D) float32."""
-        options: Any = {
-            "normalize": normalize,
-            "micro_batch_tokens": micro_batch_tokens,
-            "show_progress": show_progress,
-        }
-        rows_ND: Rows = self.for_side("query").encode(texts, instruction=instruction, **options)
+        options: Any = {"micro_batch_tokens": micro_batch_tokens, "show_progress": show_progress}
+        rows_ND: Rows = self.for_side("query").encode(texts, instruction=instruction, normalize=normalize, **options)
         return rows_ND
 
     def encode_document(
@@ -414,12 +410,8 @@ class SentenceEncoder:
         show_progress: bool = False,
     ) -> Rows:
         """Return the embeddings of N texts with the prompt of documents (second texts of pairs), (N, D) float32."""
-        options: Any = {
-            "normalize": normalize,
-            "micro_batch_tokens": micro_batch_tokens,
-            "show_progress": show_progress,
-        }
-        rows_ND: Rows = self.for_side("document").encode(texts, instruction=instruction, **options)
+        options: Any = {"micro_batch_tokens": micro_batch_tokens, "show_progress": show_progress}
+        rows_ND: Rows = self.for_side("document").encode(texts, instruction=instruction, normalize=normalize, **options)
         return rows_ND
 
     @staticmethod

@@ -27,6 +27,7 @@ from pydantic_core import to_json
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.pipeline import Rows
 from angle_llm.model.source.tokenizer import check_texts
+from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.prompts import SIDES, Side
 from angle_llm.settings.serve import ServeSettings
 
@@ -256,8 +257,7 @@ class _Server:
             self._waiting -= len(texts)
         rows_ND = rows_ND[:, : body.dimensions]
         if normalize:
-            norms_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
-            rows_ND = rows_ND / np.maximum(norms_N1, np.finfo(np.float32).tiny)
+            rows_ND = unit_rows(rows_ND, np.float32)
         return EncodedRequest(rows_ND, tokens)
 
     def _side(self, side: Side | None, model: str | None, field: str) -> Side | None:

@@ -27,7 +27,6 @@ from angle_llm.model.layers.quantization import QuantizationError, bits_of
 from angle_llm.model.layers.quantized_layers import Bits, bits_text
 from angle_llm.model.source.backbone import BackboneLocation, load_backbone, load_tokenizer, state_sizes
 from angle_llm.model.source.checks import (
-    CARD_NAME,
     ArtifactError,
     check_loaded,
     is_saved_encoder,
@@ -116,13 +115,8 @@ def load_parts(
         return parts
     # The adapter must fit the base.
     fingerprint = weights_fingerprint(backbone)
-    # Rounding to float16 and then to the bfloat16 of the fingerprint is not rounding to bfloat16 directly.
-    comparable = saved is not None and (dtype == saved.dtype or "float16" not in (dtype, saved.dtype))
-    if saved is not None and comparable and saved.base_fingerprint not in (None, fingerprint):
-        raise ArtifactError(
-            f"{adapter_folder} was trained on weights with fingerprint {saved.base_fingerprint}, but {base} has "
-            f"{fingerprint}. Restore the original base, or correct `base` in {adapter_folder / CARD_NAME}."
-        )
+    if saved is not None:
+        saved.check_base(fingerprint, dtype, adapter_folder)
     return parts._replace(base_fingerprint=fingerprint, adapter=fitted(lora, adapter_folder, backbone, base))
 
 

@@ -55,6 +55,19 @@ class EncoderCard:
                 del values[name]
         (folder / CARD_NAME).write_text(json_text({"format_version": FORMAT_VERSION, **values}), encoding="utf-8")
 
+    def check_base(self, fingerprint: str, dtype: str, folder: Path) -> None:
+        """Check the fingerprint of the base, opened in `dtype`, of the adapter in a folder; raise `ArtifactError` for another.
+
+        Rounding to float16 and then to the bfloat16 of the fingerprint is not rounding at once, so another dtype than in
+        training is then not compared.
+        """
+        comparable = dtype == self.dtype or "float16" not in (dtype, self.dtype)
+        if comparable and self.base_fingerprint not in (None, fingerprint):
+            raise ArtifactError(
+                f"{folder} was trained on weights with fingerprint {self.base_fingerprint}, but {self.base} has {fingerprint}. "
+                f"Restore the original base, or correct `base` in {folder / CARD_NAME}."
+            )
+
     @classmethod
     def read(cls, folder: Path) -> EncoderCard:
         """Read `angle_llm.json` in a folder.

@@ -30,7 +30,7 @@ from angle_llm.export.comparison import Verification
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import VerificationError, VerifyOptions, finish_folder, write_report
 from angle_llm.export.weights import MergedWeights, count_differences, open_adapters_base
-from angle_llm.io import write_json
+from angle_llm.io import log, write_json
 from angle_llm.model.source.artifact import (
     check_writable,
     write_directory,
@@ -58,7 +58,7 @@ from angle_llm.model.source.checks import (
 )
 from angle_llm.model.source.dense import dense_fingerprint, dense_folders, read_dense
 from angle_llm.model.source.encoder_card import EncoderCard
-from angle_llm.model.source.resolve import ModelSource, locate, resolve_model
+from angle_llm.model.source.resolve import ModelSource, is_hub_id, locate, resolve_model
 from angle_llm.model.source.saved_adapter import LoraAdapter, read_adapter
 from angle_llm.model.source.sentence_transformers_folder import write_library_refusal
 from angle_llm.model.source.tokenizer import find_special_tokens, plain_ids
@@ -403,10 +403,20 @@ class _Composite(NamedTuple):
 
     def copy_usage(self, folder: Path, dtype: str) -> None:
         """Copy configuration, processor and tokenizer of the base into a folder with merged weights of a dtype."""
+        from huggingface_hub import try_to_load_from_cache
+
+        unknown = []
         for name in ("config.json", *PROCESSOR_FILES, *TOKENIZER_FILES):
             path = model_file(self.base, name, self.revision)
             if path is not None:
                 shutil.copyfile(path, folder / name)
+            elif is_hub_id(self.base) and try_to_load_from_cache(self.base, name, revision=self.revision) is None:
+                unknown.append(name)
+        if unknown:
+            log(
+                f"warning: without the hub, it is unknown whether {self.base} has {', '.join(unknown)}. Merge again with a "
+                "connection, or copy them into the folder."
+            )
         config = read_json(folder / "config.json")
         if (config.get("dtype") or config.get("torch_dtype")) != dtype:  # transformers would round merged weights
             write_json(folder / "config.json", config | {"dtype": dtype, "torch_dtype": dtype})

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from composites import CONFIGS, no_tower_of_timm, save_composite
+from hub_server import open_hub
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
-from tiny import save_tiny_adapter, save_tiny_base
+from tiny import add_adapter, save_tiny_adapter, save_tiny_base, train_a_little
 from transformers import AutoModel
 
 from angle_llm import SentenceEncoder, cli
@@ -187,3 +189,25 @@ def test_weights_too_large_for_float16_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="not finite"):
         merge(run, tmp_path / "out", composite=True, dtype="float16", device="cpu")
     assert not (tmp_path / "out").exists()
+
+
+def test_files_of_a_processor_on_the_hub_are_fetched_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = open_hub(tmp_path / "cache", monkeypatch)
+    base, _ = saved("gemma3", tmp_path)
+    hub.put("org/base", base)
+    encoder = SentenceEncoder.from_pretrained("org/base", device="cpu", pooling="last", prompt="plain", layout="padded")
+    add_adapter(encoder, ADAPTER)
+    train_a_little(encoder.model)
+    encoder.save_pretrained(tmp_path / "run")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    merge(tmp_path / "run", tmp_path / "offline", composite=True, check=False)
+    assert not (tmp_path / "offline" / "preprocessor_config.json").exists()
+    assert "unknown whether org/base has processor_config.json, preprocessor_config.json" in capsys.readouterr().out
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    merge(tmp_path / "run", tmp_path / "out", composite=True, check=False)
+    assert (tmp_path / "out" / "preprocessor_config.json").read_bytes() == (
+        base / "preprocessor_config.json"
+    ).read_bytes()
+    assert "unknown whether" not in capsys.readouterr().out

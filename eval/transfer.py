@@ -1,6 +1,6 @@
 """Transfer evaluation: accuracy of a linear classifier on frozen embeddings, on SentEval's classification tasks.
 
-    python eval/transfer.py --model DIR --data-dir DATA
+    python eval/transfer.py --model DIR --data-dir DATA --download
     python eval/transfer.py --model DIR --data-dir DATA --tasks cr mrpc --json transfer.json
 
 `pip install 'angle_llm[transfer]'` installs scikit-learn, which it needs.
@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from senteval import LabelledText, Split, download
 from transfer_tasks import (
     PUBLISHED_TRANSFER,
     TRANSFER_TASKS,
@@ -68,7 +69,6 @@ from angle_llm.evaluate.results import Results, TaskResult, published_table, rep
 from angle_llm.io import progress_bar
 from angle_llm.settings.commands import EvalSettings
 from angle_llm.settings.parsing import Positive, need_library, parse_settings, settings_class
-from angle_llm.tools.public_data.senteval import LabelledText, Split
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -100,6 +100,9 @@ class TransferSettings(EvalSettings):
 
     tasks: tuple[str, ...] = ()
     """mr, cr, subj, mpqa, sst2, trec, mrpc. Empty: all tasks in the directory."""
+
+    download: bool = False
+    """Download SentEval's files (89.8 MB) from the Hugging Face hub into DATA/senteval first."""
 
     limit_train: Positive | None = None
     """Use a random sample of at most this many training examples per task (in cross-validation: of all examples).
@@ -360,11 +363,13 @@ def _folds(part: FeaturesAndLabels, folds: int, seed: int) -> Iterator[tuple[Fea
 
 def transfer_main(settings: TransferSettings) -> TransferResults:
     """Read the tasks, evaluate the model, print the report, and write the JSON file."""
+    if settings.download:
+        download(settings.data_dir.expanduser())
     names = settings.tasks or tuple(available_transfer_tasks(settings.data_dir))
     if not names:
         raise FileNotFoundError(
             f"--data-dir: no transfer task in {settings.data_dir}. Expected transfer/mr.tsv, transfer/sst2.train.tsv …, "
-            "mrpc/train.tsv, or SentEval's folders MR/, CR/, SST/binary/ …"
+            "mrpc/train.tsv, or SentEval's folders MR/, CR/, SST/binary/ … Set --download to get them."
         )
     tasks = [read_transfer_task(settings.data_dir, name) for name in names]
 

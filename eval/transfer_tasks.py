@@ -3,7 +3,8 @@
 A data directory has one of two layouts:
 
 * this project's layout: `transfer/mr.tsv` and so on, with a header line (also `.jsonl`, both also `.gz`);
-* SentEval's download (its `data` or `data/downstream`): `MR/rt-polarity.pos`, `SST/binary/sentiment-train`, …
+* SentEval's download (its `data` or `data/downstream`, or the folder `senteval` that `transfer.py --download` writes):
+  `MR/rt-polarity.pos`, `SST/binary/sentiment-train`, …
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+from senteval import SENTEVAL_FILES, LabelledText, Split, read_senteval, read_table
 
 from angle_llm.evaluate.results import PublishedRow
 from angle_llm.evaluate.task_files import (
@@ -25,7 +27,6 @@ from angle_llm.evaluate.task_files import (
     senteval_folder,
 )
 from angle_llm.settings.parsing import unknown_name
-from angle_llm.tools.public_data.senteval import SENTEVAL_FILES, LabelledText, Split, read_senteval, read_table
 
 Protocol = Literal["cross_validation", "train_test", "train_dev_test"]
 
@@ -134,8 +135,7 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
     if paths is tables:
         splits = {split: tuple(read_table(path, task.columns)) for split, path in zip(names, tables, strict=True)}
     else:
-        folder = senteval_folder(Path(data_dir).expanduser())
-        splits = {split: tuple(read_senteval(folder, name, split)) for split in names}
+        splits = {split: tuple(read_senteval(_archive(data_dir), name, split)) for split in names}
     source = ", ".join(map(str, paths))
     if empty := [split for split, rows in splits.items() if not rows]:
         raise ValueError(f"{source}: no examples in {', '.join(empty)}.")
@@ -145,10 +145,14 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
 
 def _layouts(data_dir: str | Path, name: str) -> tuple[Layout, Layout]:
     """Return the file paths of a transfer task in this project's folder layout, and in SentEval's layout."""
+    tables = [data_file(Path(data_dir).expanduser() / file) for file in _TASKS[name].files]
+    return tables, [_archive(data_dir) / file for files in SENTEVAL_FILES[name].values() for file in files]
+
+
+def _archive(data_dir: str | Path) -> Path:
+    """Return the folder of SentEval's tasks in a data directory."""
     root = Path(data_dir).expanduser()
-    archive = senteval_folder(root)
-    tables = [data_file(root / file) for file in _TASKS[name].files]
-    return tables, [archive / file for files in SENTEVAL_FILES[name].values() for file in files]
+    return root / "senteval" if (root / "senteval").is_dir() else senteval_folder(root)
 
 
 def prepare_task(task: TransferTask, limit: int | None, drop_repeated: bool, seed: int) -> TransferTask:

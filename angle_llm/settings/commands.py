@@ -280,20 +280,20 @@ class MtebSettings(EvalSettings):
 class GetSettings:
     """Names of public data sets, and the folder that they are written to.
 
-    Without NAME, the command lists the sets with size and license. `sts` and `transfer` are groups: all STS sets, and all
-    of SentEval's transfer tasks. The files have the layout that `eval sts`, `eval retrieval` and `eval/transfer.py` read.
+    Without NAME, the command lists the sets with size and license. `sts` is the group of all STS sets. The files have the
+    layout that `eval sts` and `eval retrieval` read.
 
     STS12 to STS16 have SentEval's text, as in published tables; the hub has no raw text of them. Training data have a
     column `sts_overlap`: 1 for a row with a text of four words or more that is in an STS or SICK evaluation set, else 0.
     These sets are downloaded with training data. Train with `where: {sts_overlap: 0}`.
 
     Sources are downloaded from pinned commits into the cache of huggingface_hub (HF_HOME). With HF_HUB_OFFLINE=1 only the
-    cache is read. A file is written if its number of rows and its gold scores or classes equal the stored values. After an
+    cache is read. A file is written if its number of rows and its gold scores equal the stored values. After an
     interruption, run the same command again: complete files are checked and kept, a partial download is repeated.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME …]")] = ()
-    """Data sets or groups, such as sts transfer nanobeir all-nli. Without NAME: list them."""
+    """Data sets or groups, such as sts nanobeir all-nli. Without NAME: list them."""
     to: Path | None = None
     """The data directory, new or not. Later commands read it by --data-dir or the variable ANGLE_LLM_DATA."""
 

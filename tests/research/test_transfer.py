@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from evaluate_samples import Words, opens, parsed, write
+from senteval import LabelledText, Split
 from transfer import (
     FeaturesAndLabels,
     Fitter,
@@ -27,7 +28,6 @@ from transfer_tasks import (
 
 from angle_llm.io import progress_bar
 from angle_llm.prompts import PromptTemplate, SidePrompts
-from angle_llm.tools.public_data.senteval import LabelledText, Split
 
 sklearn = pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'angle_llm[transfer]'")
 

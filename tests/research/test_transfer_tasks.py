@@ -1,9 +1,13 @@
 """Transfer tasks: both layouts give the same examples, and errors name the file and line."""
 
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
+import senteval
 from evaluate_samples import write as write_file
+from hub_server import open_hub
 from transfer_tasks import PUBLISHED_TRANSFER, TRANSFER_TASKS, available_transfer_tasks, read_transfer_task
 
 MRPC = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
@@ -119,3 +123,18 @@ def test_published_averages_are_the_means_of_their_rows() -> None:
     for row in PUBLISHED_TRANSFER:
         assert tuple(row.scores) == TRANSFER_TASKS
         assert sum(row.scores.values()) / 7 == pytest.approx(row.average, abs=0.006)
+
+
+def test_downloaded_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = open_hub(tmp_path / "cache", monkeypatch)
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for ending in ("pos", "neg"):
+            member = tarfile.TarInfo(f"./senteval/CR/custrev.{ending}")
+            member.size = 5
+            tar.addfile(member, io.BytesIO(b"text\n"))
+    hub.put(f"datasets/{senteval.REPOSITORY}", {})
+    hub.repos[f"datasets/{senteval.REPOSITORY}"].commits[senteval.COMMIT] = {"senteval.tar": content.getvalue()}
+    senteval.download(tmp_path)
+    assert available_transfer_tasks(tmp_path) == ["cr"]
+    assert [row.label for row in read_transfer_task(tmp_path, "cr").splits["all"]] == ["1", "0"]

@@ -19,7 +19,6 @@ import pytest
 import yaml
 from hub_server import Hub, open_hub
 from huggingface_hub import constants
-from transfer_tasks import TRANSFER_TASKS, read_transfer_task
 
 from angle_llm import cli
 from angle_llm.data.examples import load_examples
@@ -56,18 +55,6 @@ def senteval_files() -> dict[str, str]:
     header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
     for name in ("train", "trial", "test_annotated"):
         files[f"SICK/SICK_{name}.txt"] = f"{header}1\tA {name} text .\tB\t3.5\tNEUTRAL\n"
-    for name, endings in {"MR/rt-polarity": ("pos", "neg"), "CR/custrev": ("pos", "neg"), "MPQA/mpqa": ("pos", "neg"),
-                          "SUBJ/subj": ("objective", "subjective")}.items():  # fmt: skip
-        files |= {f"{name}.{ending}": f"one {ending} text\nanother {ending}  text\n" for ending in endings}
-    for split in ("train", "dev", "test"):
-        files[f"SST/binary/sentiment-{split}"] = f"good {split}\t1\nbad {split}\t0\n"
-    files |= {
-        "TREC/train_5500.label": "NUM:count How many ?\nHUM:ind Who ?\n",
-        "TREC/TREC_10.label": "LOC:city Where ?\n",
-    }
-    for split in ("train", "test"):
-        mrpc = f'1\t1\t2\tA "{split} text .\tB .\n0\t3\t4\tC .\tD .\n'
-        files[f"MRPC/msr_paraphrase_{split}.txt"] = f"Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n{mrpc}"
     return files
 
 
@@ -148,10 +135,6 @@ def expectations() -> dict[str, list[Any]]:
     expected["sick_senteval_tok/test.jsonl"] = [1, digest("3.500000")]
     ranges = {"train": range(4500), "trial": range(4500, 5000), "test": range(5000, 9927)}
     expected |= {f"sick/{split}.jsonl": [f"{n}.000000" for n in numbers] for split, numbers in ranges.items()}
-    expected |= {f"transfer/{name}.jsonl": [4, digest("1", "1", "0", "0")] for name in ("mr", "cr", "subj", "mpqa")}
-    expected |= {f"transfer/sst2.{split}.jsonl": [2, digest("1", "0")] for split in ("train", "dev", "test")}
-    expected |= {f"mrpc/{split}.jsonl": [2, digest("1", "0")] for split in ("train", "test")}
-    expected |= {"transfer/trec.train.jsonl": [2, digest("NUM", "HUM")], "transfer/trec.test.jsonl": [1, digest("LOC")]}
     expected |= {f"all_nli/{split}.jsonl.gz": [4] for split in ("train", "dev", "test")}
     expected |= {f"gis/{split}.parquet": [1] for split in ("train", "valid", "test")}
     return expected | {"nli_simcse/train.jsonl.gz": [2]}
@@ -195,7 +178,7 @@ def test_every_set_is_written_in_a_layout_that_evaluations_read(
     evaluation_texts = Mock(wraps=get.evaluation_texts)
     monkeypatch.setattr(get, "evaluation_texts", evaluation_texts)
     data = tmp_path / "data"
-    cli.run(["data", "get", "sts", "transfer", "all-nli", "nli-simcse", "gis", "nanobeir", "--to", str(data)])
+    cli.run(["data", "get", "sts", "all-nli", "nli-simcse", "gis", "nanobeir", "--to", str(data)])
     printed = capsys.readouterr().out
     written = {path.relative_to(data).as_posix() for path in data.rglob("*") if path.is_file()}
     assert written == {file.path for entry in read_table().values() for file in entry.files}
@@ -210,10 +193,7 @@ def test_every_set_is_written_in_a_layout_that_evaluations_read(
     assert (trial[0], len(trial)) == (StsPair("Text 4500 ", 'It is "quoted".', 4500, "main-news"), 500)
     assert {task.name for task in select_tasks((), data, "raw")} == {"stsb", "sickr"}
 
-    # Transfer and retrieval
-    assert {name: sum(map(len, read_transfer_task(data, name).splits.values())) for name in TRANSFER_TASKS} == {
-        **dict.fromkeys(("mr", "cr", "subj", "mpqa", "mrpc"), 4), "sst2": 6, "trec": 3}  # fmt: skip
-    assert read_transfer_task(data, "mrpc").splits["test"][0] == ('A "test text .', "1", "B .")
+    # Retrieval
     task = read_beir(data / "retrieval/NanoNQ")
     assert (task.name, task.queries, len(task.candidates), len(task.relevant[0])) == ("NanoNQ", ("question",), 3, 2)
 
@@ -345,7 +325,7 @@ def test_an_archive_cannot_write_outside_of_its_folder(hub: Hub, tmp_path: Path)
     evil = archive({"../../../outside.txt": "x"}, folder="")
     replace_file(hub, SENTEVAL, "senteval.tar", evil)
     with pytest.raises(tarfile.TarError, match=r"outside.txt.* would be extracted to .* outside the destination"):
-        get_main(GetSettings(names=("mr",), to=tmp_path / "data"))
+        get_main(GetSettings(names=("sts12",), to=tmp_path / "data"))
     assert not list(tmp_path.rglob("outside.txt"))
 
 
@@ -373,7 +353,7 @@ def test_the_table_describes_the_real_files(data_dir: Path) -> None:
             if path.is_file():
                 check_file(path, file, entry.gold, name)
                 found.add(name)
-    assert found >= {"sts12", "sts14", "sts15", "stsb-senteval", "stsb", "sick", "mr", "cr", "sst2", "trec", "mrpc"}
+    assert found >= {"sts12", "sts14", "sts15", "stsb-senteval", "stsb", "sick"}
 
 
 def test_the_totals_of_sts12_to_sts16_agree_with_their_subtasks(data_dir: Path) -> None:

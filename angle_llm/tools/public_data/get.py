@@ -1,6 +1,6 @@
 """`angle-llm data get`: download public evaluation sets and training data from the Hugging Face hub.
 
-`data_sets.yaml` lists the sets: files, commits on the hub, numbers of rows, and fingerprints of gold scores and classes.
+`data_sets.yaml` lists the sets: files, commits on the hub, numbers of rows, and fingerprints of gold scores.
 A source is downloaded into the cache of huggingface_hub and converted; the result is checked, then written to the data
 directory. So each file there is complete.
 """
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -26,7 +26,6 @@ from angle_llm.evaluate.task_files import data_file, score_of
 from angle_llm.io import log, write_file, write_json_lines
 from angle_llm.settings.commands import GetSettings
 from angle_llm.settings.parsing import SettingsError, unknown_name
-from angle_llm.tools.public_data.senteval import Split, read_senteval
 
 TABLE = Path(__file__).with_name("data_sets.yaml")
 
@@ -34,7 +33,7 @@ TABLE = Path(__file__).with_name("data_sets.yaml")
 class PublicFile(NamedTuple):
     """A file of a data directory (`path`): its source on the hub, and its expected rows and fingerprint of gold values.
 
-    `part` is an STS task, TASK.SPLIT of a transfer task, or a range of rows in the source.
+    `part` is an STS task, or a range of rows in the source.
     """
 
     path: str
@@ -47,7 +46,7 @@ class PublicFile(NamedTuple):
 
 
 class PublicSet(NamedTuple):
-    """A data set that `data get` downloads; `gold` is the column of its gold scores or classes.
+    """A data set that `data get` downloads; `gold` is the column of its gold scores.
 
     `reader`: `senteval` (a task in SentEval's archive), `pairs` (scored pairs), `triples` (training data, to which the
     column `sts_overlap` is added), `copy` (the file is not changed).
@@ -93,7 +92,7 @@ def get_main(settings: GetSettings) -> None:
     if settings.to is None:
         for name, entry in sets.items():
             print(f"{name:13} {entry.size:11} {entry.content}. License: {entry.license}")
-        print("Groups: sts, transfer. Download: angle-llm data get NAME … --to DATA")
+        print("Group of all STS sets: sts. Download: angle-llm data get NAME … --to DATA")
         return
     root = settings.to.expanduser()
     # `sets` has the STS sets first, as data_sets.yaml, so their files exist when training data call `evaluated`.
@@ -159,15 +158,14 @@ def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, eva
             with tarfile.open(source) as archive:
                 archive.extractall(folder, filter="data")  # paths and links that leave the folder are errors
         folder = next(folder.rglob("STS"), folder / "STS").parent
-        task, _, split = file.part.partition(".")
-        rows = read_senteval(folder, task, cast(Split, split)) if split else read_task(folder, task, "senteval").pairs
+        rows = read_task(folder, file.part, "senteval").pairs
     write_json_lines(target, (dict(zip(entry.columns, row, strict=False)) for row in rows))
 
 
 def check_file(path: Path, file: PublicFile, gold: str, name: str) -> None:
     """Raise `DataError` if the rows or the column `gold` of a file differ from what is expected; `name` is for messages."""
     rows = resolve_source(path).good_rows([gold] if gold else ())
-    values = [f"{score_of(row, gold):.6f}" if gold == "score" else str(row.values.get(gold)) for row in rows]
+    values = [f"{score_of(row, gold):.6f}" if gold else "" for row in rows]
     digest = file.gold and hashlib.sha256("\n".join(values).encode()).hexdigest()[:16]
     if (len(values), digest) != (file.rows, file.gold):
         expected, got = (f" with the fingerprint {value} of {gold}" if value else "" for value in (file.gold, digest))

@@ -8,6 +8,7 @@ MPQA as examples.
 from __future__ import annotations
 
 import re
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,6 +17,8 @@ from angle_llm.data.formats import DataError
 from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.task_files import text_of
 
+REPOSITORY, COMMIT = "princeton-nlp/datasets-for-simcse", "e145e8bb659b2aa2669f32ef79cb4cdef6c58fef"
+"""Data set of the Hugging Face hub with SentEval's files in senteval.tar (89.8 MB)."""
 Split = Literal["all", "train", "dev", "test"]
 
 
@@ -49,6 +52,20 @@ SENTEVAL_FILES: dict[str, dict[Split, tuple[str, ...]]] = {
 The only split of a cross-validation is "all"."""
 _LINES = {"sst2": r"(?P<text>.*\S.*)\t(?P<label>[01])", "trec": r"(?P<label>[^:]*):[^ ]* (?P<text>.*\S.*)"}
 """Task name → pattern of a line with a class. Lines of other tasks are texts; the files of MRPC are tables."""
+
+
+def download(folder: Path) -> None:
+    """Extract SentEval's files into `folder/senteval`; the archive stays in the cache of huggingface_hub.
+
+    Raises:
+        OSError: if the hub refuses the archive; offline, if it is not in the cache.
+        tarfile.TarError: for an archive with paths or links that leave the folder.
+    """
+    from huggingface_hub import hf_hub_download
+
+    path = hf_hub_download(REPOSITORY, "senteval.tar", repo_type="dataset", revision=COMMIT)
+    with tarfile.open(path) as archive:
+        archive.extractall(folder, filter="data")
 
 
 def read_senteval(folder: Path, name: str, split: Split) -> Iterator[LabelledText]:

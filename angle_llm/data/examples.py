@@ -2,8 +2,8 @@
 
     resolve_source ──► Row ──► resolve_format ──► `Format.read` ──► examples (in memory or in a `store`) and a `DataReport`
 
-Each row is used, dropped for a documented reason, or rejected as bad. `rows_in = rows_used + dropped + rejected` is
-checked. The first bad row raises an error with its file and line, except in `data check`.
+Each row is used, dropped for a documented reason, or rejected as bad. The first bad row raises an error with its
+file and line, except in `data check`. Otherwise `rows_in = rows_used + dropped` is checked.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DataReport:
     Reasons: "neutral", "no gold label", "filtered by where", "unpaired", "beyond limit".
     """
     rejected: list[BadRow] = field(default_factory=list)
-    """Rows that could not be read or converted to an example, and were skipped."""
+    """Rows that cannot be read or converted to an example; `data check` counts them."""
 
     def drop(self, reason: str, rows: int = 1) -> None:
         """Add `rows` to the number of rows dropped for `reason`."""
@@ -72,10 +72,10 @@ class DataReport:
             self.rejected.append(result)
 
     def use(self, examples: int) -> None:
-        """Set the number of examples, and check that used, dropped and rejected rows add up to all rows."""
+        """Set the number of examples, and check that used and dropped rows add up to all rows."""
         self.examples = examples
         self.rows_used = examples * FORMATS[self.format].rows_per_example
-        assert self.rows_in == self.rows_used + sum(self.dropped.values()) + len(self.rejected), self.summary()
+        assert self.rows_in == self.rows_used + sum(self.dropped.values()), self.summary()
 
     def summary(self) -> str:
         """Return the report as one line of text.
@@ -95,9 +95,6 @@ class DataReport:
             parts.append(f"columns not used: {listed(self.unused_columns)}")
         if self.dropped:
             parts.append("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()))
-        if self.rejected:
-            first = self.rejected[0]
-            parts.append(f"rejected: {len(self.rejected):,}, first in {first.unit} {first.line}: {first.reason}")
         return "; ".join(parts)
 
 
@@ -162,7 +159,7 @@ class ExampleReader:
 
         Raises `RowError` for a row that cannot be converted.
         """
-        if not self.is_wanted(row):
+        if not all(_equal(row.get(column), wanted) for column, wanted in self.settings.where.items()):
             return Dropped("filtered by where")
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
         if labels := file.label_names.get(self.columns.get("label", "")):
@@ -176,17 +173,13 @@ class ExampleReader:
             return result
         return result.with_instructions(fields)
 
-    def is_wanted(self, row: Values) -> bool:
-        """Return whether a row (column → value) passes the row filter `settings.where`."""
-        return all(_equal(row.get(column), wanted) for column, wanted in self.settings.where.items())
-
     def examples(self, report: DataReport) -> Iterator[Example]:
         """Yield all examples in file order, and count every row in `report`.
 
         Formats whose examples need several rows, such as `nli_triples`, combine the rows first.
 
         Raises:
-            DataError: for the first bad row, unless `settings.skips_bad_rows`.
+            DataError: for the first bad row.
         """
         format = FORMATS[self.format]
         parsed = (example for _, example in self.used_rows(report))
@@ -204,19 +197,15 @@ class ExampleReader:
         Rows are not combined to triples, shuffled or limited.
 
         Raises:
-            DataError: for the first bad row, unless `settings.skips_bad_rows`.
+            DataError: for the first bad row.
         """
         for row, result in self.outcomes():
             report.count(result)
             if isinstance(result, BadRow):
-                if not self.settings.skips_bad_rows:
-                    advice = (
-                        ""
-                        if self.source.kind == "rows"
-                        else ", or write a copy without bad rows: angle-llm data check FILE --fix FOLDER"
-                    )
-                    raise DataError(f"{result.place}: {result.reason}. Fix the row{advice}")
-            elif isinstance(row, Row) and not isinstance(result, Dropped):
+                copy = ", or write a copy without bad rows: angle-llm data check FILE --fix FOLDER"
+                advice = "" if self.source.kind == "rows" else copy
+                raise DataError(f"{result.place}: {result.reason}. Fix the row{advice}")
+            if isinstance(row, Row) and not isinstance(result, Dropped):
                 yield row, result
 
 
@@ -323,17 +312,16 @@ def load_examples(settings: DataSource, cache: Path | None = None, source: Sourc
 
     `source` has the rows; None: the source that `settings.path` names.
 
-    A bad row has no text, a score that is not a number, broken JSON, a wrong number of fields, or invalid bytes. A bad
-    row raises `DataError` with file and line, or is listed in the report if `settings.skips_bad_rows`. The whole dataset
-    is read and checked, also beyond `limit`.
+    A bad row has no text, a score that is not a number, broken JSON, a wrong number of fields, or invalid bytes. The whole
+    dataset is read and checked, also beyond `limit`.
 
     With a `cache` folder, examples that need more than `store.MEMORY_LIMIT` bytes are written to disk. The next call
     reads the examples from disk.
 
     Raises:
-        DataError: for a bad row, with file and line, unless bad rows are skipped; for damage that hides an unknown
-            number of rows (a truncated gzip file, an unclosed quote over several lines); for missing columns; for a
-            dataset without examples; and as in `open_examples`.
+        DataError: for a bad row, with file and line; for damage that hides an unknown number of rows (a truncated gzip
+            file, an unclosed quote over several lines); for missing columns; for a dataset without examples; and as in
+            `open_examples`.
     """
     source = source or training_source(settings)
     folder = None if cache is None else cache / "examples" / _store_name(settings, source)
@@ -355,8 +343,7 @@ def _stored(settings: DataSource, folder: Path | None) -> tuple[Sequence[Example
         return None
     try:
         examples = store.StoredExamples(folder)
-        rejected = [BadRow(*fields) for fields in examples.account["rejected"]]
-        return examples, DataReport(settings, **examples.account | {"rejected": rejected})
+        return examples, DataReport(settings, **examples.account)
     except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow and json raise these
         log(f"warning: {folder} is damaged ({error!r}); it is written again")
         return None

@@ -20,7 +20,7 @@ from angle_llm.settings.parsing import (
     check_new_folder,
     settings_class,
 )
-from angle_llm.settings.rows import RowFilter, RowSettings, TextEncoding
+from angle_llm.settings.rows import RowSettings
 
 REST, CORPUS = "train", "corpus"
 """Names of files that `data split` writes besides the parts: the rows of no part, and the distinct second texts."""
@@ -307,7 +307,7 @@ class GetSettings:
 
 
 @settings_class
-class CheckSettings(RowFilter, TextEncoding, RowSettings):
+class CheckSettings(RowSettings):
     """Check data files: format, bad, repeated and contradictory rows, overlap with evaluation sets, token lengths."""
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
@@ -338,7 +338,7 @@ class CheckSettings(RowFilter, TextEncoding, RowSettings):
 
 
 @settings_class
-class SplitSettings(TextEncoding, RowSettings):
+class SplitSettings(RowSettings):
     """Split a data file into parts that share no text, for training, selection of the best model, and evaluation.
 
     Rows that share a text, up to case, spacing and punctuation, are in the same part, also if other rows link them. A
@@ -441,7 +441,7 @@ class MineFiles(EncoderName):
 
 
 @settings_class
-class MineSettings(NegativeRules, RowFilter, RowSettings, EncoderOptions, MineFiles):
+class MineSettings(NegativeRules, RowSettings, EncoderOptions, MineFiles):
     """Files and rules of `angle-llm data mine`."""
 
     def __post_init__(self) -> None:

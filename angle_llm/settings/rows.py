@@ -16,7 +16,6 @@ class CommandSource(DataSource):
     FLAGS: ClassVar[str] = "--"
 
     encoding: str = "utf-8"
-    skips_bad_rows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,24 +30,12 @@ class RowSettings:
     score_range: tuple[float, float] | None = None
     """The score that means *unrelated* and the score that means *same meaning*, such as 0 5.
     None: 0 1."""
+    where: dict[str, str | bool | int | float] = field(default_factory=dict)
+    """Pairs of COLUMN VALUE. Only rows with these values are read."""
+    encoding: str = "utf-8"
+    """Character encoding of text files, such as utf-8 or cp1252. Output files are UTF-8."""
 
     def source_of(self, path: str, **more: Any) -> CommandSource:
         """Return the settings of a dataset: the path of a file, these settings, and further fields in `more`."""
         shared = {item.name: getattr(self, item.name) for item in fields(RowSettings)}
         return CommandSource(path=path, **shared, **more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowFilter:
-    """The flag --where of commands that read data files: only rows with the given column values are read."""
-
-    where: dict[str, str | bool | int | float] = field(default_factory=dict)
-    """Pairs of COLUMN VALUE. Only rows with these values are read."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextEncoding:
-    """The flag --encoding of commands that read text files."""
-
-    encoding: str = "utf-8"
-    """Character encoding of text files, such as utf-8 or cp1252. Output files are UTF-8."""

@@ -65,11 +65,6 @@ class DataSource:
         """Character encoding of text files."""
         return "utf-8"
 
-    @property
-    def skips_bad_rows(self) -> bool:
-        """Whether rows that cannot be used are skipped and counted. False: such a row is an error."""
-        return False
-
 
 @settings_class
 class MixedSet(DataSource):

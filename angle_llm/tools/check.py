@@ -92,8 +92,7 @@ def check_data(settings: CheckSettings) -> CheckResult:
     sets, skipped = read_evaluation_sets(settings.against, settings.columns) if settings.against else ([], [])
     model = ModelSettings(path=settings.model, prompt=settings.prompt, max_length=settings.max_length)
     tokens = None if settings.model == "none" else open_tokens(model)
-    read = {"where": settings.where, "encoding": settings.encoding, "skips_bad_rows": True}
-    sources = [settings.source_of(path, **read) for path in settings.files]
+    sources = [settings.source_of(path) for path in settings.files]
     reports = check_files(sources, tokens, sets)
     # Cleaned copies of the files that can be read.
     readable = [(source, report) for source, report in zip(sources, reports, strict=True) if report.format is not None]
@@ -102,31 +101,29 @@ def check_data(settings: CheckSettings) -> CheckResult:
         out = settings.fix
         write_folder(out, lambda folder: fixed.extend(write_fixed(readable, folder, out)))
     # Training commands, with the cleaned copies. Training reads UTF-8 only, and no single texts.
-    group = "" if tokens is None else _model_kind(model, tokens)
+    group = "" if tokens is None else _model_kind(tokens)
     paths = [copy["cleaned"] for copy in fixed] or [source.path for source, _ in readable]
     for path, (source, report) in zip(paths, readable, strict=True):
         if report.can_train and report.format != "text" and (fixed or source.encoding == DataSource().encoding):
             report.train = _train_flags(model, tokens, group, replace(source, path=path), report)
     remark = "no --model: tokens are not counted, and the training command lacks the settings of a model"
     if tokens is not None:
-        prompts = tokens.tokenizers.prompts
-        remark = f"tokens of {model.path}: {prompts}, pooling {tokens.pooling}, max_length {tokens.max_length}"
+        encoder = tokens.encoder
+        remark = (
+            f"tokens of {model.path}: {encoder.prompts}, pooling {encoder.pooling}, max_length {encoder.max_length}"
+        )
     return CheckResult(remark, [tested.name for tested in sets], skipped, fixed, reports)
 
 
-def _model_kind(model: ModelSettings, tokens: TokenCounter) -> str:
-    """Return the key of recommended.yaml for a model; empty if its base model cannot be opened."""
+def _model_kind(tokens: TokenCounter) -> str:
+    """Return the key of recommended.yaml for a model."""
     import torch
 
-    from angle_llm.model.meta_model import meta_backbone, tiny_encoder_copy
+    from angle_llm.model.meta_model import meta_backbone
 
-    try:
-        encoder, config = tiny_encoder_copy(tokens.source, model)
-    except (OSError, ValueError):  # such as a saved adapter whose base is missing: only its tokens can be counted
-        return ""
-    if not encoder.model.options.causal and encoder.attention != "bidirectional":
+    if not tokens.encoder.model.options.causal and tokens.encoder.attention != "bidirectional":
         return "small_encoder"
-    weights = sum(parameter.numel() for parameter in meta_backbone(config, torch.float32).parameters())
+    weights = sum(parameter.numel() for parameter in meta_backbone(tokens.config, torch.float32).parameters())
     return "large_decoder" if weights > _LARGE else "small_decoder"
 
 

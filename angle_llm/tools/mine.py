@@ -63,7 +63,7 @@ def mine_main(settings: MineSettings) -> None:
     from angle_llm.model.encoder import SentenceEncoder
 
     # Pairs and candidates.
-    source = settings.source_of(settings.pairs, where=settings.where, shuffle_seed=settings.shuffle_seed)
+    source = settings.source_of(settings.pairs, shuffle_seed=settings.shuffle_seed)
     loaded = load_examples(source)
     print(loaded.report.summary())
     corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)

@@ -42,6 +42,7 @@ from angle_llm.io import plain
 from angle_llm.settings.train import DataSource, ModelSettings
 
 if TYPE_CHECKING:
+    from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.model.source.resolve import ModelSource
     from angle_llm.model.source.tokenizer import SideTokenizers
 
@@ -275,11 +276,12 @@ class TokenCounter:
     """Counts and prints the tokens of texts with a model's tokenizers, prompts and pooling, without its weights."""
 
     source: ModelSource
+    encoder: SentenceEncoder
+    """Encoder with the prompts, pooling and maximum length of the model, and a small random backbone."""
+    config: Any
+    """Configuration of the model."""
     tokenizers: SideTokenizers
     """Tokenizers that do not cut texts."""
-    pooling: str
-    max_length: int
-    """Maximum number of tokens of a text; longer texts are cut."""
 
     def lengths(self, texts: list[str]) -> list[int | str]:
         """Return the number of tokens of each text, before truncation, or the error message if a text has no tokens.
@@ -291,7 +293,7 @@ class TokenCounter:
         except ValueError as error:
             if len(texts) > 1:
                 return [self.lengths([text])[0] for text in texts]
-            return [str(error).replace(str(_NO_LIMIT), str(self.max_length))]
+            return [str(error).replace(str(_NO_LIMIT), str(self.encoder.max_length))]
         return [max(lengths) for lengths in zip(*sides, strict=True)]
 
     def render(self, text: str) -> str:
@@ -305,7 +307,7 @@ class TokenCounter:
             (ids,) = tokenize([text])
             tokens = [tokenize.tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in ids]
             tokens = [printable(token).replace("\n", "\\n").replace("\r", "\\r") for token in tokens]
-            if (pooled := {"last": -1, "cls": 0}.get(self.pooling)) is not None:
+            if (pooled := {"last": -1, "cls": 0}.get(self.encoder.pooling)) is not None:
                 tokens[pooled] = f"⟦{tokens[pooled]}⟧"
             if len(tokens) > _HEAD + _TAIL:
                 tokens[_HEAD:-_TAIL] = [f" … {len(tokens) - _HEAD - _TAIL:,} tokens … "]
@@ -316,20 +318,13 @@ class TokenCounter:
 def open_tokens(settings: ModelSettings) -> TokenCounter:
     """Open the tokenizer of a saved encoder or base model as a token counter. Raises the errors of opening the model."""
     from angle_llm.model.meta_model import tiny_encoder_copy
-    from angle_llm.model.source.backbone import load_tokenizer
     from angle_llm.model.source.resolve import resolve_model
     from angle_llm.model.source.tokenizer import SideTokenizers
-    from angle_llm.prompts import load_prompts
 
     source = resolve_model(settings.path)
-    if source.card is None:
-        encoder, _ = tiny_encoder_copy(source, settings)
-        tokenizers = SideTokenizers.of(encoder.tokenizer, encoder.prompts, _NO_LIMIT)
-        return TokenCounter(source, tokenizers, encoder.pooling, encoder.max_length)
-    prompts = source.card.prompt if settings.prompt is None else load_prompts(settings.prompt)
-    tokenizers = SideTokenizers.of(load_tokenizer(source.location, source.revision), prompts, _NO_LIMIT)
-    pooling = settings.pooling or source.card.pooling
-    return TokenCounter(source, tokenizers, pooling, settings.max_length or source.card.max_length)
+    encoder, config = tiny_encoder_copy(source, settings)
+    tokenizers = SideTokenizers.of(encoder.tokenizer, encoder.prompts, _NO_LIMIT)
+    return TokenCounter(source, encoder, config, tokenizers)
 
 
 def _add_tokens(report: FileReport, tokens: TokenCounter, counts: Sequence[int | str], samples: Sequence[str]) -> None:
@@ -342,8 +337,8 @@ def _add_tokens(report: FileReport, tokens: TokenCounter, counts: Sequence[int |
     if lengths:
         shares = {"shortest": 0, "50%": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1}
         report.tokens = {name: int(np.quantile(lengths, share, method="lower")) for name, share in shares.items()}
-        report.max_length = tokens.max_length
-        report.truncated = sum(length > tokens.max_length for length in lengths)
+        report.max_length = tokens.encoder.max_length
+        report.truncated = sum(length > report.max_length for length in lengths)
         usable = (text for text, length in zip(samples, counts, strict=False) if isinstance(length, int))
         report.examples = list(map(tokens.render, usable))
     if problems:

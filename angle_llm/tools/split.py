@@ -35,7 +35,7 @@ def split_main(settings: SplitSettings) -> None:
     from angle_llm.tools.quality import json_row
 
     # Read the rows.
-    reading = open_examples(settings.source_of(settings.file, encoding=settings.encoding))
+    reading = open_examples(settings.source_of(settings.file))
     texts: list[list[str]] = []
     lines: list[str] = []
     corpus: dict[str, None] = {}

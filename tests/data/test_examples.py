@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from angle_llm.data.examples import LoadedData, load_examples
-from angle_llm.data.files.file_types import DatasetReader
+from angle_llm.data.examples import LoadedData, load_examples, open_examples
+from angle_llm.data.files.file_types import BadRow, DatasetReader
 from angle_llm.data.formats import DataError, PositivePair, ScoredPair, Triple
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.rows import CommandSource
@@ -31,6 +31,14 @@ def load(path: Path | str, **settings: Any) -> LoadedData:
     return load_examples(CommandSource(path=str(path), **settings))
 
 
+def outcomes(path: Path | str, **settings: Any) -> tuple[list[Any], list[BadRow]]:
+    """Return the results of usable rows, dropped ones included, and the bad rows."""
+    results = [result for _, result in open_examples(CommandSource(path=str(path), **settings)).outcomes()]
+    return [result for result in results if not isinstance(result, BadRow)], [
+        result for result in results if isinstance(result, BadRow)
+    ]
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [({**GOOD, "score": 3.2}, "--score-range"), (PAIR, "score"), ([GOOD], "object")],
@@ -39,9 +47,8 @@ def test_bad_row_is_an_error_with_file_and_line_or_is_listed(tmp_path: Path, row
     path = write(tmp_path / "x.jsonl", GOOD, row, GOOD)
     with pytest.raises(DataError, match=rf"x\.jsonl:2: .*{reason}.*data check FILE --fix"):
         load(path)
-    data = load(path, skips_bad_rows=True)
-    assert data.examples == [ScoredPair("a", "b", 1.0)] * 2
-    ((file, line, why, _),) = data.report.rejected
+    examples, ((file, line, why, _),) = outcomes(path)
+    assert examples == [ScoredPair("a", "b", 1.0)] * 2
     assert (file, line, reason in why) == (str(path), 2, True)
 
 
@@ -90,9 +97,9 @@ def test_split_of_a_folder_is_read_from_its_files(
     assert len(load(folder).examples) == 1
     with pytest.raises(DataError, match=r"validation-0\.jsonl:3: text1 is empty"):
         load(f"{folder}@validation")
-    data = load(f"{folder}@validation", skips_bad_rows=True)
-    assert data.examples == [ScoredPair("a", "b", 1.0)] * 2
-    assert [(bad.file, bad.line) for bad in data.report.rejected] == [(str(folder / "validation-0.jsonl"), 3)]
+    examples, rejected = outcomes(f"{folder}@validation")
+    assert examples == [ScoredPair("a", "b", 1.0)] * 2
+    assert [(bad.file, bad.line) for bad in rejected] == [(str(folder / "validation-0.jsonl"), 3)]
 
 
 def test_hub_dataset_is_loaded_with_its_configuration_and_label_names(
@@ -193,11 +200,9 @@ def test_where_compares_numbers_as_text_or_number(tmp_path: Path, cell: object, 
 def test_a_text_of_invisible_characters_is_a_bad_row(tmp_path: Path, text: str, kept: bool) -> None:
     """A character of a newer Unicode than Python's, and one of private use, are visible."""
     pairs = [{"text1": "A man eats.", "text2": other} for other in ("He eats.", text)]
-    data = load(write(tmp_path / "x.jsonl", *pairs), skips_bad_rows=True)
-    assert len(data.examples) == 1 + kept
-    assert ["x.jsonl:2: text2 is" in f"{bad.place}: {bad.reason}" for bad in data.report.rejected] == [True] * (
-        not kept
-    )
+    examples, rejected = outcomes(write(tmp_path / "x.jsonl", *pairs))
+    assert len(examples) == 1 + kept
+    assert ["x.jsonl:2: text2 is" in f"{bad.place}: {bad.reason}" for bad in rejected] == [True] * (not kept)
 
 
 def test_limit_applies_to_file_order_or_after_a_seeded_shuffle(tmp_path: Path) -> None:
@@ -233,15 +238,19 @@ def test_every_row_is_accounted_for(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], format: str, where: Any, limit: int, seed: int
 ) -> None:
     good = [{"premise": "s", "hypothesis": "h", "label": label, "keep": 1} for label in (0, 2)]
-    path = write(tmp_path_factory.mktemp("rows") / "x.jsonl", *rows, *good)
-    data = load(path, skips_bad_rows=True, format=format, where=where, limit=limit, shuffle_seed=seed)
+    folder = tmp_path_factory.mktemp("rows")
+    usable, rejected = outcomes(write(folder / "all.jsonl", *rows, *good), format=format, where=where)
+    assert len(usable) + len(rejected) == len(rows) + 2
+    bad_lines = {bad.line for bad in rejected}
+    readable = [row for line, row in enumerate(rows, 1) if line not in bad_lines]
+    path = write(folder / "x.jsonl", *readable, *good)
+    data = load(path, format=format, where=where, limit=limit, shuffle_seed=seed)
     report = data.report
-    assert report.rows_in == len(rows) + 2
-    assert report.rows_in == report.rows_used + sum(report.dropped.values()) + len(report.rejected)
+    assert report.rows_in == len(usable) == report.rows_used + sum(report.dropped.values())
     assert report.examples == len(data.examples) == report.rows_used // (2 if format == "nli_triples" else 1)
     assert all(count > 0 for count in report.dropped.values())
     assert limit is None or len(data.examples) <= limit
-    for bad in report.rejected:
+    for bad in rejected:
         row = rows[bad.line - 1]
         assert not (isinstance(row, dict) and row["label"] in ("neutral", 1) and row["label"] is not True)
 

@@ -17,6 +17,7 @@ from angle_llm.data import DataError, Group, PositivePair, ScoredPair, Triple
 from angle_llm.data.corpus import Corpus
 from angle_llm.data.examples import load_examples, open_examples
 from angle_llm.data.files.file_types import BadRow
+from angle_llm.data.formats import Dropped
 from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.sts_tasks import read_pairs
 from angle_llm.settings.rows import CommandSource
@@ -84,8 +85,9 @@ def sources(folder: Path, file_type: str, rows: Rows, card: str = "") -> list[st
 
 def meaning(source: str, **settings: Any) -> tuple[list[Any], list[str]]:
     """Return the examples, and the reasons of refused rows."""
-    loaded = load_examples(CommandSource(path=source, skips_bad_rows=True, **settings))
-    return list(loaded.examples), [bad.reason for bad in loaded.report.rejected]
+    results = [result for _, result in open_examples(CommandSource(path=source, **settings)).outcomes()]
+    refused = [result.reason for result in results if isinstance(result, BadRow)]
+    return [result for result in results if not isinstance(result, BadRow | Dropped)], refused
 
 
 @pytest.fixture(autouse=True)
@@ -272,7 +274,7 @@ def test_files_of_a_split_keep_their_label_names_and_row_numbers(tmp_path: Path,
             labels.to_parquet(path)
         else:
             WRITERS[file_type](path, rows)
-    source = CommandSource(path=str(folder), skips_bad_rows=True)
+    source = CommandSource(path=str(folder))
     (report,) = check_files([source], None, [])
     assert (report.rows_in, report.rows_used, report.rejected, report.unit) == (10, 6, 2, "row")
     assert [finding.places for finding in report.findings if finding.kind == "duplicate"] == [["5 and 2", "10 and 7"]]

@@ -22,15 +22,15 @@ ROWS = 10_000
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSource:
-    """Triples of texts of all lengths, a bad row, and rows that `where` drops; with a small memory limit."""
+    """Triples of texts of all lengths, and rows that `where` drops; with a small memory limit."""
     monkeypatch.setattr(store, "MEMORY_LIMIT", 100_000)
     generator = random.Random(0)
     with gzip.open(tmp_path / "rows.jsonl.gz", "wt", encoding="utf-8") as file:
         for number in range(ROWS):
             names = ("anchor", "positive", "negative")
             row = {name: f"{name} {number} " + "ä" * generator.randrange(20) for name in names} | {"keep": number % 3}
-            file.write(json.dumps(row | ({"negative": None} if number == 7 else {})) + "\n")
-    return CommandSource(path=str(tmp_path / "rows.jsonl.gz"), where={"keep": 1}, skips_bad_rows=True)
+            file.write(json.dumps(row) + "\n")
+    return CommandSource(path=str(tmp_path / "rows.jsonl.gz"), where={"keep": 1})
 
 
 @pytest.mark.parametrize("more", [{}, {"limit": 100}, {"shuffle_seed": 3}, {"shuffle_seed": 3, "limit": 100}])
@@ -93,9 +93,11 @@ def test_damaged_store_is_written_again(name: str, damage: str, source: DataSour
 
 
 def test_unreadable_source_leaves_no_files(source: DataSource, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"rows\.jsonl\.gz:8"):
-        load_examples(DataSource(path=source.path), tmp_path / "cache")
-    Path(source.path).write_bytes(Path(source.path).read_bytes()[:-200])
+    content = Path(source.path).read_bytes()
+    Path(source.path).write_bytes(content + gzip.compress(b'{"anchor": "a", "keep": 1}\n'))
+    with pytest.raises(DataError, match=rf"rows\.jsonl\.gz:{ROWS + 1}: "):
+        load_examples(source, tmp_path / "cache")
+    Path(source.path).write_bytes(content[:-200])
     with pytest.raises(DataError, match=r"rows\.jsonl\.gz"):
         load_examples(source, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("examples/*"))

@@ -119,7 +119,7 @@ def test_a_folder_alone_opens_with_the_base_that_it_names(name: str, tokenizer: 
     again = SentenceEncoder.from_pretrained(tmp_path / "saved", device="cpu")
     assert np.array_equal(again.encode(TEXTS), expected)
     tokens = open_tokens(ModelSettings(path=str(adapter), prompt=PROMPT, max_length=60))
-    assert (tokens.pooling, tokens.max_length) == ("last", 60)
+    assert (tokens.encoder.pooling, tokens.encoder.max_length) == ("last", 60)
     assert tokens.tokenizers.selected(TEXTS) == encoder.tokenize(TEXTS)
 
 

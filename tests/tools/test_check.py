@@ -41,7 +41,7 @@ def write(path: Path, *rows: object) -> str:
 
 
 def checked(*paths: str, against: Sequence[str | Path] = (), **reading: Any) -> list[tuple[CommandSource, FileReport]]:
-    sources = [CommandSource(path=path, skips_bad_rows=True, **reading) for path in paths]
+    sources = [CommandSource(path=path, **reading) for path in paths]
     reports = check_files(sources, None, read_evaluation_sets(against)[0] if against else [])
     return list(zip(sources, reports, strict=True))
 
@@ -368,7 +368,8 @@ def test_tokens_are_those_of_the_encoder(base: str, tmp_path: Path) -> None:
     encoder = SentenceEncoder.from_pretrained(base, prompt="prompteol", max_length=60)
     encoder.save_pretrained(tmp_path / "saved")
     tokens = open_tokens(ModelSettings(path=str(tmp_path / "saved")))
-    assert (tokens.tokenizers.selected.prompt, tokens.pooling, tokens.max_length) == (encoder.prompt, "last", 60)
+    assert tokens.tokenizers.selected.prompt == encoder.prompt
+    assert (tokens.encoder.pooling, tokens.encoder.max_length) == ("last", 60)
     assert tokens.tokenizers.selected(["A man eats."]) == encoder.tokenize(["A man eats."])
     (ids,) = encoder.tokenize(["A man eats."])
     shown = tokens.render("A man eats.").split("|")

@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
+from single_texts import open_for_single_texts
 
 from angle_llm.cli import run_cli
-from angle_llm.evaluate.encoding import EncoderFacts, check_names, open_encoder, write_results
+from angle_llm.evaluate.encoding import EncoderFacts, check_names, write_results
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, select_tasks
@@ -65,7 +66,7 @@ def nested_main(settings: NestedEvalSettings) -> list[Point]:
     """
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns)
 
-    encoder = open_encoder(settings, settings.model, single_texts=True)
+    encoder = open_for_single_texts(settings)
     points = quality_curve(
         encoder,
         tasks,

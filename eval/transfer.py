@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from senteval import LabelledText, Split, download
+from single_texts import open_for_single_texts
 from transfer_tasks import (
     PUBLISHED_TRANSFER,
     TRANSFER_TASKS,
@@ -62,7 +63,6 @@ from angle_llm.evaluate.encoding import (
     check_names,
     encode_distinct,
     encode_functions,
-    open_encoder,
     write_results,
 )
 from angle_llm.evaluate.results import Results, TaskResult, published_table, report, table
@@ -373,7 +373,7 @@ def transfer_main(settings: TransferSettings) -> TransferResults:
         )
     tasks = [read_transfer_task(settings.data_dir, name) for name in names]
 
-    encoder = open_encoder(settings, settings.model, single_texts=True)
+    encoder = open_for_single_texts(settings)
     encode, _ = encode_functions(encoder)
     results = evaluate_transfer(encode, tasks, limit_train=settings.limit_train)
     facts = EncoderFacts.of(encoder)

@@ -26,30 +26,20 @@ If texts have instructions, the argument `instruction` is their list, None for a
 `SentenceEncoder.encode`."""
 
 RESAMPLES = 1000
-"""Default number of bootstrap resamples. The ends of an interval then vary between seeds by about 2 % of its length."""
+"""Default number of bootstrap resamples. The ends of an interval then vary between draws by about 2 % of its length."""
 
 
-def open_encoder(settings: EvalSettings, model: str, *, single_texts: bool = False) -> SentenceEncoder:
+def open_encoder(settings: EvalSettings, model: str) -> SentenceEncoder:
     """Open the encoder `model` with the flags of an evaluation.
 
     The folder of the JSON file is created first, so that a wrong path fails before the model is opened.
-
-    Raises:
-        ValueError: if the tasks have single texts (`single_texts`), and the encoder has two prompts but no `--as` is
-            given.
     """
     from angle_llm.model.encoder import SentenceEncoder
 
     if settings.json is not None:
         settings.json.parent.mkdir(parents=True, exist_ok=True)
     encoder = SentenceEncoder.from_pretrained(model, **settings.options())
-    if settings.side is not None:
-        return encoder.for_side(settings.side)
-    if single_texts and encoder.prompts.differ:
-        raise ValueError(
-            f"--as: expected query or document, because {model} has {encoder.prompts} and these tasks have single texts."
-        )
-    return encoder
+    return encoder if settings.side is None else encoder.for_side(settings.side)
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -59,10 +59,6 @@ class Sharding:
         """
         return -(-size // self.processes) if self.zero >= from_stage else size
 
-    def base_part(self, size: int) -> int:
-        """Return the bytes of the frozen weights on one process, of `size` bytes in all."""
-        return -(-size // self.processes) if self.fsdp else self.part(size, 3)
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -118,8 +114,9 @@ class Device:
         part, offload = self.sharding.part, self.sharding.offload
         weights_here, states_here = offload != "parameters", offload == "none"
         nccl = EXCHANGE_CONTEXT if self.sharding.processes > 1 and self.kind == "cuda" else 0
+        base = -(-self.base_bytes // self.sharding.processes) if self.sharding.fsdp else part(self.base_bytes, 3)
         passes = Memory(
-            base_weights=self.sharding.base_part(self.base_bytes) * weights_here,
+            base_weights=base * weights_here,
             trained_weights=part(self.trained_bytes, 3) * weights_here,
             optimizer=self._states * states_here,
             gradients=part(self.trained_bytes, 2),
@@ -176,7 +173,9 @@ def free_memory(processes: Processes) -> int | None:
         )
     elif device.type == "cpu" and (available := _available_memory()) is not None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
-        free = available // local + _own_memory()
+        # The end of this process would free this memory; `MemAvailable` already includes mapped file pages.
+        own = 1024 * sum(_kernel_number(_STATUS, name) for name in ("RssAnon:", "RssShmem:"))
+        free = available // local + own
     least = -processes.max(-(free or 0))
     return least or None
 
@@ -198,11 +197,6 @@ def _available_memory() -> int | None:
         if limit.is_file() and (most := limit.read_text().strip()).isdecimal():
             available = min(available, int(most) - _kernel_number(use, name))
     return max(available, 0)
-
-
-def _own_memory() -> int:
-    """Return the bytes that the end of this process would free; `MemAvailable` already includes mapped file pages."""
-    return 1024 * sum(_kernel_number(_STATUS, name) for name in ("RssAnon:", "RssShmem:"))
 
 
 def _kernel_number(path: Path, name: str) -> int:

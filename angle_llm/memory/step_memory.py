@@ -59,18 +59,13 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def _count(self, storage: Any) -> None:
         """Add a new storage to the live bytes until it is freed."""
         self._counted[storage] = True
-        size = _round_up(storage.nbytes(), GRANULE)
+        size = -(-storage.nbytes() // GRANULE) * GRANULE
         self.live += size
         self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._release, size)
 
     def _release(self, size: int) -> None:
         self.live -= size
-
-
-def _round_up(size: int, tile: int) -> int:
-    """Return the smallest multiple of `tile` that is at least `size`."""
-    return -(-size // tile) * tile
 
 
 class FusedKernels(TorchFunctionMode):

@@ -62,7 +62,8 @@ def likely_mistake(
     limits = np.maximum(tolerance, np.minimum(HALF, difference_M[chosen] / 20))
 
     def encode(form: Any) -> Rows:
-        rows = [_of_side(form, side).encode([text]) for text, side in (texts[number] for number in chosen)]
+        pairs = [texts[number] for number in chosen]
+        rows = [(form if side is None else form.for_side(side)).encode([text]) for text, side in pairs]
         return np.concatenate(rows).astype(np.float64)
 
     def explains(rows_CD: Rows) -> bool:
@@ -76,11 +77,6 @@ def likely_mistake(
         if explains(encode(changed)):
             return name
     return f"none found that reproduces the vectors; {len(wrong)} of {len(texts)} texts are wrong"
-
-
-def _of_side(form: Any, side: Side | None) -> Any:
-    """Return a form that encodes all texts as queries or as documents; None: with its only prompt."""
-    return form if side is None else form.for_side(side)
 
 
 def _mistakes(encoder: SentenceEncoder) -> list[tuple[str, SentenceEncoder]]:

@@ -7,8 +7,8 @@ items. It does not cover another training seed, prompt, training dataset or kind
 Two models make errors on the same items, so their intervals can overlap although the difference is clear. `compare` and
 `mean_difference` use the same resamples for both models, and return the interval and p-value of the difference.
 
-The drawn items depend only on the number of items, the number of resamples, the seed and `stream` (a name, such as the
-task). So models share resamples, and the interval of a task does not depend on other tasks.
+The drawn items depend only on the number of items, the number of resamples and `stream` (a name, such as the task). So
+models share resamples, and the interval of a task does not depend on other tasks.
 
 Dimensions: P items, B resamples.
 """
@@ -144,9 +144,7 @@ def _checked_lists(x_P: ArrayLike, y_P: ArrayLike) -> tuple[Floats, Floats]:
 # ------------------------------------------------------------------------------------------------------- resamples
 
 
-def resampled_spearman(
-    x_P: ArrayLike, y_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
-) -> Floats:
+def resampled_spearman(x_P: ArrayLike, y_P: ArrayLike, *, resamples: int = RESAMPLES, stream: str = "") -> Floats:
     """Return Spearman's correlation in [-1, 1] of two lists of P finite values in each of B bootstrap resamples, (B,).
 
     Equal values, also of an item drawn twice, get their average rank. A correlation is NaN if all drawn values of a list
@@ -156,7 +154,7 @@ def resampled_spearman(
 
     x, y = np.asarray(x_P), np.asarray(y_P)
     blocks = []
-    for drawn_BP in _draws(len(x), resamples, seed, stream):
+    for drawn_BP in _draws(len(x), resamples, stream):
         # Ranks minus their mean: multiples of 1/2, so that the sums are exact.
         x_BP, y_BP = (rankdata(values[drawn_BP], axis=1) - (len(x) + 1) / 2 for values in (x, y))
         norm_B = np.sqrt((x_BP**2).sum(axis=1)) * np.sqrt((y_BP**2).sum(axis=1))
@@ -165,18 +163,18 @@ def resampled_spearman(
     return np.concatenate(blocks)
 
 
-def _resampled_means(values_P: Floats, resamples: int, seed: int, stream: str) -> Floats:
+def _resampled_means(values_P: Floats, resamples: int, stream: str) -> Floats:
     """Return the mean of P values in each of B bootstrap resamples, shape (B,)."""
-    draws = _draws(len(values_P), resamples, seed, stream)
+    draws = _draws(len(values_P), resamples, stream)
     return np.concatenate([values_P[drawn_BP].mean(axis=1) for drawn_BP in draws])
 
 
-def _draws(size: int, resamples: int, seed: int, stream: str) -> Iterator[NDArray[np.int64]]:
+def _draws(size: int, resamples: int, stream: str) -> Iterator[NDArray[np.int64]]:
     """Yield blocks (B, P) with the item numbers of bootstrap resamples: P = `size` items, drawn with replacement.
 
-    The blocks have `resamples` rows in total. `seed` and `stream` (any name, such as the task name) determine the draws.
+    The blocks have `resamples` rows in total. `stream` (any name, such as the task name) determines the draws.
     """
-    generator = np.random.default_rng([seed, *stream.encode(errors="backslashreplace")])
+    generator = np.random.default_rng([0, *stream.encode(errors="backslashreplace")])
     for start in range(0, resamples, _BLOCK):
         yield generator.integers(size, size=(min(_BLOCK, resamples - start), size))
 
@@ -184,9 +182,9 @@ def _draws(size: int, resamples: int, seed: int, stream: str) -> Iterator[NDArra
 # ------------------------------------------------------------------------------------------ intervals and p-values
 
 
-def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = "") -> Interval:
+def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, stream: str = "") -> Interval:
     """Return the 95 % bootstrap interval of the mean of per-item values, such as the recall of each query."""
-    return percentile_interval(_resampled_means(np.asarray(values_P, dtype=np.float64), resamples, seed, stream))
+    return percentile_interval(_resampled_means(np.asarray(values_P, dtype=np.float64), resamples, stream))
 
 
 def percentile_interval(values_B: ArrayLike) -> Interval:
@@ -214,16 +212,14 @@ def two_sided_p(differences_B: ArrayLike) -> float:
 # ---------------------------------------------------------------------------------------- comparison of two models
 
 
-def mean_difference(
-    ours_P: ArrayLike, theirs_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
-) -> Difference:
+def mean_difference(ours_P: ArrayLike, theirs_P: ArrayLike, *, stream: str = "") -> Difference:
     """Compare the mean metrics of two models by a paired bootstrap: difference, 95 % interval and p-value.
 
     `ours_P` and `theirs_P` are the metric values of the two models for the same P test items. The difference is
     `ours_P` minus `theirs_P`.
     """
     ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_P, theirs_P))
-    resampled_B = _resampled_means(ours - theirs, resamples, seed, stream)
+    resampled_B = _resampled_means(ours - theirs, RESAMPLES, stream)
     return _difference(len(ours), float(ours.mean()), float(theirs.mean()), resampled_B)
 
 
@@ -247,7 +243,6 @@ def compare(
     *,
     averaged: Sequence[str] = PUBLISHED_TASKS,
     resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> PairedDifferences:
     """Compare the Spearman correlations of two models on STS tasks by a paired bootstrap over sentence pairs.
 
@@ -271,7 +266,7 @@ def compare(
     def spearman_of_both(name: str, our_scores: PairScores, their_scores: PairScores) -> _TwoModels:
         if not np.array_equal(our_scores.gold, their_scores.gold):
             raise ValueError(f"--against: task {name!r} has different pairs. Evaluate both models on the same files.")
-        of_both = [_spearman(scores, resamples, seed, stream=name) for scores in (our_scores, their_scores)]
+        of_both = [_spearman(scores, resamples, stream=name) for scores in (our_scores, their_scores)]
         spearman_2, resampled_2B = map(np.array, zip(*of_both, strict=True))
         return _TwoModels(len(our_scores.gold), spearman_2, resampled_2B)
 
@@ -292,11 +287,11 @@ def compare(
     )
 
 
-def _spearman(scores: PairScores, resamples: int, seed: int, stream: str) -> tuple[float, Floats]:
+def _spearman(scores: PairScores, resamples: int, stream: str) -> tuple[float, Floats]:
     """Return Spearman × 100 of scored pairs and of B bootstrap resamples (B,); NaN if the correlation is undefined."""
     with suppress(UndefinedCorrelationError):
         value = 100 * spearman(scores.cosine, scores.gold)
-        resampled_B = resampled_spearman(scores.cosine, scores.gold, resamples=resamples, seed=seed, stream=stream)
+        resampled_B = resampled_spearman(scores.cosine, scores.gold, resamples=resamples, stream=stream)
         return value, 100 * resampled_B
     return math.nan, np.full(resamples, math.nan)
 

@@ -322,7 +322,6 @@ def evaluate_retrieval(
     *,
     encode_document: Encode | None = None,
     resamples: int = RESAMPLES,
-    seed: int = 0,
     reranking: Reranking | None = None,
 ) -> RetrievalResults:
     """Evaluate an encoder on retrieval tasks: rank the answers of each query among all candidates of its task.
@@ -338,12 +337,12 @@ def evaluate_retrieval(
     queries = [text for task in tasks for text in (*task.queries, *(task.candidates if task.classes else ()))]
     documents = [text for task in tasks if not task.classes for text in task.candidates]
     encoded = encode_sides(encode, encode_document if documents else None, queries, documents)
-    results = {task.name: _evaluate(encoded, task, resamples, seed, reranking) for task in tasks}
+    results = {task.name: _evaluate(encoded, task, resamples, reranking) for task in tasks}
     return Results(results, (), **encoded.facts())
 
 
 def _evaluate(
-    encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: int, reranking: Reranking | None
+    encoded: EncodedTexts, task: RetrievalTask, resamples: int, reranking: Reranking | None
 ) -> RetrievalResult:
     """Return the result of a retrieval task: search with the embeddings of its texts, and compute the metrics.
 
@@ -360,7 +359,7 @@ def _evaluate(
     metrics = {}
     for name, shares in shares_of.items():
         values = 100 * np.array(shares)
-        interval = mean_interval(values, resamples=resamples, seed=seed, stream=task.name) if resamples else None
+        interval = mean_interval(values, resamples=resamples, stream=task.name) if resamples else None
         metrics[name] = Metric(float(values.mean()), interval, tuple(values.tolist()))
     reranked = None
     if reranking is not None:

@@ -155,7 +155,6 @@ def evaluate(
     *,
     encode_document: Encode | None = None,
     resamples: int = 0,
-    seed: int = 0,
 ) -> StsResults:
     """Evaluate an encoder on STS tasks: the correlation of cosine similarity with gold scores.
 
@@ -172,7 +171,7 @@ def evaluate(
     results: dict[str, StsTaskResult] = {}
     resampled: dict[str, Floats] = {}
     for task in tasks:
-        results[task.name], resampled[task.name] = _evaluate_task(encoded, task, resamples, seed)
+        results[task.name], resampled[task.name] = _evaluate_task(encoded, task, resamples)
     averaged = [resampled[name] for name in PUBLISHED_TASKS if name in resampled]
     interval = percentile_interval(np.mean(averaged, axis=0)) if resamples and averaged else None
     return StsResults(results, PUBLISHED_TASKS, **encoded.facts(), average_interval=interval)
@@ -202,7 +201,7 @@ def sts_score(pairs: str | Path | StsTask) -> Callable[[SentenceEncoder], float]
     return lambda encoder: evaluate_defined(*encode_functions(encoder), task).spearman
 
 
-def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: int) -> tuple[StsTaskResult, Floats]:
+def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int) -> tuple[StsTaskResult, Floats]:
     """Return the result of an STS task, and its Spearman × 100 in each of B bootstrap resamples (B,).
 
     The resampled correlations are over all pairs of the task. `encoded` has the embeddings of the sentences.
@@ -216,10 +215,10 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: i
         gold=np.array([pair.score for pair in task.pairs], dtype=np.float64),
         subtask=subtask_P if any(subtask_P) else None,
     )
-    whole, resampled_B = _correlations(scores, resamples, seed, task.name)
+    whole, resampled_B = _correlations(scores, resamples, task.name)
     subtasks = {}
     for name, part in scores.by_subtask().items():
-        subtasks[name], _ = _correlations(part, resamples, seed, f"{task.name}/{name}")
+        subtasks[name], _ = _correlations(part, resamples, f"{task.name}/{name}")
     result = StsTaskResult(
         **vars(whole),
         **{key: value for key, value in vars(task).items() if key != "pairs"},
@@ -232,7 +231,7 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: i
     return result, resampled_B
 
 
-def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) -> tuple[Correlations, Floats]:
+def _correlations(scores: PairScores, resamples: int, stream: str) -> tuple[Correlations, Floats]:
     """Return the correlations of scored pairs, and Spearman × 100 in each of B bootstrap resamples (B,)."""
     values = (math.nan, math.nan)
     undefined = None
@@ -240,9 +239,7 @@ def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) ->
     try:
         values = 100 * spearman(scores.cosine, scores.gold), 100 * pearson(scores.cosine, scores.gold)
         if resamples:
-            resampled_B = 100 * resampled_spearman(
-                scores.cosine, scores.gold, resamples=resamples, seed=seed, stream=stream
-            )
+            resampled_B = 100 * resampled_spearman(scores.cosine, scores.gold, resamples=resamples, stream=stream)
     except UndefinedCorrelationError as reason:
         undefined = f"cosines (first) and gold scores (second): {reason}"
     interval = percentile_interval(resampled_B) if resamples else None

@@ -46,7 +46,7 @@ class PublicFile(NamedTuple):
 
 
 class PublicSet(NamedTuple):
-    """A data set that `data get` downloads; `gold` is the column of its gold scores.
+    """A data set that `data get` downloads.
 
     `reader`: `senteval` (a task in SentEval's archive), `pairs` (scored pairs), `triples` (training data, to which the
     column `sts_overlap` is added), `copy` (the file is not changed).
@@ -58,7 +58,6 @@ class PublicSet(NamedTuple):
     files: tuple[PublicFile, ...]
     reader: str = "copy"
     columns: tuple[str, ...] = ()
-    gold: str = ""
     group: str = ""
 
 
@@ -107,7 +106,7 @@ def get_main(settings: GetSettings) -> None:
             source = _download(file)
             new = Path(temporary, Path(file.path).name)
             _convert(source, new, file, entry, evaluated)
-            check_file(new, file, entry.gold, f"{source.resolve()}, read as {file.path}")
+            check_file(new, file, f"{source.resolve()}, read as {file.path}")
             with new.open("rb") as stream:
                 write_file(root / file.path, partial(shutil.copyfileobj, stream))
             log(f"{root / file.path}: {file.rows:,} rows")
@@ -121,7 +120,7 @@ def _missing_files(sets: dict[str, PublicSet], root: Path) -> list[tuple[PublicS
         for file in entry.files:
             path = data_file(root / file.path)
             if path.is_file():
-                check_file(path, file, entry.gold, str(path))
+                check_file(path, file, str(path))
             else:
                 missing.append((entry, file))
     return missing
@@ -162,13 +161,13 @@ def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, eva
     write_json_lines(target, (dict(zip(entry.columns, row, strict=False)) for row in rows))
 
 
-def check_file(path: Path, file: PublicFile, gold: str, name: str) -> None:
-    """Raise `DataError` if the rows or the column `gold` of a file differ from what is expected; `name` is for messages."""
-    rows = resolve_source(path).good_rows([gold] if gold else ())
-    values = [f"{score_of(row, gold):.6f}" if gold else "" for row in rows]
+def check_file(path: Path, file: PublicFile, name: str) -> None:
+    """Raise `DataError` if the rows or the scores of a file differ from what is expected; `name` is for messages."""
+    rows = resolve_source(path).good_rows(["score"] if file.gold else ())
+    values = [f"{score_of(row, 'score'):.6f}" if file.gold else "" for row in rows]
     digest = file.gold and hashlib.sha256("\n".join(values).encode()).hexdigest()[:16]
     if (len(values), digest) != (file.rows, file.gold):
-        expected, got = (f" with the fingerprint {value} of {gold}" if value else "" for value in (file.gold, digest))
+        expected, got = (f" with the fingerprint {value} of score" if value else "" for value in (file.gold, digest))
         raise DataError(
             f"{name}: expected {file.rows:,} rows{expected}, got {len(values):,} rows{got}. It is another version or "
             "damaged. Remove it, and run the command again"

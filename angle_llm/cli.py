@@ -29,9 +29,8 @@ from angle_llm.settings.commands import (
 )
 from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
 from angle_llm.settings.parsing import SettingsError, parse_settings, unknown_name
-from angle_llm.settings.plan import PlanSettings
 from angle_llm.settings.serve import ServeSettings
-from angle_llm.settings.train import PretrainSettings, TrainSettings
+from angle_llm.settings.train import PlanSettings, PretrainSettings, TrainSettings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
@@ -158,7 +157,7 @@ COMMANDS = {
     "data questions": Command(
         QuestionSettings, "tools.questions:questions_main", "Write questions for documents with a language model."
     ),
-    "data score": Command(ScoreSettings, "tools.score:score_main", "Score pairs by an encoder, as a teacher."),
+    "data score": Command(ScoreSettings, "tools.mine:score_main", "Score pairs by an encoder, as a teacher."),
     "merge": Command(
         MergeSettings, "cli:merge", "Merge a LoRA adapter into its base model, or combine several encoders."
     ),

@@ -153,7 +153,7 @@ def _evaluation_settings(evaluation: Any, tasks: dict[str, Source | EvaluationFu
 
 def _text_of(value: Any, name: str, sources: dict[str, Any]) -> str:
     """Return a path unchanged; for other data, add their source to `sources`, and return its text `memory:NAME-DIGEST`."""
-    from angle_llm.data.in_memory import source_in_memory
+    from angle_llm.data.sources import source_in_memory
 
     if isinstance(value, str | Path):
         return str(value)

@@ -37,7 +37,7 @@ from angle_llm.data.keys import normalized
 from angle_llm.data.positives import components
 from angle_llm.io import write_file, write_json
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.tools.journal import Row
+from angle_llm.tools.language_models import Row
 
 NegativeKind = Literal["random", "overlap", "labels"]
 SPLITS = {"train": 0.8, "valid": 0.1, "test": 0.1}

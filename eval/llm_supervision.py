@@ -34,8 +34,7 @@ from angle_llm.data.sources import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.settings.commands import LanguageModelSettings
 from angle_llm.settings.parsing import Positive, SettingsError, parse_settings, settings_class, unknown_name
-from angle_llm.tools.journal import Journal
-from angle_llm.tools.language_models import Answers, make_request, open_language_model
+from angle_llm.tools.language_models import Answers, Journal, make_request, open_language_model
 
 SCORES = {"synonym": 1, "antonym": 0}
 """Score of a pair by its kind: synonym (same meaning) or antonym (opposite meaning)."""

@@ -22,7 +22,7 @@ from tiny import save_tiny_base
 
 from angle_llm import AngleObjective, Interrupted, SentenceEncoder, TrainSettings, fine_tune
 from angle_llm.data.formats import DataError
-from angle_llm.data.in_memory import source_in_memory
+from angle_llm.data.sources import source_in_memory
 from angle_llm.io import FolderError
 from angle_llm.losses import FunctionTerm, Relation
 from angle_llm.losses.terms import as_objective

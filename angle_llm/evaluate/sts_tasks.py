@@ -40,8 +40,8 @@ from angle_llm.evaluate.task_files import (
     unique_names,
 )
 from angle_llm.prompts import PLACEHOLDER, InstructedText, PromptTemplate, instructed
+from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.parsing import SettingsError, unknown_name
-from angle_llm.settings.rows import CommandSource
 from angle_llm.settings.train import DataSource
 
 TextVariant = Literal["raw", "senteval"]

@@ -25,7 +25,7 @@ from angle_llm.model.source.backbone import state_sizes
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.parsing import settings_to_dict
-from angle_llm.settings.plan import PlanSettings
+from angle_llm.settings.train import PlanSettings
 from angle_llm.train.batches import BatchPlanner, StepSchedule
 from angle_llm.train.loading import check_partition
 from angle_llm.train.objectives import make_losses, task_of

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 import tyro
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from angle_llm.settings.encoder import EncoderName, EncoderOptions
+from angle_llm.settings.encoder import EncoderName, EncoderOptions, RowSettings
 from angle_llm.settings.parsing import (
     Finite,
     NonNegative,
@@ -20,7 +20,6 @@ from angle_llm.settings.parsing import (
     check_new_folder,
     settings_class,
 )
-from angle_llm.settings.rows import RowSettings
 
 REST, CORPUS = "train", "corpus"
 """Names of files that `data split` writes besides the parts: the rows of no part, and the distinct second texts."""

@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from filelock import FileLock, Timeout
 
 from angle_llm.data import DataError
 from angle_llm.settings.commands import LanguageModelSettings
 from angle_llm.settings.parsing import SettingsError, need_library
-from angle_llm.tools.journal import Journal
 
 LOCAL = "local:"
 """Prefix of the name of a local model."""
@@ -60,6 +62,7 @@ class Answer(NamedTuple):
 
 
 Answered = list[tuple[LlmRequest, Answer]]
+Row = dict[str, Any]
 
 
 def make_request(
@@ -78,6 +81,50 @@ def make_request(
 def _digest(values: object) -> bytes:
     """Return the SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()
+
+
+class Journal:
+    """An append-only JSON Lines file of results of requests, as a context manager.
+
+    A killed program does not repeat the requests. Opening removes a row that a kill has cut off.
+
+    Raises:
+        DataError: if another process writes to the file, or a line is not JSON.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._lock = path, FileLock(f"{path}.lock", timeout=0)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise DataError(f"another process writes to {path}. Wait for it, or end it") from None
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]  # a kill has cut off the last row
+        self.rows: list[Row] = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                self.rows.append(json.loads(line))
+            except ValueError as error:
+                message = f"{path}:{number}: {error}. Remove this line; its content is requested again"
+                raise DataError(message) from None
+        self._file = path.open("ab")
+        self._file.truncate(len(whole))
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._lock.release()
+
+    def append(self, *rows: Row) -> None:
+        """Append rows to the file and to `rows`; return when they are on disk."""
+        # ASCII escapes, because a text can contain a lone surrogate.
+        self._file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.rows.extend(rows)
 
 
 class Answers:

@@ -1,11 +1,11 @@
-"""`angle-llm data mine`: add hard negatives, mined by an encoder, to the queries of positive pairs.
+"""`angle-llm data mine` and `data score`: add hard negatives to positive pairs, and score pairs as a teacher.
 
-An encoder embeds all texts. For each query, the nearest candidates that pass the rules of `hard_negatives` become its
-negatives. The output of `--out NAME.jsonl`:
+`mine`: an encoder embeds all texts. For each query, the nearest candidates that pass the rules of `hard_negatives` become
+its negatives. `score`: an encoder or a reranker scores each query with its positives and negatives. The output of both:
 
-    NAME.jsonl             groups (query, positives, negatives): one for each query, or one for each positive
-    NAME.report.json       settings, counts of queries and candidates, median cosines; written last
-    NAME.jsonl.parts/      while mining: finished parts of the groups, and the vectors unless `--vectors` is set
+    NAME.jsonl             groups (query, positives, negatives, scores): one for each query, or one for each positive
+    NAME.report.json       settings, counts of queries and candidates, median scores; written last
+    NAME.jsonl.parts/      while it runs: finished parts of the groups, and the vectors unless `--vectors` is set
 
 After a kill, the same command resumes from the finished parts.
 """
@@ -40,9 +40,20 @@ from angle_llm.model.reranker import Reranker, is_reranker, scorer_identity
 from angle_llm.model.text_vectors import vectors_of
 from angle_llm.resumable_folder import IDENTITY, ResumableFolder
 from angle_llm.settings.commands import MineSettings, NegativeRules, ScoreSettings
-from angle_llm.tools.hard_negatives import REASONS, MinedPart, Miner, check_candidates, group_lines, pair_scores
+from angle_llm.settings.parsing import SettingsError
+from angle_llm.tools.hard_negatives import (
+    REASONS,
+    MinedPart,
+    Miner,
+    check_candidates,
+    group_lines,
+    group_row,
+    own_scores,
+    pair_scores,
+)
 
-FORMAT_VERSION = 3
+MINE_VERSION, SCORE_VERSION = 3, 1
+"""Versions of the groups of both commands; an unfinished output resumes only with an equal version."""
 _IDENTITY = (*(rule.name for rule in fields(NegativeRules)), "positive_above")
 """Names of settings that change the mined groups. An unfinished output resumes only with equal values."""
 _GROUPS_NAME = "groups.jsonl"
@@ -78,7 +89,7 @@ def mine_main(settings: MineSettings) -> None:
         open_judge = Reranker if is_reranker(settings.judge) else SentenceEncoder.from_pretrained
         judge = open_judge(settings.judge, device=settings.device)
     identity: dict[str, Any] = plain({
-        "format_version": FORMAT_VERSION,
+        "format_version": MINE_VERSION,
         "material": {"sha256": material.digest(), **material.counts()},
         "model": scorer_identity(encoder),
         "judge": None if judge is None else scorer_identity(judge),
@@ -102,6 +113,57 @@ def mine_main(settings: MineSettings) -> None:
         dropped = counts["short"] + counts["without"] if settings.short == "drop" else 0
         refused = {reason: counts[reason] for reason in REASONS}
         finish(settings, lines, identity, {"queries": {**queries, "dropped": dropped}, "refused": refused})
+
+
+def score_main(settings: ScoreSettings) -> None:
+    """Write each query with its positives, negatives and scores, or resume; then print the report.
+
+    Raises:
+        DataError: if the examples cannot be used, or contain no positive pair.
+        SettingsError: for a reranker as `--teacher`.
+        FolderError: if the output was written with other settings, or by another program.
+    """
+    from angle_llm.data.examples import load_examples
+    from angle_llm.model.encoder import SentenceEncoder
+
+    # Examples, and their distinct texts.
+    loaded = load_examples(settings.source_of(settings.file))
+    print(loaded.report.summary())
+    material = collect_pairs(loaded.examples, None, settings.positive_above, lower=True)
+    print(material.summary(), flush=True)
+    # Teacher, and the identity of the result.
+    model: SentenceEncoder | Reranker
+    if settings.teacher is None:
+        options = {name: getattr(settings, name) for name in ("max_length", "dtype", "device")}
+        model = Reranker(str(settings.reranker), **options)
+    elif is_reranker(settings.teacher):
+        raise SettingsError(f"--teacher {settings.teacher} is a reranker, which has no vectors. Use --reranker.")
+    else:
+        model = SentenceEncoder.from_pretrained(settings.teacher, **settings.options())
+    identity: dict[str, Any] = plain({
+        "format_version": SCORE_VERSION,
+        "material": {"sha256": material.digest(), **material.counts()},
+        "model": scorer_identity(model),
+        "settings": {
+            "positive_above": settings.positive_above,
+            "split_positives": settings.split_positives or None,  # None: equals the reports of older versions
+        },
+    })  # fmt: skip
+    # Scores, unless the file has them.
+    out = settings.out.expanduser()
+    if is_finished(out, identity):
+        return
+    with ResumableFolder(parts_folder(out), identity, option="--out") as work:
+        scores = pair_scores(model, material, work.path)
+        starts = range(0, len(material.queries), scores.queries_at_once)
+
+        def part(number: int) -> MinedPart:
+            queries = material.queries[starts[number] : starts[number] + starts.step]
+            rows = zip(queries, own_scores(queries, scores), strict=True)
+            return MinedPart([group_row(material, *row) for row in rows], {})
+
+        _, lines = write_parts(work, part, starts, settings.split_positives)
+        finish(settings, lines, identity, {})
 
 
 # --- output of `data mine` and `data score` ---------------------------------------------------------------------------

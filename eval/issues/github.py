@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 from angle_llm import __version__
 from angle_llm.data import DataError
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.tools.journal import Journal
+from angle_llm.tools.language_models import Journal
 
 PER_PAGE = 100
 SINCE = "2000-01-01"

@@ -14,8 +14,8 @@ from pyarrow import parquet
 from angle_llm.data.examples import LoadedData, load_examples, open_examples
 from angle_llm.data.files.file_types import BadRow, DatasetReader
 from angle_llm.data.formats import DataError, PositivePair, ScoredPair, Triple
+from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.settings.rows import CommandSource
 
 GOOD = {"text1": "a", "text2": "b", "score": 1}
 PAIR = {"text1": "a", "text2": "b"}

@@ -15,9 +15,9 @@ from angle_llm.data.batch import TextBatch
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import DataError, LabelledText, PositivePair
-from angle_llm.data.in_memory import source_in_memory
 from angle_llm.data.mixture import LoadedSet, Mixture, classes_of
 from angle_llm.data.order import TEXTS_OF_A_CLASS, Draws
+from angle_llm.data.sources import source_in_memory
 from angle_llm.data.store import StoredExamples, write_store
 from angle_llm.settings.train import DataSource
 

@@ -20,7 +20,7 @@ from angle_llm.data.files.file_types import BadRow
 from angle_llm.data.formats import Dropped
 from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.sts_tasks import read_pairs
-from angle_llm.settings.rows import CommandSource
+from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.train import DataSource
 from angle_llm.tools.quality import check_files, write_fixed
 

@@ -14,7 +14,7 @@ from cases import one_in
 from angle_llm.data import DataError, Example, Group, PositivePair, ScoredPair, Triple, store
 from angle_llm.data.examples import load_examples
 from angle_llm.data.store import StoredExamples, digest_of, write_store
-from angle_llm.settings.rows import CommandSource
+from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.train import DataSource
 
 ROWS = 10_000

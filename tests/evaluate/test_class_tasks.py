@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from angle_llm.data.formats import DataError
-from angle_llm.data.in_memory import source_in_memory
+from angle_llm.data.sources import source_in_memory
 from angle_llm.evaluate.held_out import held_out_evaluation
 from angle_llm.evaluate.retrieval import evaluate_retrieval, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_classes
 from angle_llm.settings.commands import RetrievalSettings
+from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.settings.rows import CommandSource
 from angle_llm.settings.train import EvaluationSettings
 
 TEXTS = {f"text {number}": "abcc"[number % 4] for number in range(30)} | {"alone": "d"}

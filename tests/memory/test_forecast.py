@@ -28,8 +28,7 @@ from angle_llm.model.saved_lora import lora_of_run
 from angle_llm.model.source.resolve import resolve_model
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.parsing import SettingsError, settings_from_dict
-from angle_llm.settings.plan import PlanSettings
-from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
+from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, PlanSettings, TrainSettings
 from angle_llm.train.batches import StepSchedule
 from angle_llm.train.loading import load_encoder
 from angle_llm.train.pretraining import TokenMasker, TokenPrediction

@@ -26,8 +26,7 @@ from angle_llm.evaluate import spearman
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource
 from angle_llm.tools import language_models
-from angle_llm.tools.journal import Journal, Row
-from angle_llm.tools.language_models import LlmRequest
+from angle_llm.tools.language_models import Journal, LlmRequest, Row
 from angle_llm.tools.replies import read_answer
 
 pytest.importorskip("openai", reason="pip install 'angle_llm[questions]'")

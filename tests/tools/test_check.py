@@ -23,8 +23,8 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import texts_of
 from angle_llm.data.leakage import read_evaluation_sets
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.parsing import load_settings, parse_settings
-from angle_llm.settings.rows import CommandSource
 from angle_llm.settings.train import DataSource, ModelSettings, TrainSettings
 from angle_llm.tools.quality import FileReport, check_files, open_tokens, write_fixed
 

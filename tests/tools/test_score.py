@@ -23,8 +23,7 @@ from angle_llm.prompts import PromptTemplate
 from angle_llm.settings.commands import MineSettings, ScoreSettings
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource
-from angle_llm.tools.mine import mine_main
-from angle_llm.tools.score import score_main
+from angle_llm.tools.mine import mine_main, score_main
 
 TRIPLES = [
     {"anchor": "A man eats.", "positive": "Someone eats.", "negative": "A dog runs."},
@@ -226,8 +225,8 @@ def test_a_finished_part_is_not_scored_again(tmp_path: Path, monkeypatch: pytest
                 raise KeyboardInterrupt
             return np.arange(len(pairs), dtype=np.float32)
 
-    monkeypatch.setattr("angle_llm.tools.score.Reranker", Counting)
-    monkeypatch.setattr("angle_llm.tools.score.scorer_identity", lambda _: {"reranker": "x"})
+    monkeypatch.setattr("angle_llm.tools.mine.Reranker", Counting)
+    monkeypatch.setattr("angle_llm.tools.mine.scorer_identity", lambda _: {"reranker": "x"})
     rows = [row | {"anchor": f"text {n}"} for n in range(4) for row in TRIPLES[:1]]
     settings = ScoreSettings(
         file=str(write_rows(tmp_path / "t.jsonl", rows)), reranker="x", out=tmp_path / "scored.jsonl"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 from tiny import save_tiny_adapter, save_tiny_base
@@ -26,6 +27,8 @@ from angle_llm.settings.train import (
     ObjectiveSettings,
     TrainSettings,
 )
+from angle_llm.train.distributed import RemoteRankError
+from angle_llm.train.run_folder import Run
 
 
 def never(*_: object, **__: object) -> NoReturn:
@@ -153,3 +156,17 @@ def test_evaluation_files_are_compared_with_the_training_data(
     with pytest.raises(AssertionError, match="called too early"):
         fine_tune(mine)
     assert re.search(r"valid\.tsv.* 1 of its 2 pairs, 1 of its 2 queries", capsys.readouterr().out)
+
+
+def test_ranks_with_other_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also settings that do not change the result: ranks would plan other batches, or write to another folder."""
+    settings = TrainSettings(run_dir=str(tmp_path / "run"))
+    other = replace(settings, run_dir=str(tmp_path / "other"), graph_tokens=5)
+    processes = Mock(gather=lambda value: [value, value, other if value == settings else other.identity])
+    monkeypatch.setattr("angle_llm.train.run_folder.Processes.start", lambda: processes)
+    refused = pytest.raises(
+        RemoteRankError, match=r"rank 0 and rank 2 \(now\): run_dir .*, graph_tokens null \(now 5\)"
+    )
+    with refused, Run.start(settings):
+        pass
+    assert not (tmp_path / "run").exists()

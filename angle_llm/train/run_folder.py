@@ -153,7 +153,7 @@ class Run:
                 has checkpoints and `resume` is None, or the checkpoint that `resume` names does not exist.
         """
         processes = Processes.start()
-        of_main, *of_others = map(settings_to_dict, processes.gather(settings.identity))
+        of_main, *of_others = map(settings_to_dict, processes.gather(settings))
         for rank, values in enumerate(of_others, 1):
             if changed := differences(of_main, values):
                 raise RemoteRankError(

@@ -25,7 +25,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.pipeline import prefetch
 from angle_llm.model.text_vectors import PrecomputedVectors
-from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
+from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
 from angle_llm.train.best_model import BestModel, Evaluate
 from angle_llm.train.callbacks import Callback, TrainingState
@@ -173,7 +173,8 @@ class Trainer:
                 "learned from them. Use texts that belong together, such as a title with its body or a question with its "
                 f"answer. {SINGLE_TEXTS}."
             )
-        self._check_ranks(identity)
+        for fact, value in {**identity, "tokens and layout": self._planner.digest()}.items():
+            self._processes.check_equal(fact, value)
         # Speed, strategy, checkpoints and the saved model. Matrix products in float32 use TF32 on a GPU; the peak of these
         # products is measured with the same precision.
         self._precision = "high" if encoder.dtype == torch.float32 else "highest"
@@ -188,14 +189,6 @@ class Trainer:
         self._callbacks = callbacks
         self._state = TrainingState(run.folder, self._schedule.steps, encoder)
         self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
-
-    def _check_ranks(self, identity: Mapping[str, str | None]) -> None:
-        """Check that all ranks have equal inputs: `identity`, run directory, checkpoints, budget, tokens and layout."""
-        settings = self._settings
-        same = {"run directory": str(self._run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
-        same |= {name: getattr(settings, name) for name in BUDGET_SETTINGS}
-        for fact, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
-            self._processes.check_equal(fact, value)
 
     def fit(self) -> FineTuned:
         """Train from the first step, or from a checkpoint, to the end, and return the results of the run.

@@ -1,7 +1,6 @@
 """Settings, test order, seeds and fixtures of all tests."""
 
 import gc
-import hashlib
 import os
 import random
 import socket
@@ -91,23 +90,32 @@ def pytest_runtest_setup() -> None:
 
 
 _LAYOUT_PROBLEMS: dict[tuple[Any, ...], str | None] = {}
+_LAYOUT_TESTS = {
+    "test_attention.py",
+    "test_bidirectional.py",
+    "test_hybrid.py",
+    "test_layers.py",
+    "test_token_sequence.py",
+}
+"""Files whose subject is the probe of layouts: they probe every model."""
 
 
 @pytest.fixture(autouse=True)
-def _probe_each_model_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probe the layouts of a model once per session, by its config and weights; in `tests/model`, every time."""
+def _probe_each_architecture_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probe the layouts of an architecture once per session: a probe takes longer than loading a tiny model."""
     support = sys.modules.get("angle_llm.model.layout.support")
-    if support is None or request.path.parent.name == "model":
+    if support is None or request.path.name in _LAYOUT_TESTS:
         return
     probe = support._probe
 
     def remembered(backbone: Any, **options: Any) -> str | None:
-        digest = hashlib.sha256(str(backbone).encode())
-        for tensor in backbone.state_dict().values():
+        tensors = backbone.state_dict().items()
+        for _, tensor in tensors:
             if tensor.device.type != "cpu" or type(tensor).__name__ not in ("Tensor", "Parameter"):
                 return cast("str | None", probe(backbone, **options))
-            digest.update(tensor.contiguous().flatten().view(sys.modules["torch"].uint8).numpy())
-        key = (digest.digest(), backbone.config.to_json_string(), *options.items())
+        shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors)
+        attention = str(backbone.config._attn_implementation)
+        key = (str(backbone), shapes, backbone.config.to_json_string(), attention, *options.items())
         if key not in _LAYOUT_PROBLEMS:
             _LAYOUT_PROBLEMS[key] = probe(backbone, **options)
         return _LAYOUT_PROBLEMS[key]

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 import torch
 from cases import one_in
 from torch import Tensor
@@ -20,8 +19,6 @@ from angle_llm.losses.contrastive import CONTRASTIVE_FORMS
 from angle_llm.losses.similarity import ANGLE_FORMS
 
 ROWS, COLUMNS, PAIRS = 60, 8, 150
-every_form = pytest.mark.parametrize("form", CONTRASTIVE_FORMS)
-every_angle = pytest.mark.parametrize("angle", ANGLE_FORMS)
 
 
 @contextmanager
@@ -87,8 +84,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-@every_form
-@every_angle
+@one_in(2, "form, angle", CONTRASTIVE_FORMS, ANGLE_FORMS)
 def test_there_is_one_gradient_and_no_other_large_tensor(form: str, angle: str) -> None:
     """N × D = 4800. The anchors times candidates are over 100,000, the pairs times columns 9600."""
     rows, pairs, elements = 600, 1200, 1024
@@ -115,8 +111,7 @@ def test_cosines_of_a_teacher_need_no_large_matrix() -> None:
     assert max(made.floats + made.others) == rows * COLUMNS
 
 
-@every_form
-@pytest.mark.parametrize("elements", [2 * 16 * COLUMNS, blocks.BLOCK_ELEMENTS])
+@one_in(3, "form, elements", CONTRASTIVE_FORMS, [2 * 16 * COLUMNS, blocks.BLOCK_ELEMENTS])
 def test_every_run_gives_the_same_bits(form: str, elements: int) -> None:
     """Rows repeat, so the order of summing their gradients shows in float32."""
     x_ND, left_P, right_P, score_P = batch(rows=100, pairs=5000)

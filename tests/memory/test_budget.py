@@ -152,7 +152,7 @@ def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> No
     assert real[True] < 0.75 * real[False]
 
 
-@pytest.mark.parametrize("micro_tokens", [150, 300])
+@pytest.mark.parametrize("micro_tokens", [150, pytest.param(300, marks=pytest.mark.slow)])
 def test_the_padding_of_flex_attention_is_in_the_forecast(micro_tokens: int) -> None:
     """Micro-batches of 150 tokens are sequences of 256; the passes of the real ones are counted on the meta device."""
     settings = TrainSettings(batch_size=16, lora=LoraSettings(rank=4))

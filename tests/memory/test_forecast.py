@@ -100,8 +100,8 @@ def saved_bytes(encoder: SentenceEncoder, plan: Plan, batch: TextBatch) -> int:
     return sum(size for key, size in kept.items() if key not in own)
 
 
-LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
-"""Kinds whose layers keep what those of LLaMA or BERT keep."""
+LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta", "opt", "gpt2"}
+"""Kinds whose layers keep what those of LLaMA or BERT keep, apart from the form of their MLP."""
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
     [
         *(pytest.param(kind, torch.float32, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER)) for kind in KINDS),
         ("llama", torch.bfloat16),
-        ("bert", torch.bfloat16),
+        pytest.param("bert", torch.bfloat16, marks=pytest.mark.slow),
         ("lfm2", torch.float32),
         *(pytest.param(kind, torch.float32, marks=pytest.mark.slow) for kind in ("qwen3_5_text", "falcon_h1", "mamba")),
     ],

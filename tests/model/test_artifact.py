@@ -84,10 +84,14 @@ def test_a_whole_model_is_read_back_exactly(kind: str, dtype: torch.dtype, tmp_p
     assert (again.tokenize(TEXTS), again.pad_id) == (encoder.tokenize(TEXTS), encoder.pad_id)
 
 
+LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
+"""Kinds with the layer names and types of LLaMA or BERT."""
+
+
 @pytest.mark.parametrize(
     ("kind", "lora", "dtype"),
     [
-        *((kind, LORA, "float32") for kind in KINDS),
+        *(pytest.param(kind, LORA, "float32", marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER)) for kind in KINDS),
         ("llama", DORA, "bfloat16"),
         ("gpt2", DORA, "float32"),
         *(pytest.param(kind, LORA, "bfloat16", marks=pytest.mark.slow) for kind in KINDS),

@@ -156,7 +156,14 @@ def test_layouts_give_the_vectors_of_padded_texts(name, saved):
     assert torch.pdist(rows).min() > 1e-3 * rows.norm(dim=1).mean()
 
 
-@pytest.mark.parametrize("name", NAMES)
+ADAPTED = ("qwen2_5_vl", "gemma3", "gemma3n", "smolvlm", "embedding_gemma2")
+"""Composite models of every place of the text model: `model.language_model`, `model.text_model`, `language_model`."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in ADAPTED)) for name in NAMES],
+)
 def test_a_saved_adapter_fits_the_composite_model_in_peft_and_vllm(name, saved, tmp_path):
     folder, composite = saved(name)
     encoder = SentenceEncoder.from_pretrained(folder, device="cpu", dtype="float32", pooling="last", layout="padded")

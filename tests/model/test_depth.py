@@ -63,8 +63,14 @@ def rows_by_depth(encoder: SentenceEncoder, layers: Sequence[int]) -> Any:
     return rows_UMD[plan.row_of]
 
 
-@pytest.mark.parametrize("with_adapter", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "with_adapter"),
+    [
+        ("llama", False),
+        *((kind, True) for kind in KINDS),
+        *(pytest.param(kind, False, marks=pytest.mark.slow) for kind in KINDS if kind != "llama"),
+    ],
+)
 def test_one_pass_gives_the_rows_of_shorter_encoders(kind: str, with_adapter: bool) -> None:
     encoder = tiny_encoder(kind)
     if with_adapter:

@@ -68,7 +68,10 @@ def _twice(graph: torch.fx.GraphModule, _: Any) -> Any:
     return lambda *inputs: [2 * result.float() for result in graph(*inputs)]
 
 
-@pytest.mark.parametrize(("backend", "is_compiled"), [("inductor", True), (_twice, False)])
+@pytest.mark.parametrize(
+    ("backend", "is_compiled"),
+    [pytest.param("inductor", True, marks=pytest.mark.slow), ("aot_eager", True), (_twice, False)],
+)
 def test_rounding_is_compiled_if_it_is_equal(
     backend: Any, is_compiled: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

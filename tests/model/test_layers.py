@@ -347,7 +347,7 @@ def compiled_layers(model: nn.Module) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile, which would stop at an error
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "decorated"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3", marks=pytest.mark.slow), "decorated"])
 def test_compiled_rotary_embeddings_equal_the_original_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a backend that computes each operation of the graph as torch does. Other models are not changed.
 

@@ -180,7 +180,13 @@ def test_texts_with_equal_ids_are_treated_as_one_text(examples: list[Any], joint
         assert torch.allclose(found[0][1][name], gradient, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
+"""Kinds with the layer types of LLaMA or BERT."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER)) for kind in KINDS]
+)
 def test_every_kind_of_backbone_agrees_in_float32(kind: str) -> None:
     encoder = trainable_encoder(kind, torch.float32)
     loss, expected = plain_gradients(encoder)

@@ -100,8 +100,8 @@ def saved_bytes(encoder: SentenceEncoder, plan: Plan, batch: TextBatch) -> int:
     return sum(size for key, size in kept.items() if key not in own)
 
 
-LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta", "opt", "gpt2"}
-"""Kinds whose layers keep what those of LLaMA or BERT keep, apart from the form of their MLP."""
+LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta", "opt"}
+"""Kinds whose layers keep what those of LLaMA or BERT keep."""
 
 
 @pytest.mark.parametrize(

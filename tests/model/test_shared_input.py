@@ -138,6 +138,15 @@ def test_layers_are_computed_alone_where_they_must_be(case: str) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # inside torch.compile
+def test_torch_compile_traces_a_model_in_one_graph() -> None:
+    backbone: Any = encoder_of("llama").model.backbone
+    ids = torch.tensor([[5, 6, 7, 8]])
+    compiled: Any = torch.compile(backbone, backend="eager", fullgraph=True)
+    found, expected = (one(input_ids=ids).last_hidden_state for one in (compiled, backbone))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)  # sums in another order
+
+
 def attention_of(encoder: SentenceEncoder) -> tuple[nn.Module, list[FusedLora]]:
     attention = next(layer for layer in encoder.model.modules() if hasattr(layer, "q_proj"))
     return attention, [getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj")]

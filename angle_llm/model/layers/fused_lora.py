@@ -213,7 +213,8 @@ class SharedInput:
     def output(self, layer: FusedLora, x: Tensor) -> Tensor | None:
         """Return the output of a layer for the input `x`, once; None if the layer must be computed alone."""
         layers, self._layers = self._layers, []
-        if layers and not x.is_inference():  # a tensor of inference mode does not count its changes
+        # In inference mode, changes of a tensor are not counted. torch.compile cannot trace this check.
+        if layers and not (torch.compiler.is_compiling() or x.is_inference()):
             plain: list[PlainLora] = []
             for one in layers:
                 lora = one.plain(x)

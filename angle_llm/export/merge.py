@@ -15,6 +15,7 @@ except the weights of the text model.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -417,9 +418,15 @@ class _Composite(NamedTuple):
                 f"warning: without the hub, it is unknown whether {self.base} has {', '.join(unknown)}. Merge again with a "
                 "connection, or copy them into the folder."
             )
+        # With another dtype, transformers would round merged weights; version 4 reads the dtype of each part.
         config = read_json(folder / "config.json")
-        if (config.get("dtype") or config.get("torch_dtype")) != dtype:  # transformers would round merged weights
-            write_json(folder / "config.json", config | {"dtype": dtype, "torch_dtype": dtype})
+        names = {"dtype": dtype, "torch_dtype": dtype}
+        changed = json.loads(
+            json.dumps(config),
+            object_hook=lambda part: {k: names[k] if k in names and v else v for k, v in part.items()},
+        )
+        if changed != config or not (config.get("dtype") or config.get("torch_dtype")):
+            write_json(folder / "config.json", changed | names)
         write_library_refusal(folder)
 
 

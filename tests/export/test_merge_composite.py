@@ -125,10 +125,16 @@ def test_shards_and_names_of_a_base_in_bfloat16(tmp_path: Path, monkeypatch: pyt
     encoder = SentenceEncoder.from_pretrained(tmp_path / "text", device="cpu")
     assert AutoModel.from_pretrained(tmp_path / "out").dtype == torch.float32
     assert relative(rows_of_transformers(encoder, tmp_path / "out")[1], encoder.encode(TEXTS)) < 1e-6
-    # In the dtype of the base, the configuration is unchanged.
+    # In the dtype of the base, the configuration is unchanged. transformers 4 also reads the dtype of each part.
     merge(run, tmp_path / "half", composite=True, dtype="bfloat16", check=False)
     assert {tensor.dtype for tensor in tensors_of(tmp_path / "half").values()} == {torch.bfloat16}
     assert (tmp_path / "half" / "config.json").read_bytes() == (base / "config.json").read_bytes()
+    config = json.loads((base / "config.json").read_text())
+    config["text_config"]["torch_dtype"] = config.pop("dtype")
+    (base / "config.json").write_text(json.dumps(config))
+    merge(run, tmp_path / "parts", composite=True, check=False)
+    written = json.loads((tmp_path / "parts" / "config.json").read_text())
+    assert written["dtype"] == written["torch_dtype"] == written["text_config"]["torch_dtype"] == "float32"
 
 
 def test_the_command_the_card_and_the_files_of_an_upload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,9 @@ def download(folder: Path) -> None:
 
     path = hf_hub_download(REPOSITORY, "senteval.tar", repo_type="dataset", revision=COMMIT)
     with tarfile.open(path) as archive:
-        archive.extractall(folder, filter="data")
+        for member in archive.getmembers():  # with or without a folder around the tasks
+            member.name = member.name.removeprefix("./").removeprefix("senteval/")
+        archive.extractall(folder / "senteval", filter="data")
 
 
 def read_senteval(folder: Path, name: str, split: Split) -> Iterator[LabelledText]:

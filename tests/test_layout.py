@@ -22,7 +22,7 @@ ALLOWED = {
     "io": set[str](),
     "init": {"settings", "io"},
     "objective": set[str](),
-    "device": set[str](),
+    "device": {"io"},
     "losses": {"device", "objective"},
     "prompts": {"settings", "io"},
     "resumable_folder": {"io"},

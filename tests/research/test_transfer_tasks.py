@@ -125,16 +125,18 @@ def test_published_averages_are_the_means_of_their_rows() -> None:
         assert sum(row.scores.values()) / 7 == pytest.approx(row.average, abs=0.006)
 
 
-def test_downloaded_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("around", ["./senteval/", "./", ""])
+def test_downloaded_files_are_read(around: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = open_hub(tmp_path / "cache", monkeypatch)
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         for ending in ("pos", "neg"):
-            member = tarfile.TarInfo(f"./senteval/CR/custrev.{ending}")
+            member = tarfile.TarInfo(f"{around}CR/custrev.{ending}")
             member.size = 5
             tar.addfile(member, io.BytesIO(b"text\n"))
     hub.put(f"datasets/{senteval.REPOSITORY}", {})
     hub.repos[f"datasets/{senteval.REPOSITORY}"].commits[senteval.COMMIT] = {"senteval.tar": content.getvalue()}
     senteval.download(tmp_path)
+    assert (tmp_path / "senteval/CR/custrev.pos").is_file()
     assert available_transfer_tasks(tmp_path) == ["cr"]
     assert [row.label for row in read_transfer_task(tmp_path, "cr").splits["all"]] == ["1", "0"]

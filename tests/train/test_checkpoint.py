@@ -147,7 +147,7 @@ def test_a_name_or_a_path_selects_and_later_checkpoints_are_removed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Small(tmp_path).write(1, 2, 3, 4)
-    for wrong in ("atuo", "step-000007", str(tmp_path), "elsewhere/step-000002"):
+    for wrong in ("", "atuo", "step-000007", str(tmp_path), "elsewhere/step-000002"):
         with pytest.raises(SettingsError, match=r"--resume.*step-000001, step-000002") as error:
             resume(tmp_path, wrong)
         assert repr(wrong) in str(error.value)

@@ -406,12 +406,17 @@ class _Composite(NamedTuple):
         """Copy configuration, processor and tokenizer of the base into a folder with merged weights of a dtype."""
         from huggingface_hub import try_to_load_from_cache
 
-        unknown = []
+        def in_cache(name: str) -> Any:
+            return try_to_load_from_cache(self.base, name, revision=self.revision) if is_hub_id(self.base) else False
+
+        unknown: list[str] = []
         for name in ("config.json", *PROCESSOR_FILES, *TOKENIZER_FILES):
-            path = model_file(self.base, name, self.revision)
+            path = in_cache(name)
+            if not isinstance(path, str):  # one request to a hub that does not answer, which takes half a minute
+                path = None if unknown else model_file(self.base, name, self.revision)
             if path is not None:
                 shutil.copyfile(path, folder / name)
-            elif is_hub_id(self.base) and try_to_load_from_cache(self.base, name, revision=self.revision) is None:
+            elif in_cache(name) is None:
                 unknown.append(name)
         if unknown:
             log(

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from angle_llm import SentenceEncoder, cli
 from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.model.source.checks import ArtifactError
+from angle_llm.model.source.weights import model_file
 from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man eats.", "A man eats 3 apples.", "word " * 20]
@@ -208,7 +210,10 @@ def test_files_of_a_processor_on_the_hub_are_fetched_or_named(
     train_a_little(encoder.model)
     encoder.save_pretrained(tmp_path / "run")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    merge(tmp_path / "run", tmp_path / "offline", composite=True, check=False)
+    with patch.object(sys.modules["angle_llm.export.merge"], "model_file", wraps=model_file) as asked:
+        merge(tmp_path / "run", tmp_path / "offline", composite=True, check=False)
+    assert [call.args[1] for call in asked.call_args_list] == ["processor_config.json"]  # the hub does not answer
+    assert (tmp_path / "offline" / "tokenizer.json").is_file()
     assert not (tmp_path / "offline" / "preprocessor_config.json").exists()
     assert "unknown whether org/base has processor_config.json, preprocessor_config.json" in capsys.readouterr().out
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -45,6 +45,13 @@ def test_the_parts_have_all_rows_and_share_no_text(tmp_path: Path) -> None:
     assert split(str(tmp_path / "t.jsonl"), tmp_path / "again") == {**found, "corpus": [{"text": t} for t in corpus]}
 
 
+def test_rows_that_where_drops_are_in_no_part(tmp_path: Path) -> None:
+    rows = [row | {"set": "old" if row["id"] % 2 else "new"} for row in ROWS]
+    found = split(write(tmp_path / "t.jsonl", rows), tmp_path / "out", "--where", "set", "new")
+    assert {row["text"] for row in found.pop("corpus")} == {row["answer"] for row in rows[::2]}
+    assert sorted(row["id"] for part in found.values() for row in part) == list(range(0, 80, 2))
+
+
 def test_other_parts_and_formats(tmp_path: Path) -> None:
     """Rows without use, such as neutral ones, are in no part; all texts of a row count."""
     nli = [{"premise": f"p {n}", "hypothesis": f"h {n} {m}", "label": m} for n in range(10) for m in range(3)]

@@ -45,7 +45,7 @@ def split_main(settings: SplitSettings) -> None:
         lines.append(json_row(reading.named_values(row)))
         corpus |= dict.fromkeys(right for _, right, _ in pairs_of(example))
     if not texts:
-        raise DataError(f"{settings.file}: there is no usable row. {report.summary()}")
+        raise DataError(f"{settings.file}: no usable row. {report.summary()}")
     # Divide the rows.
     shares = settings.parts or SHARES
     *parts, rest = split_rows(texts, [round(share * len(texts)) for share in shares.values()])

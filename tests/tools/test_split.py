@@ -50,7 +50,7 @@ def test_rows_that_where_drops_are_in_no_part(tmp_path: Path) -> None:
     found = split(write(tmp_path / "t.jsonl", rows), tmp_path / "out", "--where", "set", "new")
     assert {row["text"] for row in found.pop("corpus")} == {row["answer"] for row in rows[::2]}
     assert sorted(row["id"] for part in found.values() for row in part) == list(range(0, 80, 2))
-    with pytest.raises(DataError, match="no usable row.*80 filtered by where"):
+    with pytest.raises(DataError, match=r"no usable row.*80 filtered by where"):
         split(str(tmp_path / "t.jsonl"), tmp_path / "none", "--where", "set", "other")
 
 

@@ -66,7 +66,7 @@ test-floors: .bench/floors/installed
 	$(@D)/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
 	touch $@
 
-# Half an hour; then .bench/readers.md is the table of docs/export.md.
+# About 45 minutes; then .bench/readers.md is the table of docs/export.md.
 test-readers: $(VENV)/installed $(READERS)
 	$(BIN)/python -m pytest -m readers -n 0 tests/readers
 

@@ -152,7 +152,7 @@ def joined_texts(settings: GpuSettings, count: int, sentences: int) -> list[str]
 
 
 def shared_memory() -> str | None:
-    """Return /dev/shm if it has room for 20 GB of files, so that a model is read at the speed of memory; else None."""
+    """Return /dev/shm, where a model is read at the speed of memory, if 20 GB are free there; else None."""
     path = Path("/dev/shm")
-    room = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize if path.is_dir() else 0
-    return str(path) if room > 20e9 else None
+    free_bytes = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize if path.is_dir() else 0
+    return str(path) if free_bytes > 20e9 else None

@@ -6,9 +6,10 @@ import random
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import Mock
 
 import jinja2
@@ -92,38 +93,60 @@ def pytest_runtest_setup() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
-_LAYOUT_PROBLEMS: dict[tuple[Any, ...], str | None] = {}
-_LAYOUT_TESTS = {
+_PROBED: dict[tuple[Any, ...], Any] = {}
+_PROBING_TESTS = {
     "test_attention.py",
     "test_bidirectional.py",
     "test_hybrid.py",
     "test_layers.py",
     "test_token_sequence.py",
+    "test_tokenizer.py",
 }
-"""Files whose subject is the probe of layouts: they probe every model."""
+"""Files whose subject is the probe of layouts or of prompts: they probe every model."""
 
 
 @pytest.fixture(autouse=True)
-def _probe_each_architecture_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probe the layouts of an architecture once per session: a probe takes longer than loading a tiny model."""
+def _probe_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probe each architecture and each tiny tokenizer once per session: probes take longer than loading a tiny model."""
     support = sys.modules.get("angle_llm.model.layout.support")
-    if support is None or request.path.name in _LAYOUT_TESTS:
+    tokenizers = sys.modules.get("angle_llm.model.source.tokenizer")
+    if support is None or tokenizers is None or request.path.name in _PROBING_TESTS:
         return
-    probe = support._probe
 
-    def remembered(backbone: Any, **options: Any) -> str | None:
-        tensors = backbone.state_dict().items()
-        for _, tensor in tensors:
-            if tensor.device.type != "cpu" or type(tensor).__name__ not in ("Tensor", "Parameter"):
-                return cast("str | None", probe(backbone, **options))
-        shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors)
-        attention = str(backbone.config._attn_implementation)
-        key = (str(backbone), shapes, backbone.config.to_json_string(), attention, *options.items())
-        if key not in _LAYOUT_PROBLEMS:
-            _LAYOUT_PROBLEMS[key] = probe(backbone, **options)
-        return _LAYOUT_PROBLEMS[key]
+    def once(key: tuple[Any, ...], probe: Callable[[], Any]) -> Any:
+        if key not in _PROBED:
+            _PROBED[key] = probe()
+        return _PROBED[key]
 
-    monkeypatch.setattr(support, "_probe", remembered)
+    def remembered(name: str) -> Callable[..., Any]:
+        probe = getattr(support, name)
+
+        def of(backbone: Any, *given: Any, **options: Any) -> Any:
+            tensors = backbone.state_dict().items()
+            for _, tensor in tensors:
+                if tensor.device.type != "cpu" or type(tensor).__name__ not in ("Tensor", "Parameter"):
+                    return probe(backbone, *given, **options)
+            shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors)
+            architecture = (
+                str(backbone),
+                shapes,
+                backbone.config.to_json_string(),
+                backbone.config._attn_implementation,
+            )
+            return once((name, *architecture, *given, *options.items()), lambda: probe(backbone, *given, **options))
+
+        return of
+
+    joined = tokenizers._joined
+
+    def joined_once(tokenizer: Any, prompt: Any) -> Any:
+        if tokenizer.vocab_size > 2000:  # its JSON takes longer than the probe
+            return joined(tokenizer, prompt)
+        return once((tokenizer.backend_tokenizer.to_str(), prompt), lambda: joined(tokenizer, prompt))
+
+    for name in ("_probe", "_computes_last_tokens"):
+        monkeypatch.setattr(support, name, remembered(name))
+    monkeypatch.setattr(tokenizers, "_joined", joined_once)
 
 
 @pytest.fixture

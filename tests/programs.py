@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,7 +25,10 @@ from pathlib import Path
 import angle_llm
 
 TESTS = Path(__file__).parent
-HEAVY = ["torch", "transformers", "accelerate", "peft", "datasets", "scipy.stats", "tyro", "sklearn.linear_model"]
+HEAVY = [
+    "torch", "transformers", "accelerate", "peft", "datasets", "scipy.stats", "tyro", "sklearn.linear_model",
+    "torch.utils.tensorboard", "transformers.optimization", "transformers.models.llama.modeling_llama",
+]  # fmt: skip
 OWN = [each.name for each in pkgutil.walk_packages(angle_llm.__path__, "angle_llm.")]
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([*HEAVY, *OWN])
@@ -88,6 +92,7 @@ def run(
 def _work(words: list[str], cwd: str, environment: dict[str, str], place: Path) -> None:
     os.fsync = lambda descriptor: None  # type: ignore[assignment]
     gc.freeze()  # a full garbage collection would go through all modules
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # those of torch take as long as a small program
     for number, stream in enumerate(("stdin", "stdout", "stderr")):
         descriptor = os.open(place / stream, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, number)

@@ -56,8 +56,9 @@ def test_the_wheel_has_the_prompts_and_recipes_of_the_clone(site: Path, tmp_path
     assert recipes == [*bundled_files("recipes")]
 
 
-def test_a_recipe_trains_on_two_processes_in_a_folder_of_init(site: Path, tmp_path: Path) -> None:
-    """The commands of the README, with a tiny model, and a configuration of accelerate."""
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_recipe_trains_in_a_folder_of_init(processes: int, site: Path, tmp_path: Path) -> None:
+    """The commands of the README, with a tiny model; on two processes with a configuration of accelerate."""
     (name,) = re.findall(r"^angle-llm init (\w+)", WHEEL, re.MULTILINE)
     shown = run(site, tmp_path, "-m", "angle_llm.cli", "init", name)
     assert all(str(Path(name) / entry) in shown for entry in CONTENTS)
@@ -66,9 +67,11 @@ def test_a_recipe_trains_on_two_processes_in_a_folder_of_init(site: Path, tmp_pa
     base = save_tiny_base("llama", tmp_path / "base")
     flags = ["--model.path", str(base), "--model.max-length", "100", "--lora.rank", "2", "--data.limit", "8"]
     flags += ["--batch-size", "4", "--max-steps", "1", "--evaluation.tasks"]
-    launch = ["-m", "accelerate.commands.launch", "--config_file", "deepspeed_configs/data_parallel.yaml"]
-    shown = run(site, folder, *launch, "--num_processes", "2", "--main_process_port", "0", *words.split(), *flags)
-    assert "process 0 of 2" in shown
+    launch = ["-m", "accelerate.commands.launch", "--num_processes", str(processes)]
+    if processes == 2:
+        launch += ["--config_file", "deepspeed_configs/data_parallel.yaml", "--main_process_port", "0"]
+    shown = run(site, folder, *launch, *words.split(), *flags)
+    assert f"process 0 of {processes}" in shown
     assert (folder / "runs/starter/model/adapter_model.safetensors").is_file()
     assert not [path for path in folder.rglob("__pycache__") if path.parent.name != "recipes"]
 

@@ -118,6 +118,8 @@ KINDS: dict[str, Kind] = {
         causal=False,
     ),
 }
+LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
+"""Kinds with the layers of LLaMA or BERT."""
 _LINEAR: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,

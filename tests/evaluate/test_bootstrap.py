@@ -94,7 +94,9 @@ def differences(of: PairedDifferences) -> list[Difference]:
     return [*of.tasks.values(), *([of.average] if of.average else [])]
 
 
-@pytest.mark.parametrize("shared", [0.0, 2.0], ids=["independent errors", "shared errors"])
+@pytest.mark.parametrize(
+    "shared", [pytest.param(0.0, marks=pytest.mark.slow), 2.0], ids=["independent errors", "shared errors"]
+)
 def test_p_values_of_equally_good_models_are_uniform(shared: float) -> None:
     p_values = []
     for seed in range(300):

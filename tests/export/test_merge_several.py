@@ -9,7 +9,7 @@ import pytest
 import torch
 from kills import contents
 from safetensors.torch import load_file, save_file
-from tiny import PeftLora, add_adapter, save_tiny_base, tiny_encoder
+from tiny import PeftLora, add_adapter, copy_of_adapter, save_tiny_base, tiny_encoder
 from torch import Tensor
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli
@@ -36,14 +36,18 @@ def combined(models: list[Path], out: Path, **options: Any) -> Verification:
 
 def save_adapter(base: Path, folder: Path, seed: int, lora: LoraSettings | None = None, **options: Any) -> Path:
     """Write an adapter whose matrices are all random, with a scale that depends on the seed."""
-    encoder = SentenceEncoder.from_pretrained(base, device="cpu", **options)
-    add_adapter(encoder, lora or LoraSettings(rank=2, alpha=6))
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in encoder.model.named_parameters():
-        if "lora_" in name and parameter.ndim == 2:
-            parameter.data.copy_(0.05 * (1 + seed) * torch.randn(parameter.shape, generator=generator))
-    encoder.save_pretrained(folder)
-    return folder
+    lora = lora or LoraSettings(rank=2, alpha=6)
+
+    def make(path: Path) -> None:
+        encoder = SentenceEncoder.from_pretrained(base, device="cpu", **options)
+        add_adapter(encoder, lora)
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in encoder.model.named_parameters():
+            if "lora_" in name and parameter.ndim == 2:
+                parameter.data.copy_(0.05 * (1 + seed) * torch.randn(parameter.shape, generator=generator))
+        encoder.save_pretrained(path)
+
+    return copy_of_adapter(base, folder, f"random {seed} {lora!r} {options!r}", make)
 
 
 def save_whole(kind: str, folder: Path, seed: int, amount: float = 0.02, **options: Any) -> Path:
@@ -324,11 +328,11 @@ def test_a_fault_leaves_nothing(fault: str, two: list[Path], tmp_path: Path, mon
     """The second call writes the combination; the first writes the first encoder alone."""
     write, calls = merge_module._write_weights, list[Path]()
 
-    def faulty(folder: Path, skeleton: Any, weights: MergedWeights, *options: Any) -> None:
+    def faulty(folder: Path, skeleton: Any, composite: Any, weights: MergedWeights, *options: Any) -> None:
         calls.append(folder)
         if len(calls) == 2 and fault == "one model twice":
             weights = MergedWeights([weights.parts[0]] * 2, weights.shares)
-        write(folder, skeleton, weights, *options)
+        write(folder, skeleton, composite, weights, *options)
         if len(calls) == 2 and fault == "interrupted":
             raise KeyboardInterrupt
         if len(calls) == 2 and fault == "one weight":

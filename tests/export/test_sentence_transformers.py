@@ -16,7 +16,7 @@ import pytest
 import torch
 from kills import contents
 from safetensors.torch import load_file, save_file
-from tiny import KINDS, save_tiny_adapter, save_tiny_base, tiny_encoder
+from tiny import KINDS, LIKE_ANOTHER, save_tiny_adapter, save_tiny_base, tiny_encoder
 from transformers import AutoModel, PreTrainedTokenizerFast
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
@@ -83,7 +83,15 @@ def largest_difference(a: np.ndarray, b: np.ndarray) -> float:
 @needs_library
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    ("kind", "tokenization"), [*((kind, "joined") for kind in KINDS), ("llama", "segments"), ("qwen2", "segments")]
+    ("kind", "tokenization"),
+    [
+        *(
+            pytest.param(kind, "joined", marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER - {"qwen2", "qwen3"}))
+            for kind in KINDS
+        ),
+        ("llama", "segments"),
+        ("qwen2", "segments"),
+    ],
 )
 def test_the_folder_gives_the_vectors(kind: str, tokenization: str, tmp_path: Path) -> None:
     name = "summarize_one_word_edited" if tokenization == "joined" else "summarize_one_word"

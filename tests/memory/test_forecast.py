@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from programs import run
-from tiny import HYBRID, KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny import HYBRID, KINDS, LIKE_ANOTHER, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS
 from transformers import AutoModel
 
@@ -100,14 +100,13 @@ def saved_bytes(encoder: SentenceEncoder, plan: Plan, batch: TextBatch) -> int:
     return sum(size for key, size in kept.items() if key not in own)
 
 
-LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta", "opt"}
-"""Kinds whose layers keep what those of LLaMA or BERT keep."""
-
-
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [
-        *(pytest.param(kind, torch.float32, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER)) for kind in KINDS),
+        *(
+            pytest.param(kind, torch.float32, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER | {"opt"}))
+            for kind in KINDS
+        ),
         ("llama", torch.bfloat16),
         pytest.param("bert", torch.bfloat16, marks=pytest.mark.slow),
         ("lfm2", torch.float32),

@@ -11,7 +11,7 @@ import torch
 import transformers
 from cases import one_in
 from kills import contents
-from tiny import KINDS, PeftLora, add_adapter, save_tiny_base, tiny_encoder, train_a_little
+from tiny import KINDS, LIKE_ANOTHER, PeftLora, add_adapter, save_tiny_base, tiny_encoder, train_a_little
 from transformers import (
     AutoConfig,
     Gemma3TextConfig,
@@ -82,10 +82,6 @@ def test_a_whole_model_is_read_back_exactly(kind: str, dtype: torch.dtype, tmp_p
     assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
     assert {parameter.dtype for parameter in again.model.parameters()} == {dtype}
     assert (again.tokenize(TEXTS), again.pad_id) == (encoder.tokenize(TEXTS), encoder.pad_id)
-
-
-LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
-"""Kinds with the layer names and types of LLaMA or BERT."""
 
 
 @pytest.mark.parametrize(

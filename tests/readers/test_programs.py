@@ -149,8 +149,12 @@ def table() -> Iterator[dict[tuple[str, str], str]]:
 
 
 QUICK = ("llama-2", "gemma-3", "bert")
-"""Families whose variants are compared in `make test`, except `dense` (`test_dense.py`); of the others only `one prompt`."""
+"""Families whose variants are compared in `make test`, except `dense` (`test_dense.py`)."""
 
+ONE_PROMPT = (*QUICK, "smollm2", "qwen3.5", "modernbert", "embedding-gemma-2")
+"""Families whose variant `one prompt` is compared in `make test`: those with tokenizers, layers or classes of their own."""
+
+SLOW = pytest.mark.slow
 QUICK_TEXTS = [text for text in TEXTS if text not in MARKUP] + MARKUP[::7]
 """Texts whose vectors are compared in `make test`; token ids are compared for all texts."""
 
@@ -161,7 +165,7 @@ QUICK_TEXTS = [text for text in TEXTS if text not in MARKUP] + MARKUP[::7]
         pytest.param(
             family,
             variant,
-            marks=[] if variant == "one prompt" or (family in QUICK and variant != "dense") else pytest.mark.slow,
+            marks=[] if family in (ONE_PROMPT if variant == "one prompt" else QUICK) and variant != "dense" else SLOW,
         )
         for variant in ("one prompt", "model folder, two prompts", "bidirectional", "dense")
         for family in FAMILIES

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def usual(message: str) -> str:
     return (
         f"Here are some:\n1. Title: {kind} {subject(message)} trouble\n2. {kind} is the {subject(message)} not working?"
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _languages_are_read_once() -> Iterator[None]:
+    """The identifier of languages takes a second to read."""
+    from py3langid.langid import LanguageIdentifier
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageIdentifier, "from_model_file", cache(LanguageIdentifier.from_model_file))
+        yield
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ fsdp KIND [long]          FSDP in 2 processes gives the bytes of data parallel. 
 bits NAME …               the same with a base in 4 and in 8 bits
 together                  accumulated batches in float64: one by one in one process, and together in two
 elastic [ZeRO]            interrupted by a signal to one process and resumed with other numbers of processes and strategies
-mixture CONFIG [NAME …]   a mixture of datasets stored on disk, in 1, 2 and 3 processes, and in 2 with the named ZeRO
+mixture CONFIG [NAME …]   a mixture of datasets stored on disk, in 1 and 3 processes, and in 2 with the named ZeRO
 shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
 attention KIND [NAME]     bidirectional attention: data parallel and the named ZeRO, against one process
 families NAME …           models of each family and multimodal models: two steps, data parallel against one process
@@ -467,7 +467,7 @@ def mixture(folder: Path, config: str, *names: str) -> None:
     if names:
         import_deepspeed()
     plain = load_settings(TrainSettings, config)
-    launches = {"world1": 1, "world2": 2, "world3": 3} | dict.fromkeys(names, 2)
+    launches = {"world1": 1, "world3": 3} | dict.fromkeys(names, 2)
     for name, world in launches.items():
         mine = replace(plain, run_dir=str(folder / name))
         variables = environment(folder, name) if name in names else {"ACCELERATE_USE_CPU": "true"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import one_in
 from runs import float64_forward, largest_difference
-from tiny import KINDS, POSITIONS, tiny_backbone
+from tiny import KINDS, LIKE_ANOTHER, POSITIONS, tiny_backbone
 from tiny_tokenizers import TOKENIZERS
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -178,10 +178,6 @@ def test_texts_with_equal_ids_are_treated_as_one_text(examples: list[Any], joint
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
     for name, gradient in found[1][1].items():
         assert torch.allclose(found[0][1][name], gradient, rtol=1e-12, atol=1e-14)
-
-
-LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
-"""Kinds with the layer types of LLaMA or BERT."""
 
 
 @pytest.mark.parametrize(

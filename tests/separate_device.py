@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 _NO_KERNEL = ("aten::empty", "aten::new_empty", "aten::detach", "aten::_unsafe_view", "aten::lift_fresh", "aten::alias")
@@ -154,7 +154,8 @@ def move(model: nn.Module) -> None:
 
 def _compute(work: DeviceWork, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = func.name().partition(".")[0]
-    given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+    leaves, form = tree_flatten((args, kwargs))
+    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     device = [tensor for tensor in given if isinstance(tensor, DeviceTensor)]
     wanted = kwargs.get("device")
     to_device = wanted is not None and torch.device(wanted).type == "gpu"
@@ -183,7 +184,8 @@ def _compute(work: DeviceWork, func: Any, args: Any, kwargs: dict[str, Any]) -> 
         work.waits[f"{name} by a mask"] += 1
     if on_device and name not in _COPIES and not name.startswith(_NO_KERNEL) and not _is_view(func):
         work.kernels[name] += 1
-    held_args, held_kwargs = tree_map_only(DeviceTensor, lambda tensor: tensor.held, (args, kwargs))
+    held = [leaf.held if isinstance(leaf, DeviceTensor) else leaf for leaf in leaves]
+    held_args, held_kwargs = tree_unflatten(held, form)
     if wanted is not None:
         held_kwargs = {**held_kwargs, "device": "cpu", **({"pin_memory": False} if "pin_memory" in held_kwargs else {})}
     result = func(*held_args, **held_kwargs)

@@ -466,6 +466,7 @@ def test_layers_with_different_heads_are_padded_on_a_gpu() -> None:
     if not hasattr(transformers, "Gemma4TextConfig"):
         pytest.skip("needs Gemma-4")
     sizes = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
+    sizes |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 400}
     config = transformers.Gemma4TextConfig(**sizes, num_attention_heads=4, head_dim=8)
     layouts = probe_layouts(AutoModel.from_config(config).eval(), "last", causal=True, device=torch.device("cuda"))
     assert (layouts.layout, layouts.reason) == ("padded", "its layers have different attention heads")

@@ -221,6 +221,7 @@ def _default_configs():
     return {name: config for name, config in configs.items() if not config.is_encoder_decoder}
 
 
+@pytest.mark.slow
 def test_the_text_model_of_every_multimodal_model_is_opened_or_refused_by_name():
     opened, refused = dict[str, str](), dict[str, str]()
     for name, config in _default_configs().items():
@@ -325,11 +326,15 @@ def test_an_adapter_that_also_changes_a_tower_is_refused_by_the_true_reason(save
         SentenceEncoder.from_pretrained(folder, adapter=tmp_path / "both", prompt="plain", device="cpu")
 
 
+SMALL_VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+
+
 def test_the_text_model_of_clip_takes_an_adapter_and_more_tokens_than_positions(tmp_path):
     """The forward method of peft's class for this task gives arguments to the layers that CLIP gives them too."""
     text = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     sizes = {"num_attention_heads": 4, "max_position_embeddings": 40, "eos_token_id": 2, "bos_token_id": 1}
-    transformers.CLIPModel(transformers.CLIPConfig(text_config=text | sizes)).save_pretrained(tmp_path / "base")
+    config = transformers.CLIPConfig(text_config=text | sizes, vision_config=SMALL_VISION)
+    transformers.CLIPModel(config).save_pretrained(tmp_path / "base")
     TOKENIZERS["llama2"]().save_pretrained(tmp_path / "base")
     options = {"device": "cpu", "pooling": "last", "prompt": "plain", "max_length": 40}
     encoder = SentenceEncoder.from_pretrained(tmp_path / "base", **options)

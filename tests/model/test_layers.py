@@ -435,6 +435,7 @@ def test_attention_of_another_form_keeps_its_rotary_embeddings(capsys: pytest.Ca
     phi = Phi3Config(**sizes, num_attention_heads=4, bos_token_id=1, eos_token_id=2)
     models = [tiny_backbone("opt"), AutoModel.from_config(phi)]
     if hasattr(transformers, "Gemma4TextConfig"):
+        sizes |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99}
         models.append(AutoModel.from_config(transformers.Gemma4TextConfig(**sizes, num_attention_heads=4, head_dim=8)))
     for model in models:
         use_compiled_rotary(model, "eager")

@@ -138,6 +138,7 @@ def test_layers_are_computed_alone_where_they_must_be(case: str) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # inside torch.compile
 def test_torch_compile_traces_a_model_in_one_graph() -> None:
     backbone: Any = encoder_of("llama").model.backbone

@@ -45,7 +45,7 @@ SPLITS = {"train": 0.8, "valid": 0.1, "test": 0.1}
 MIN_CHARACTERS, MAX_CHARACTERS = 20, 65_536
 """Minimum and maximum length of an issue text. An issue with a shorter text is skipped; a longer text is cut."""
 MAX_SIMILARITY = 0.85
-"""Largest TF-IDF cosine of a negative pair; issues above it may be duplicates that nobody marked."""
+"""Largest TF-IDF cosine of a negative pair; issues above it may be duplicates without a mark."""
 CANDIDATES = 20
 """Number of candidate issues from which a negative is chosen."""
 SEED = 42

@@ -80,8 +80,8 @@ def check_candidates(rules: NegativeRules, count: int) -> None:
         )
 
 
-class PairScores(NamedTuple):
-    """The scores of pairs of texts by an encoder or a reranker."""
+class PairScorer(NamedTuple):
+    """Scores pairs of texts with an encoder or a reranker."""
 
     of: Callable[[Array, Array], Array]
     """Function of O queries and O documents, as indices into `MiningData.texts`, that returns the score of each pair, (O,)."""
@@ -89,8 +89,8 @@ class PairScores(NamedTuple):
     """Maximum number of queries scored at a time."""
 
 
-def pair_scores(scorer: SentenceEncoder | Reranker, material: MiningData, folder: Path) -> PairScores:
-    """Return the scores of a reranker, or the cosines of an encoder, whose vectors of all texts are stored in the folder."""
+def pair_scores(scorer: SentenceEncoder | Reranker, material: MiningData, folder: Path) -> PairScorer:
+    """Return the scorer of a reranker, or the cosines of an encoder, whose vectors of all texts are stored in the folder."""
     if not isinstance(scorer, Reranker):
         return cosines_by(vectors_of(material, scorer, folder))
 
@@ -99,12 +99,12 @@ def pair_scores(scorer: SentenceEncoder | Reranker, material: MiningData, folder
         documents, _ = split_instructions(material.texts[text] for text in text_O.tolist())
         return scorer.scores(list(zip(queries, documents, strict=True)))
 
-    return PairScores(scores, _RERANKED_AT_ONCE)
+    return PairScorer(scores, _RERANKED_AT_ONCE)
 
 
-def cosines_by(vectors: TextVectors) -> PairScores:
+def cosines_by(vectors: TextVectors) -> PairScorer:
     """Return the cosines of stored vectors."""
-    return PairScores(
+    return PairScorer(
         lambda query_O, text_O: cosines(on_grid(vectors.queries(query_O)), on_grid(vectors.documents(text_O)))
     )
 
@@ -133,7 +133,7 @@ that applies."""
 
 
 def refused_candidates(
-    material: MiningData, rules: NegativeRules, window: Window, judge: PairScores | None = None
+    material: MiningData, rules: NegativeRules, window: Window, judge: PairScorer | None = None
 ) -> dict[str, Array]:
     """Return reason → mask (W,) of the candidates that must not become negatives of the query, in the order of `REASONS`.
 
@@ -188,7 +188,7 @@ class Miner:
     material: MiningData
     rules: NegativeRules
     vectors: TextVectors
-    judge: PairScores | None = None
+    judge: PairScorer | None = None
     """Scores by the second encoder or reranker (`--judge`). None: no judge."""
 
     @property
@@ -231,7 +231,7 @@ class Miner:
         return part
 
 
-def own_scores(queries: Sequence[Query], scores: PairScores) -> list[list[float]]:
+def own_scores(queries: Sequence[Query], scores: PairScorer) -> list[list[float]]:
     """Return the scores of each query with its positives, followed by the scores with its negatives in the input."""
     numbers = [(query.text, text) for query in queries for text in (*query.positives, *query.negatives)]
     values = iter(scores.of(*np.array(numbers).T).tolist())

@@ -55,7 +55,7 @@ def right(seed: int) -> float:
     return interval.low <= 0.8 <= interval.high
 
 
-@pytest.mark.parametrize("covers", [correlated, right])
+@pytest.mark.parametrize("covers", [pytest.param(correlated, marks=pytest.mark.slow), right])
 def test_coverage_of_intervals_is_95_percent(covers: Callable[[int], float]) -> None:
     """0.95 ± 3.5 standard errors of 300 tries; at 200 pairs a percentile interval may be 1 % too short."""
     assert 0.895 < np.mean([covers(seed) for seed in range(300)]) < 0.995

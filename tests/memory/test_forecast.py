@@ -373,7 +373,7 @@ def test_mntp_adds_the_memory_of_its_logits(folder: Path) -> None:
         forecast(settings(folder, pretraining=half))
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama-tied"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("llama-tied", marks=pytest.mark.slow)])
 def test_mntp_adds_the_weight_of_an_output_layer_of_its_own(kind: str, tmp_path: Path) -> None:
     base = save_tiny_base(kind, tmp_path / "base")
     model = {"path": str(base), "attention": "bidirectional", "pooling": "mean", "dtype": "float32"}

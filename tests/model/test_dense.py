@@ -133,7 +133,8 @@ def test_every_activation_and_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("train_dense", "rank"), [(False, 2), (True, 2), pytest.param(False, 0, marks=pytest.mark.slow)]
+    ("train_dense", "rank"),
+    [(True, 2), *(pytest.param(False, rank, marks=pytest.mark.slow) for rank in (2, 0))],
 )
 def test_training_keeps_or_trains_the_dense_modules(
     train_dense: bool, rank: int, gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ def test_pairs_with_a_used_sentence_are_removed(tmp_path: Path, monkeypatch: pyt
     assert (pair.sentence1, pair.sentence2, pair.score, pair.subtask) == ("It rains.", "It snows.", 2.0, "news")
 
 
+@pytest.mark.slow
 def test_the_documented_set_has_five_sources_and_no_sentence_of_the_test_sets(data_dir: Path, tmp_path: Path) -> None:
     tests = [f"sts/sts{year}.test.tsv" for year in (12, 14, 15)] + ["stsb/test.tsv", "sick/test.tsv"]
     files = ["sts/sts12.train.tsv", "stsb/train.tsv", "stsb/dev.tsv"]

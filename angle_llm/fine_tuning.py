@@ -124,30 +124,31 @@ def _data_settings(data: Any, rows: dict[str, Source]) -> dict[str, Any]:
     return values
 
 
-def _evaluation_settings(evaluation: Any, tasks: dict[str, Source | EvaluationFunction]) -> dict[str, Any]:
-    """Return the settings of an evaluation; the sources of Python objects, and functions, are added to `tasks`, by name."""
+def _evaluation_settings(evaluation: Any, objects: dict[str, Source | EvaluationFunction]) -> dict[str, Any]:
+    """Return the settings of an evaluation; the sources of Python objects, and functions, are added to `objects`, by name."""
     from angle_llm.evaluate.held_out import FUNCTION
 
     def text_of(task: Any, name: str | None = None) -> str:
         is_data = hasattr(task, "column_names") or hasattr(task, "__arrow_c_stream__")
         if is_data or not callable(task):
-            return _text_of(task, name or "evaluation", tasks)
+            return _text_of(task, name or "evaluation", objects)
         text = f"{FUNCTION}{name or getattr(task, '__name__', type(task).__name__)}"
-        tasks[text] = task
+        objects[text] = task
         return text
 
     if isinstance(evaluation, EvaluationSettings):
         return settings_to_dict(evaluation)
+    # Tasks without settings: the settings that describe the earlier tasks are reset.
     values = {"tasks": evaluation, "columns": {}, "corpus": None, "metric": None}
     if _is_settings_dict(evaluation, EvaluationSettings):
         values = dict(evaluation)
-    named = values.get("tasks")
-    if isinstance(named, Mapping) and not hasattr(named, "column_names"):  # a DatasetDict has column names
-        values["tasks"] = [text_of(task, name) for name, task in named.items()]
-    elif isinstance(named, list | tuple) and not (named and all(type(row) is dict for row in named)):
-        values["tasks"] = list(map(text_of, named))
-    elif named is not None:
-        values["tasks"] = [text_of(named)]
+    tasks = values.get("tasks")
+    if isinstance(tasks, Mapping) and not hasattr(tasks, "column_names"):  # a DatasetDict has column names
+        values["tasks"] = [text_of(task, name) for name, task in tasks.items()]
+    elif isinstance(tasks, list | tuple) and not (tasks and all(type(row) is dict for row in tasks)):
+        values["tasks"] = list(map(text_of, tasks))
+    elif tasks is not None:  # also a list of dictionaries, which is one dataset
+        values["tasks"] = [text_of(tasks)]
     return values
 
 

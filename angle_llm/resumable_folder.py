@@ -164,7 +164,7 @@ class ResumableFolder:
         return False
 
     def write(self, name: str, fill: Callable[[Path], object], values: Mapping[str, Any] | None = None) -> None:
-        """Write or replace a part of the results, completely or not at all.
+        """Write or replace a part of the results; `check` rejects a part whose writing was interrupted.
 
         Args:
             name: Name of the part.
@@ -182,10 +182,10 @@ class ResumableFolder:
             (folder / MANIFEST).write_text(text, encoding="utf-8")
 
         with filled_folder(self.path / name, complete, writer="") as temporary:
-            if self._index is None:
+            if self._index is None:  # one rename
                 swap_folder(temporary, self.path / name)
                 return
-            for path in sorted(temporary.iterdir()):
+            for path in sorted(temporary.iterdir()):  # the manifest last
                 if path.name != MANIFEST:
                     path.replace(self.path / path.name)
             sync_folder(self.path)

@@ -170,7 +170,7 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
         raise SettingsError(
             f"--model.path {model.path} is the output folder of this run, which would be replaced. Choose another --run-dir."
         )
-    source.read_library(None if model.prompt is None else load_prompts(model.prompt))
+    source.read_library(None if model.prompt is None else load_prompts(model.prompt))  # raises for unsupported settings
     paths = {"guide": objective.false_negatives.guide, "teacher_vectors": objective.teacher}
     others = {name: resolve_model(path) for name, path in paths.items() if path is not None}
     for encoder_source in (source, *others.values()):

@@ -98,7 +98,7 @@ class Corpus:
                     file=sys.stderr,
                 )
         for file in tables:
-            # All columns of a JSON file take a reading of the whole file, so the first row is checked before.
+            # `columns` of a JSON file reads the whole file, so the first row is checked first.
             first = next((row for row in file.rows() if isinstance(row, Row)), None)
             if first is not None and column not in first.values and column not in file.columns:
                 raise DataError(f"{file.name}: no column {column!r}; columns: {', '.join(file.columns)}")

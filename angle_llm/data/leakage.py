@@ -217,19 +217,19 @@ def compare_rows(files: Sequence[FileKeys]) -> None:
 
     The problems are recorded in `files`.
     """
-    # The lowest and the highest score of each pair, with their rows.
+    # Pair and instructions → lowest and highest score, with their rows.
     extremes: dict[tuple[int, int], tuple[tuple[float, RowPlace], tuple[float, RowPlace]]] = {}
     for index, file in enumerate(files):
         for row in file.rows:
             for pair, score in row.pairs:
                 labelled = (score, RowPlace(index, row.line))
-                instructed = (pair, row.instructions)
-                lowest, highest = extremes.setdefault(instructed, (labelled, labelled))
+                key = (pair, row.instructions)
+                lowest, highest = extremes.setdefault(key, (labelled, labelled))
                 if score < lowest[0]:
-                    extremes[instructed] = (labelled, highest)
+                    extremes[key] = (labelled, highest)
                 elif score > highest[0]:
-                    extremes[instructed] = (lowest, labelled)
-    # Every row; a repeat is compared with the first equal row.
+                    extremes[key] = (lowest, labelled)
+    # Problems of each row, as messages that complete "rows that …". A repeat is compared with the first equal row.
     first_exact: dict[tuple[int, int], RowPlace] = {}
     first_near: dict[tuple[int, int], RowPlace] = {}
     for index, file in enumerate(files):
@@ -238,7 +238,7 @@ def compare_rows(files: Sequence[FileKeys]) -> None:
                 opposite_score, opposite = max(
                     extremes[pair, row.instructions], key=lambda labelled: abs(labelled[0] - score)
                 )
-                if abs(opposite_score - score) > CONTRADICTION + 1e-9:
+                if abs(opposite_score - score) > CONTRADICTION + 1e-9:  # rounding
                     text = "contain a pair with the opposite label, or a text with another class, elsewhere"
                     file.report("contradiction", row.line, text, _location(opposite, index, files))
             if row.is_unlike_itself:

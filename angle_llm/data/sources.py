@@ -68,7 +68,7 @@ Kind = Literal["file", "starter", "folder", "dataset", "beir", "mteb", "standard
 DATA_VARIABLE = "ANGLE_LLM_DATA"
 """Environment variable with a folder in which relative paths of datasets are searched."""
 STANDARD_INPUT = "-"
-_HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::(\w[\w.-]*))?")
+_HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(?::(?P<configuration>\w[\w.-]*))?")
 """Pattern of a hub dataset id, ORG/NAME, optionally with a configuration, ORG/NAME:CONFIGURATION."""
 STARTER = "starter:"
 """Prefix of a path that names a data file bundled with the package, as in `starter:graded_pairs.tsv`."""
@@ -228,12 +228,12 @@ class _Resolver(NamedTuple):
         if path.is_dir():
             return self._folder(path, part)
         if path.exists() and not part:
-            if self.tables and path.parent.name == QRELS:
+            if self.tables and path.parent.name == QRELS:  # FOLDER/qrels/SPLIT.tsv
                 return self._judged(path.parent.parent, split_of(path.name))
             return self._file(path)
         hub_id = _HUB_ID.fullmatch(name) if self.datasets and not is_data_name(name) else None
         if hub_id is not None:
-            return self._dataset(hub_id[1], part or self.split, hub_id[2])
+            return self._dataset(hub_id["id"], part or self.split, hub_id["configuration"])
         hub = ", and not a hub id (org/name, or org/name:configuration)" if self.datasets else ""
         raise DataError(f"{self.text}: no such file or folder{hub}. {similar_paths(path)}")
 

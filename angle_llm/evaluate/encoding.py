@@ -100,31 +100,38 @@ def encode_sides(
 
 
 def encode_distinct(encode: Encode, texts: Iterable[InstructedText]) -> EncodedTexts:
-    """Encode the distinct texts with one call of `encode`, in order of first appearance. Blank texts get zero vectors.
+    """Encode the distinct texts with one call of `encode`, in order of first appearance.
+
+    Blank texts get zero vectors, and come last.
 
     Raises:
         ValueError: if `encode` does not return one finite floating-point row for each text.
     """
-    known = dict.fromkeys(texts)
-    blank = {key for key, text in zip(known, split_instructions(known)[0], strict=True) if not text.strip()}
-    distinct = sorted(known, key=blank.__contains__)  # blank texts last, otherwise in order
-    full, instructions = split_instructions(distinct[: len(distinct) - len(blank)])
+    distinct = list(dict.fromkeys(texts))
+    blank = {key for key, text in zip(distinct, split_instructions(distinct)[0], strict=True) if not text.strip()}
+    distinct.sort(key=blank.__contains__)  # blank texts last, otherwise in order
+    encoded, instructions = split_instructions(distinct[: len(distinct) - len(blank)])
     started = time.perf_counter()
-    embeddings_ND = np.asarray(encode(full, instruction=instructions) if any(instructions) else encode(full))
+    embeddings_ND = np.asarray(encode(encoded, instruction=instructions) if any(instructions) else encode(encoded))
     seconds = time.perf_counter() - started
     shape = embeddings_ND.shape
-    if len(shape) != 2 or shape[0] != len(full) or shape[1] == 0 or not np.issubdtype(embeddings_ND.dtype, np.floating):
+    if (
+        len(shape) != 2
+        or shape[0] != len(encoded)
+        or shape[1] == 0
+        or not np.issubdtype(embeddings_ND.dtype, np.floating)
+    ):
         raise ValueError(
-            f"encode: expected floating-point rows, one per text, shape ({len(full)}, D), got "
+            f"encode: expected floating-point rows, one per text, shape ({len(encoded)}, D), got "
             f"{embeddings_ND.dtype} of shape {shape}."
         )
     bad = np.flatnonzero(~np.isfinite(embeddings_ND).all(axis=1))
     if len(bad):
         raise ValueError(
-            f"{len(bad)} of {len(full)} vectors contain NaN or infinity, the first for {full[bad[0]]!r}. Possible causes: "
+            f"{len(bad)} of {len(encoded)} vectors contain NaN or infinity, the first for {encoded[bad[0]]!r}. Possible causes: "
             "overflow in float16, a damaged adapter, a diverged run."
         )
-    embeddings_ND = np.pad(embeddings_ND, ((0, len(distinct) - len(full)), (0, 0)))
+    embeddings_ND = np.pad(embeddings_ND, ((0, len(distinct) - len(encoded)), (0, 0)))
     row_of = {text: row for row, text in enumerate(distinct)}
     return EncodedTexts(dict.fromkeys(SIDES, row_of), embeddings_ND, seconds)
 

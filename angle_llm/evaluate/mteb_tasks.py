@@ -53,7 +53,8 @@ def mteb_main(settings: MtebSettings) -> list[MtebScore]:
     # The revision is the revision of the base, so it does not apply to an adapter.
     revision = encoder.base_revision if encoder.base == split_revision(settings.model)[0] else None
     model = MtebEncoder(encoder, name=name, revision=revision, prompts=settings.prompts)
-    scores, facts = evaluate_mteb(model, tasks, settings.output), EncoderFacts.of(encoder)
+    scores = evaluate_mteb(model, tasks, settings.output)
+    facts = EncoderFacts.of(encoder)
     header = ["task", "type", "split", "subset", "main score", name]
     rows = [[s.task, s.type, s.split, s.subset, s.metric, s.score] for s in scores]
     prompts = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]

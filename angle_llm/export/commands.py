@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
-    """Run `angle-llm merge`: write the merged model, print the verification, and `scores` of all models by task name.
+    """Run `angle-llm merge`: write the merged model, print the verification and a table of scores of all models.
+
+    `scores`: task name → function that returns the score of an encoder.
 
     The exit code is 1 if the embeddings of the merged model differ from the embeddings of the adapter.
     """
@@ -32,7 +34,7 @@ def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
     from angle_llm.model.source.encoder_card import EncoderCard
 
     # Merge.
-    *others, out = (settings.out, *settings.more)
+    *others, out = (settings.out, *settings.more)  # `angle-llm merge MODEL [MODEL …] OUT`
     options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype", "composite")}
     _print_verification(replace(settings, out=out), merge, others=others, **options)
     print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")

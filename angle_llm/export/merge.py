@@ -435,8 +435,8 @@ class _Composite(NamedTuple):
         write_library_refusal(folder)
 
 
-def _open_composite(part: _Part, encoder: Path) -> _Composite:
-    """Open the multimodal base of an input of a merge, whose folder is `encoder`.
+def _open_composite(part: _Part, folder: Path) -> _Composite:
+    """Open the multimodal base of `part`, an input of a merge; `folder` is the folder of this input.
 
     Raises:
         ArtifactError: if the base is not a multimodal model, if the composite model would have other vectors than the
@@ -446,16 +446,16 @@ def _open_composite(part: _Part, encoder: Path) -> _Composite:
 
     card = part.card
     location = None if card.base is None else locate(card.base)
-    found = None if location is None else find_composite(location, card.base_revision)
-    if location is None or found is None:
+    composite = None if location is None else find_composite(location, card.base_revision)
+    if location is None or composite is None:
         raise ArtifactError(
-            f"--composite: expected an encoder on a multimodal base, got {encoder} on {card.base or 'an unknown base'}. Merge "
+            f"--composite: expected an encoder on a multimodal base, got {folder} on {card.base or 'an unknown base'}. Merge "
             "it without --composite."
         )
     if card.attention is not None or card.layers is not None:
         reason = "is bidirectional" if card.attention is not None else f"uses the first {card.layers} layers"
         raise ArtifactError(
-            f"--composite: {encoder} {reason}, which a composite model cannot compute. Merge it without --composite."
+            f"--composite: {folder} {reason}, which a composite model cannot compute. Merge it without --composite."
         )
     files: list[Any] = [
         safe_open(path, framework="pt") for path in safetensors_files(location.name, card.base_revision)
@@ -468,4 +468,4 @@ def _open_composite(part: _Part, encoder: Path) -> _Composite:
         )
     names = {key: name for name, (_, key) in stored.items()}
     kept = {key: file.get_tensor(key) for file in files for key in file.keys() if key not in names}  # noqa: SIM118
-    return _Composite(location.name, card.base_revision, found.model_class, names, kept)
+    return _Composite(location.name, card.base_revision, composite.model_class, names, kept)

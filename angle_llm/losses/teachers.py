@@ -218,20 +218,20 @@ class TeacherSimilarityTerm(Term):
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
         vectors_NT = pairs.relation.required("teacher_vectors", "teacher_similarity_weight")
         teacher_NT = unit(on_device(vectors_NT, pairs.device))
-        # Every row is compared with all rows of another text.
+        # Each row is compared with all rows that have another text.
         all_N = on_device(torch.arange(pairs.rows), pairs.device)
         text_N = pairs.relation.text_numbers(pairs.rows)
         skips = MaskIndices(*equal_entries(text_N, text_N))
-        log_sum_N = NegativeLogSum(self.teacher_temperature, all_N, all_N, skips).value(teacher_NT)
+        teacher_log_sum_N = NegativeLogSum(self.teacher_temperature, all_N, all_N, skips).value(teacher_NT)
         scaled_NT = teacher_NT / self.teacher_temperature**0.5
-        expectation = _TeacherExpectation(self.temperature, scaled_NT, log_sum_N, skips)
-        log_sum = NegativeLogSum(self.temperature, all_N, all_N, skips)
-        alone_N = log_sum_N == -torch.inf  # no row has another text
+        expectation = _TeacherExpectation(self.temperature, scaled_NT, teacher_log_sum_N, skips)
+        model_log_sum = NegativeLogSum(self.temperature, all_N, all_N, skips)
+        alone_N = teacher_log_sum_N == -torch.inf  # rows to which no other text is compared: loss 0
 
         def value(expectation_N: Tensor, model_log_sum_N: Tensor) -> Tensor:
             return mean_of_rows((expectation_N + model_log_sum_N).masked_fill(alone_N, 0.0))
 
-        return BatchTerm((expectation, log_sum), value)
+        return BatchTerm((expectation, model_log_sum), value)
 
 
 def mean_of_rows(value_N: Tensor) -> Tensor:

@@ -172,8 +172,8 @@ class SumOfTerms(Objective):
     def __call__(self, embeddings: Tensor, relation: Relation, /) -> ObjectiveValue:
         """Compute the loss of a batch from embeddings (N, D) and scored pairs of their rows.
 
-        Computes in float32 at least, also under autocast: half precision is raised, float64 stays. The pairs can be on
-        another device than the embeddings.
+        Computes in float32 at least, also under autocast: half-precision embeddings are converted to float32. The pairs can
+        be on another device than the embeddings.
 
         Raises:
             ValueError: for shapes that do not fit, row numbers out of range, or a missing field of the relation.

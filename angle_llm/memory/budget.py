@@ -135,20 +135,20 @@ def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) ->
 def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[TokenBudget]:
     """Yield token budgets to try, the largest first; values in the settings are kept.
 
-    `graph_tokens` falls first, with micro-batches of at most this size; then micro-batches fall with gradient caching.
-    Then the same with activation checkpointing.
+    First `graph_tokens` decreases in steps of `ROUND_TOKENS`, with micro-batches of at most this size. Then `graph_tokens` is
+    0 (gradient caching), and micro-batches decrease. Then the same with activation checkpointing.
     """
     on_cpu = forecast.device.kind == "cpu"
-    most = CPU_BUDGET.micro_batch_tokens if on_cpu else MICRO_TOKENS
-    useful = LEAST_GRAPH_TOKENS if on_cpu else max(LEAST_GRAPH_TOKENS, round(MARGIN * forecast.step_tokens))
-    sizes = range(-(-useful // ROUND_TOKENS) * ROUND_TOKENS, 0, -ROUND_TOKENS)
-    pairs = [(min(most, size), size) for size in sizes] + [(min(most, size), 0) for size in sizes]
-    wanted = settings.activation_checkpointing
-    allowed = {"never": [False], "always": [True], "auto": [False, True]}[wanted]
-    if wanted == "auto" and not forecast.supports_checkpointing():
+    largest_micro = CPU_BUDGET.micro_batch_tokens if on_cpu else MICRO_TOKENS
+    largest_graph = LEAST_GRAPH_TOKENS if on_cpu else max(LEAST_GRAPH_TOKENS, round(MARGIN * forecast.step_tokens))
+    sizes = range(-(-largest_graph // ROUND_TOKENS) * ROUND_TOKENS, 0, -ROUND_TOKENS)
+    kept = [(min(largest_micro, size), size) for size in sizes]
+    cached = [(micro, 0) for micro, _ in kept]
+    allowed = {"never": [False], "always": [True], "auto": [False, True]}[settings.activation_checkpointing]
+    if settings.activation_checkpointing == "auto" and not forecast.supports_checkpointing():
         allowed = [False]
     for checkpointing in allowed:
-        for micro, graph in pairs:
+        for micro, graph in kept + cached:
             yield TokenBudget(
                 micro if settings.micro_batch_tokens is None else settings.micro_batch_tokens,
                 graph if settings.graph_tokens is None else settings.graph_tokens,

@@ -173,10 +173,10 @@ def free_memory(processes: Processes) -> int | None:
         )
     elif device.type == "cpu" and (available := _available_memory()) is not None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
-        # The end of this process would free this memory; `MemAvailable` already includes mapped file pages.
-        own = 1024 * sum(_kernel_number(_STATUS, name) for name in ("RssAnon:", "RssShmem:"))
-        free = available // local + own
-    least = -processes.max(-(free or 0))
+        # The memory of this process, without file pages, which `MemAvailable` includes.
+        used = 1024 * sum(_kernel_number(_STATUS, name) for name in ("RssAnon:", "RssShmem:"))
+        free = available // local + used
+    least = -processes.max(-(free or 0))  # the minimum over ranks; 0 if it is unknown on a rank
     return least or None
 
 

@@ -106,7 +106,7 @@ class SentenceEncoder:
             max_length = checked_length(max_length, backbone)
             self.model = EmbeddingModel(backbone, EmbeddingOptions(pooling, causal, normalize=normalize), dense)
             if layout == "padded":
-                self.layouts = LayoutSupport("padded", AS_REQUESTED)
+                self.layouts = LayoutSupport("padded", "as requested", requested=True)
             else:
                 self.layouts = probe_layouts(backbone, pooling, causal=causal)
         self.tokenizer = tokenizer
@@ -319,7 +319,7 @@ class SentenceEncoder:
         target = torch_device(device)
         changes_type = target.type != self.device.type
         self.model.to(target)
-        if changes_type and self.layouts.reason != AS_REQUESTED:
+        if changes_type and not self.layouts.requested:
             self.layouts = probe_layouts(self.model.backbone, self.pooling, causal=self.model.options.causal)
         replace_layers_of_encoder(self.model, in_one_sequence=self.layouts.layout != "padded")
         return self
@@ -488,8 +488,6 @@ class SentenceEncoder:
         save_parts(folder, self.model.backbone, self.tokenizer, card, self.model.dense)
 
 
-AS_REQUESTED = "as requested"
-"""Reason for padded texts that the user chose."""
 TEXTS_PLANNED = 32_768
 """Maximum number of texts that are split into micro-batches together and can share prefixes; limits the memory."""
 Instruction: TypeAlias = str | Instructions | None

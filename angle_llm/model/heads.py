@@ -20,7 +20,7 @@ from angle_llm.model.layers.activation_checkpointing import checkpoint_layers, f
 from angle_llm.model.layers.depth import LayerStack, first_layers
 from angle_llm.model.layout.attention import Kernel, sequence_output
 from angle_llm.model.layout.token_sequence import TokenSequence
-from angle_llm.model.pooling import embedding_size, last_token, pooling_named
+from angle_llm.model.pooling import embedding_size, pooling_named
 
 
 class ModelInput(NamedTuple):
@@ -73,11 +73,11 @@ class DepthsHead(Head):
     """
 
     def __init__(self, model: EmbeddingModel, layers: Sequence[int]) -> None:
-        """Find the layers of the backbone. `layers` are the numbers m.
+        """Find the layers of the backbone. `layers` has the numbers of layers m after which embeddings are computed, too.
 
         Raises:
-            ValueError: if a number is repeated or not in 1 .. number of layers - 1. Also if states between the layers of
-                the backbone are not available.
+            ValueError: if a number is repeated or not in 1 .. number of layers - 1; if the pooling uses the first layer; or
+                if states between the layers of the backbone are not available.
         """
         super().__init__()
         pooling = model.options.pooling
@@ -90,7 +90,7 @@ class DepthsHead(Head):
                 f"layers: expected different numbers in 1 .. {last - 1} (the last of {last} layers is always read), got "
                 f"{list(layers)}."
             )
-        if next(model.backbone.parameters()).device.type != "meta":
+        if next(model.backbone.parameters()).device.type != "meta":  # the check computes states
             stack.check(model.backbone)
         self.layers = tuple(layers)
         self._stack = stack
@@ -212,17 +212,17 @@ class EmbeddingModel(nn.Module):
     ) -> Tensor:
         """Return a row per text: (B, D) for B right-padded texts, or (R, D) for R texts in one sequence.
 
-        The arguments are the fields of `ModelInput`. In training mode, the head decides what a row is; otherwise it is an
-        embedding.
+        The arguments are the fields of `ModelInput`. In training mode, the head defines the rows, and D can be the size of
+        several embeddings; otherwise a row is an embedding.
         """
         head = self.head if self.training else _EMBEDDING
         autocasts = self.options.autocasts and self.training
         # With the cache, a forward pass without gradients would keep a copy of every weight.
-        half: AbstractContextManager[Any] = (
+        autocast: AbstractContextManager[Any] = (
             torch.autocast(ids_BT.device.type, torch.bfloat16, cache_enabled=False) if autocasts else nullcontext()
         )
         with forward_lock(self.backbone):
-            with half:
+            with autocast:
                 outputs = head.outputs(self, ModelInput(ids_BT, mask_BT, sequence))
             return head.rows(self, outputs)
 
@@ -254,7 +254,7 @@ class EmbeddingModel(nn.Module):
         sequence = batch.sequence
         if sequence is None:
             assert batch.mask_BT is not None, "a micro-batch has a mask or a sequence"
-            return last_token(states_BTD, batch.mask_BT) if self.pools_last else function(states_BTD, batch.mask_BT)
+            return function(states_BTD, batch.mask_BT)
         if self.pools_last:
             return states_BTD.flatten(0, 1)[sequence.end_R]
         return torch.cat([function(*padded) for padded in sequence.padded_states(states_BTD[0])])

@@ -81,11 +81,13 @@ class Pooling:
     """Function that maps states (B, T, D) and mask (B, T) to embeddings (B, D)."""
     averages_first_layer: bool = False
     """Whether `function` is applied to the average of the first and the last layer's states, instead of the last layer's."""
+    token: int | None = None
+    """Position of the token in a text whose state is the result, -1 for the last token; None: several tokens."""
 
 
 POOLINGS: dict[str, Pooling] = {
-    "last": Pooling(last_token),  # the last token, whereas `last-…` is the last layer in names of the paper
-    "cls": Pooling(first_token),
+    "last": Pooling(last_token, token=-1),  # the last token, whereas `last-…` is the last layer in names of the paper
+    "cls": Pooling(first_token, token=0),
     "mean": Pooling(mean_of_tokens),
     "max": Pooling(max_of_tokens),
     "mean_sqrt_len": Pooling(mean_with_root_of_length),

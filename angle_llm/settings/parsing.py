@@ -272,14 +272,14 @@ def parse_settings(
     values = None if isinstance(defaults, type) else defaults
     loaded, rest = config_defaults(settings_type, sys.argv[1:] if arguments is None else arguments, values)
     names = {argument.partition("=")[0].replace("_", "-") for argument in rest}
-    for flag in _mapping_flags(loaded) if loaded else ():
+    for flag in _mapping_flags(loaded) if loaded else ():  # tyro has a flag for each key in place of these flags
         if flag in names:
             raise SettingsError(f"{flag} is set by --config. Change single values with {flag}.NAME VALUE.")
     default = loaded or values
     options: dict[str, Any] = {} if default is None else {"default": default}
     text = describe(settings_type, description)
     settings: Any = tyro.cli(settings_type, prog=prog, args=rest, description=text, **options)
-    # Flags completed the settings of `_load_incomplete`: `settings_type` checks them now.
+    # An incomplete file has another type, without checks, until flags complete it (`_load_incomplete`).
     return settings if type(settings) is settings_type else settings_type(**vars(settings))
 
 

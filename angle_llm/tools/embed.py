@@ -245,7 +245,10 @@ def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
 
 
 def _tokenized(job: EmbedJob, block: TextBlock) -> tuple[_ShardTexts, list[list[int]]]:
-    """Return the texts and bad rows of a block, and the token ids of the texts. Raises `DataError` for a refused row."""
+    """Return the texts and bad rows of a block, and the token ids of the texts.
+
+    Raises `DataError` for a bad row, unless `skip_bad` is set.
+    """
     encoder = job.encoder
     rows = dict(enumerate(block.rows, block.first))
     texts = {number: row for number, row in rows.items() if isinstance(row, CorpusText)}
@@ -256,7 +259,8 @@ def _tokenized(job: EmbedJob, block: TextBlock) -> tuple[_ShardTexts, list[list[
         reasons = {number: reason for number, row in texts.items() if (reason := untokenizable(encoder, row.text))}
         if not reasons:
             raise
-        bad |= {number: (texts.pop(number).place, reason) for number, reason in reasons.items()}
+        for number, reason in reasons.items():
+            bad[number] = (texts.pop(number).place, reason)
         ids = encoder.tokenize([row.text for row in texts.values()])
     if bad and not job.shards.skip_bad:
         raise bad_row(*bad[min(bad)], SKIP)

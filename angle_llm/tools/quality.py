@@ -141,7 +141,8 @@ class FileReport:
             yield "scores", f"{counts}   (pairs; 1 is the same meaning)"
         if self.classes:
             most = [f"{name!r:.40}: {count:,}" for name, count in list(self.classes.items())[:_MAX_LABELS]]
-            yield "classes", f"{len(self.classes):,}: {', '.join(most)}{', …' * (len(self.classes) > _MAX_LABELS)}"
+            most += ["…"] if len(self.classes) > _MAX_LABELS else []
+            yield "classes", f"{len(self.classes):,}: {', '.join(most)}"
         if self.rows_used:
             yield "texts", f"{self.distinct_texts:,} distinct"
         if self.tokens:
@@ -150,9 +151,9 @@ class FileReport:
         if self.train:
             yield "to train", f"angle-llm train {self.train}"
         for finding in sorted(self.findings, key=lambda finding: not finding.trouble):
-            more = ", …" if finding.count > len(finding.places) else ""
-            listed = ", ".join(finding.places) + more
-            places = f" ({self.unit}{'s' * (not listed.isdecimal())} {listed})" if finding.places else ""
+            listed = ", ".join([*finding.places, *(["…"] if finding.count > len(finding.places) else [])])
+            unit = self.unit if listed.isdecimal() else f"{self.unit}s"
+            places = f" ({unit} {listed})" if finding.places else ""
             yield "TROUBLE" if finding.trouble else "note", f"{finding.kind}: {finding.text}{places}"
         if self.examples:
             pooled = "; the pooled token is in ⟦ ⟧" if "⟦" in self.examples[0] else ""
@@ -302,12 +303,14 @@ class TokenCounter:
         If queries and documents have different prompts, the line contains the tokens with both prompts. The middle of a
         long text is omitted.
         """
+        from angle_llm.model.pooling import pooling_named
+
         shown: list[str] = []
         for tokenize in self.tokenizers.distinct:
             (ids,) = tokenize([text])
             tokens = [tokenize.tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in ids]
             tokens = [printable(token).replace("\n", "\\n").replace("\r", "\\r") for token in tokens]
-            if (pooled := {"last": -1, "cls": 0}.get(self.encoder.pooling)) is not None:
+            if (pooled := pooling_named(self.encoder.pooling).token) is not None:
                 tokens[pooled] = f"⟦{tokens[pooled]}⟧"
             if len(tokens) > _HEAD + _TAIL:
                 tokens[_HEAD:-_TAIL] = [f" … {len(tokens) - _HEAD - _TAIL:,} tokens … "]

@@ -197,22 +197,22 @@ class BatchPlanner:
         messages = set()
         for dataset, numbers in zip(self.data.sets, self.prompts, strict=True):
             if dataset.report is not None and not dataset.report.columns.keys() & set(INSTRUCTIONS):
-                continue  # without reading the examples
+                continue  # no column of instructions: the examples are not read
             query_of: dict[tuple[int, str | None], str] = {}  # prompt number and instruction → first query
             for example in dataset.examples:
                 for key in zip(numbers, (example.instruction, example.document_instruction), strict=True):
                     query_of.setdefault(key, pairs_of(example)[0][0])
             for (number, instruction), query in query_of.items():
-                sentences = self._tokenizers[number]
-                if instruction is not None and not sentences.prompt.takes_instruction:
+                tokenizer = self._tokenizers[number]
+                if instruction is not None and not tokenizer.prompt.takes_instruction:
                     messages.add(
-                        f"{dataset.name}: its instructions are not used, because prompt {sentences.prompt.name!r} has no "
+                        f"{dataset.name}: its instructions are not used, because prompt {tokenizer.prompt.name!r} has no "
                         f"{INSTRUCTION}. Choose another --model.prompt: `query e5_mistral_query document plain_eos`."
                     )
                 elif instruction is not None:
                     row = f"{dataset.name}: instruction {instruction!r:.80} of the query {query!r:.80}"
                     try:
-                        sentences.with_instruction(instruction)
+                        tokenizer.with_instruction(instruction)
                     except ValueError as error:
                         raise DataError(f"{row}: {error}") from None
         return sorted(messages)
@@ -251,11 +251,11 @@ class BatchPlanner:
         """Return the token ids of each text of a batch inside its prompt, with its instruction if the prompt takes one."""
         ids: list[list[int]] = [[] for _ in batch.texts]
         for prompt in set(batch.prompts):
-            sentences = self._tokenizers[prompt]
+            tokenizer = self._tokenizers[prompt]
             positions = [position for position, number in enumerate(batch.prompts) if number == prompt]
             texts = [batch.texts[position] for position in positions]
             instructions = [batch.instructions[position] for position in positions]
-            ids_of_prompt = sentences(texts, 0, instructions if sentences.prompt.takes_instruction else ())
+            ids_of_prompt = tokenizer(texts, 0, instructions if tokenizer.prompt.takes_instruction else ())
             for position, text_ids in zip(positions, ids_of_prompt, strict=True):
                 ids[position] = text_ids
         return ids

@@ -290,14 +290,14 @@ class ZeroStrategy(PartitionedStrategy):
     """Strategy with DeepSpeed ZeRO: optimizer state, gradients and weights are partitioned over ranks, by stage."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
-        if any(parameter.is_meta for parameter in model.parameters()):  # see `load_encoder`
+        if any(parameter.is_meta for parameter in model.parameters()):  # stage 3, on all ranks but 0
             model.to_empty(device="cpu")  # takes no memory: pages are mapped when they are written
         super().__init__(model, settings, processes)
         config = processes.deepspeed_config
         config["gradient_clipping"] = settings.max_gradient_norm
         config["train_batch_size"] = processes.world_size  # DeepSpeed requires it: 1 text, 1 accumulation step
         for dtype in ("bf16", "fp16"):
-            config.pop(dtype, None)  # they would round the adapter; the settings choose the dtype of the base
+            config.pop(dtype, None)  # DeepSpeed would round the adapter; the settings choose the dtype of the base
         self.stage = processes.zero_stage
         if self.stage == 3:
             # Partition the model on the CPU: the engine would first move the whole model to the device.
@@ -306,7 +306,7 @@ class ZeroStrategy(PartitionedStrategy):
             Init(module=model, config_dict_or_path=config)  # sends the weights of rank 0 to all ranks
             self._broadcast_buffers(model)
         self.model, _ = processes.accelerator.prepare(model, self.optimizer)
-        self._engine: Any = self.model
+        self._engine: Any = self.model  # with the methods of DeepSpeed
         self._zero: Any = self._engine.optimizer
 
     def _placed(self, model: nn.Module) -> nn.Module:

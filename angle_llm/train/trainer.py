@@ -167,7 +167,7 @@ class Trainer:
         self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, vectors)
         for warning in self._planner.warnings:
             run.log(f"warning: {warning}")
-        for name in self._planner.sets_without_pairs():
+        if (name := next(self._planner.sets_without_pairs(), None)) is not None:
             raise TrainingError(
                 f"{name}: expected pairs of two different texts, got rows that all pair a text with itself: nothing can be "
                 "learned from them. Use texts that belong together, such as a title with its body or a question with its "
@@ -188,6 +188,13 @@ class Trainer:
         self._checkpoints = Checkpoints(settings, identity, self._strategy)
         self._callbacks = callbacks
         self._state = TrainingState(run.folder, self._schedule.steps, encoder)
+        # Set by `fit`.
+        self._step = self._resumed = 0
+        """Number of completed optimizer steps, now and in the checkpoint that the run resumed from."""
+        self._learns = False
+        """Whether a gradient was not 0 so far."""
+        self._metrics: Metrics
+        self._signals: StopSignals
         self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
 
     def fit(self) -> FineTuned:
@@ -215,7 +222,7 @@ class Trainer:
         self._use(budget)
         self._step = self._resumed = progress.step
         self._state.stopped = progress.stopped
-        self._learns = progress.step > 0  # whether a gradient was not 0 so far
+        self._learns = progress.step > 0
         # Train; an error keeps the model so far.
         with (
             Metrics(self._settings, progress.metrics_bytes, progress.step, enabled=main) as self._metrics,
@@ -428,7 +435,15 @@ class Trainer:
             metrics_bytes = self._metrics.bytes_on_disk()
             stopped = self._state.stopped if stops else None
             path = self._checkpoints.write(
-                Progress(step, metrics_bytes, model.evaluated, model.start, model.best, self._budget, stopped)
+                Progress(
+                    step=step,
+                    metrics_bytes=metrics_bytes,
+                    evaluated=model.evaluated,
+                    start=model.start,
+                    best=model.best,
+                    budget=self._budget,
+                    stopped=stopped,
+                )
             )
             self._call("on_checkpoint")
             if signal:

@@ -1,7 +1,7 @@
 """Rows of a file: a reader class for each file type; `reader_of` chooses the class for a file.
 
-To add a file type, write a subclass of `FileReader` and add it to `FILE_TYPES` at the end of this module; `reader_of`
-names the types that are not read from .gz. `datasets` names the files of a split of a local folder (`data.sources`).
+To add a file type, write a subclass of `FileReader` and add it to `FILE_TYPES` at the end of this module; `EXTENSIONS`
+has the types that are not read from .gz. `datasets` names the files of a split of a local folder (`data.sources`).
 
 A row that cannot be parsed becomes a `BadRow` with file, line and reason. Damage that hides an unknown number of rows,
 such as a truncated gzip file, raises `DataError`.
@@ -608,7 +608,7 @@ def _names_in(features: Mapping[str, Any]) -> dict[str, list[str]]:
 def _names_beside(file: FileReader, known: Collection[str] = ()) -> dict[str, list[str]]:
     """Return column → label names from the dataset card in the folder of a data file, or in the folder above.
 
-    Columns in `known` are omitted. If the folder has the name of a configuration, only this configuration is read.
+    Columns in `known` are omitted. If the folder of the data file has the name of a configuration, only this one is read.
 
     Raises:
         DataError: if the card cannot be read, or a column has different label names in two configurations.
@@ -626,7 +626,8 @@ def _names_beside(file: FileReader, known: Collection[str] = ()) -> dict[str, li
             name = file.path.parent.name
             configurations = [infos[name]] if name in infos else infos.values()
             features = [info.features.to_dict() for info in configurations if info.features]
-            for column, labels in (item for names_of in map(_names_in, features) for item in names_of.items()):
+            columns = itertools.chain.from_iterable(_names_in(feature).items() for feature in features)
+            for column, labels in columns:
                 wanted = column in file.columns and column not in known
                 if wanted and names.setdefault(column, labels) != labels:
                     differing = f"two orders of the labels of column {column!r}: {names[column]} and {labels}"

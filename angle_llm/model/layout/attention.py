@@ -146,8 +146,9 @@ class _SequenceContext:
         groups, place_T = self._once(("groups", last_only), partial(self._groups, last_only))
         outputs = []
         for number, (group, masked) in enumerate(groups):
-            (texts, added), length = group.query_UQ.shape, group.key_UL.shape[1]
-            # Heads that share keys become more queries, so keys need no copies.
+            texts, added = group.query_UQ.shape
+            length = group.key_UL.shape[1]
+            # Heads that share keys become `repeats` × `added` queries of one head, so keys need no copies.
             query_UKQS = (
                 query_TD.index_select(0, group.query_UQ.flatten())
                 .view(texts, added, kv_heads, repeats, -1)
@@ -270,16 +271,16 @@ def sequence_output(
 
     context = _SequenceContext(sequence, ids_1T.device, kernel)
     options = ({"use_cache": False} if sequence.causal else {}) | ({"output_hidden_states": True} if all_states else {})
-    fill = (0, context.tokens - ids_1T.shape[1])
+    padding = (0, context.tokens - ids_1T.shape[1])
     position_1T = sequence.depth_1T + _first_position(backbone)
     AttentionInterface.register(ATTENTION_NAME, sequence_attention)
     last_tokens = nullcontext() if last_layer is None else computing_last_tokens(last_layer, sequence.end_R)
     with attention_set(backbone, ATTENTION_NAME), last_tokens:
         return backbone(
-            input_ids=nn.functional.pad(ids_1T, fill),
+            input_ids=nn.functional.pad(ids_1T, padding),
             # transformers makes no T × T mask if it gets a mask with four dimensions. The values are not used.
             attention_mask=torch.zeros(1, 1, 1, 1, device=ids_1T.device),
-            position_ids=nn.functional.pad(position_1T, fill, value=_first_position(backbone)),
+            position_ids=nn.functional.pad(position_1T, padding, value=_first_position(backbone)),
             sequence_context=context,
             **options,
         )

@@ -90,6 +90,8 @@ class LayoutSupport:
     """Number of tokens in a block of FlexAttention; None: another attention kernel. Ranks may differ."""
     last_only: bool = field(default=False, repr=False, compare=False)
     """Whether the last layer can compute the last tokens of texts in a prefix trie only."""
+    requested: bool = False
+    """Whether the settings choose the layout, which is then `padded`."""
 
 
 @dataclass(frozen=True)

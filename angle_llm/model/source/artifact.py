@@ -152,20 +152,19 @@ def save_parts(
         arguments = {"save_embedding_layers": False} if is_adapted(backbone) else {}
         with _without_bars():
             backbone.save_pretrained(target, **arguments)
-        composite = getattr(without_adapter(backbone), COMPOSITE, None)
-        if not is_adapted(backbone):
-            write_read_window(target, backbone.config)
-            write_earlier_names(target)
-        elif composite is not None:
-            write_composite_names(target, composite)
         write_dense(target, dense)
         tokenizer.save_pretrained(target)
         (target / "README.md").unlink(missing_ok=True)  # the empty model card of peft
         card.write(target)
-        if not is_adapted(backbone):
-            write_library_form(target, backbone, tokenizer, card)
-        else:
+        if is_adapted(backbone):
+            composite = getattr(without_adapter(backbone), COMPOSITE, None)
+            if composite is not None:
+                write_composite_names(target, composite)
             write_library_refusal(target)
+        else:
+            write_read_window(target, backbone.config)
+            write_earlier_names(target)
+            write_library_form(target, backbone, tokenizer, card)
 
     write_directory(Path(folder), fill)
 

@@ -118,7 +118,7 @@ class SentenceTransformersFolder:
             # Modules and options.
             pooling_path, dense, normalize = read_modules(folder)
             options = _read_options(folder)
-            # Settings of the library that this package does not support.
+            # Settings of the library: these two with the listed values only.
             config, config_path = _read_config(folder, "config_sentence_transformers.json")
             known = dict.fromkeys(config) | {"model_type": ["SentenceTransformer"], "truncate_dim": []}
             check_settings(config_path, config, known)
@@ -128,9 +128,17 @@ class SentenceTransformersFolder:
             pooling = _read_pooling(folder, pooling_path, prompt)
             length = options.get("max_seq_length")
             message = (options.get("modality_config") or {}).get("message") or {}
-        lower_case = bool(options.get("do_lower_case"))
-        usage = (prompt, is_own_prompt, pooling, dense, normalize, length, lower_case, message.get("format"))
-        return cls(folder, *usage)
+        return cls(
+            folder,
+            prompt=prompt,
+            prompt_is_own=is_own_prompt,
+            pooling=pooling,
+            dense=dense,
+            normalize=normalize,
+            max_length=length,
+            lower_case=bool(options.get("do_lower_case")),
+            message_format=message.get("format"),
+        )
 
     def length_for(self, tokenizer: Tokenizer, positions: int | None) -> int:
         """Return the maximum number of tokens per text that sentence-transformers uses, and check the token ids.
@@ -293,14 +301,15 @@ def write_library_files(
         {"idx": number, "name": str(number), "path": f"{number}_{name}" if number else "", "type": _MODULE.format(name)}
         for number, name in enumerate(names)
     ]
-    transformer: dict[str, Any] = {"max_seq_length": card.max_length, "do_lower_case": False}
+    model_args: dict[str, Any] = {}
     if "add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters:
-        transformer["model_args"] = {"add_pooling_layer": False}  # BERT's pooler is not stored and would be random
+        model_args["add_pooling_layer"] = False  # BERT's pooler is not stored and would be random
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     if getattr(config, "attn_logit_softcapping", None):  # Gemma-2: transformers 4 ignores it in other implementations
-        transformer["model_args"] = {"attn_implementation": "eager"}
+        model_args["attn_implementation"] = "eager"
+    transformer = {"max_seq_length": card.max_length, "do_lower_case": False}
     write_json(folder / MODULES_NAME, modules)
-    write_json(folder / "sentence_bert_config.json", transformer)
+    write_json(folder / "sentence_bert_config.json", transformer | ({"model_args": model_args} if model_args else {}))
     write_json(
         folder / "config_sentence_transformers.json",
         {"prompts": dict(prompts), "default_prompt_name": default, "similarity_fn_name": "cosine"},

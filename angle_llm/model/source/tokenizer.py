@@ -210,15 +210,15 @@ class SentenceTokenizer:
 
     def with_instruction(self, instruction: str) -> SentenceTokenizer:
         """Return a tokenizer with another instruction in the prompt. Raises `ValueError` if the instruction is too long."""
-        sentences = copy.copy(self)
-        prompt = sentences.prompt = self.prompt.with_instruction(instruction)
+        changed = copy.copy(self)
+        prompt = changed.prompt = self.prompt.with_instruction(instruction)
         # The part after the text does not depend on the instruction, which is before the text.
         if prompt.tokenization == "joined":
-            sentences.template = self.template._replace(head=prompt.head)
+            changed.template = self.template._replace(head=prompt.head)
         else:
-            sentences.template = self.template._replace(before=plain_ids(self.tokenizer, [prompt.head])[0])
-        sentences._set_lengths()
-        return sentences
+            changed.template = self.template._replace(before=plain_ids(self.tokenizer, [prompt.head])[0])
+        changed._set_lengths()
+        return changed
 
     def _end_of_sequence(self) -> list[int]:
         """Return a list with the EOS id that the prompt appends; an empty list if the tokenizer adds EOS itself.
@@ -247,12 +247,12 @@ class SentenceTokenizer:
         ids_of_texts: list[list[int]] = [[] for _ in texts]
         for instruction, positions in positions_of.items():
             try:
-                sentences = self if instruction is None else self.with_instruction(instruction)
+                tokenizer = self if instruction is None else self.with_instruction(instruction)
             except ValueError as error:
                 raise ValueError(f"text {first + positions[0]}: instruction {instruction!r:.80}: {error}") from None
-            ids_of_group = sentences._apply([self.prompt.edit(texts[position]) for position in positions])
+            ids_of_group = tokenizer._apply([self.prompt.edit(texts[position]) for position in positions])
             for position, ids in zip(positions, ids_of_group, strict=True):
-                if ids == sentences._textless_ids:
+                if ids == tokenizer._textless_ids:
                     raise ValueError(
                         f"text {first + position}: {texts[position]!r:.80} adds no token to prompt {self.prompt.name!r}. "
                         f"Either the tokenizer drops all characters of the text, or max_length {self.max_length} is too "
@@ -401,31 +401,31 @@ def with_chat_template(tokenizer: Tokenizer, prompt: PromptTemplate) -> PromptTe
     """
     if prompt.chat_template is None:
         return prompt
-    where = f"prompt {prompt.name!r}: the chat template of {tokenizer.name_or_path or type(tokenizer).__name__}"
-    fixed = (
+    subject = f"prompt {prompt.name!r}: the chat template of {tokenizer.name_or_path or type(tokenizer).__name__}"
+    advice = (
         "Write the text of a rendering as `template` of a prompt with `tokenization: chat`, without `chat_template`."
     )
     options = {"tokenize": False, "strftime_now": ""}  # a template that calls this function fails
     generation = prompt.chat_template == "generation_prompt"
     try:
         rendered = {text: _apply_chat(tokenizer, prompt, text, generation, **options) for text in CHAT_PROBES}
-        message = _apply_chat(tokenizer, prompt, "", False, **options)
+        empty = _apply_chat(tokenizer, prompt, "", False, **options)
     except Exception as error:  # a template can raise any error
         reason = "depends on the date" if "strftime_now" in str(tokenizer.chat_template) else "cannot be applied"
-        raise ValueError(f"{where} {reason} ({type(error).__name__}: {error}). {fixed}") from error
+        raise ValueError(f"{subject} {reason} ({type(error).__name__}: {error}). {advice}") from error
     # The text must be the only part that changes.
     head, _, tail = rendered[CHAT_PROBES[0]].partition(CHAT_PROBES[0])
     changed = [text for text in CHAT_PROBES if rendered[text] != head + text + tail]
     if changed or prompt.system not in head + tail:
         what = f"changes the text {changed[0]!r:.30}, or depends on it" if changed else "has no such `system` message"
-        raise ValueError(f"{where} {what}. If it removes spaces, write words before and after {{text}}. Or: {fixed}")
-    # Tokens that structure the chat must be plain characters in a text.
+        raise ValueError(f"{subject} {what}. If it removes spaces, write words before and after {{text}}. Or: {advice}")
+    # Added tokens that are not special are also found in a text, so the template must not use them.
     for number, token in tokenizer.added_tokens_decoder.items():
         name = token.content
-        used = name.strip() and name in message and name not in prompt.template + prompt.system
+        used = name.strip() and name in empty and name not in prompt.template + prompt.system
         if used and number in plain_ids(tokenizer, [name])[0]:
             raise ValueError(
-                f"{where} uses {name!r}, which would be this token in a text, too. Make it a special token."
+                f"{subject} uses {name!r}, which would be this token in a text, too. Make it a special token."
             )
     template = head + PLACEHOLDER + tail
     resolved = replace(prompt, template=template, tokenization="chat", chat_template=None, system="")
@@ -433,7 +433,7 @@ def with_chat_template(tokenizer: Tokenizer, prompt: PromptTemplate) -> PromptTe
     for text in CHAT_PROBES:
         ids = [*before, *plain_ids(tokenizer, [start + text + merge_span])[0], *after]
         if ids != _apply_chat(tokenizer, prompt, text, generation, return_dict=False):
-            raise ValueError(f"{where} gives other ids for {text!r:.30} than its parts. Choose another prompt.")
+            raise ValueError(f"{subject} gives other ids for {text!r:.30} than its parts. Choose another prompt.")
     return resolved
 
 

@@ -127,9 +127,10 @@ class DataParallelStrategy(SingleProcess):
         """
         self._sum_gradients()
         scale = self.scale
-        for weight in self.weights.values() if scale is not None else ():
-            if scale is not None and weight.grad is not None:
-                weight.grad.div_(scale.factor)
+        if scale is not None:
+            for weight in self.weights.values():
+                if weight.grad is not None:
+                    weight.grad.div_(scale.factor)
         norm = float(nn.utils.clip_grad_norm_(self.weights.values(), self._max_norm))
         overflow = not math.isfinite(norm)
         if not overflow:

@@ -33,7 +33,7 @@ from angle_llm.tools.hard_negatives import (
     REASONS,
     MinedPart,
     Miner,
-    PairScores,
+    PairScorer,
     Window,
     check_candidates,
     cosines_by,
@@ -95,7 +95,7 @@ def refusals(
     *,
     cosine: float = 0.1,
     positive: float = 0.8,
-    judge: PairScores | None = None,
+    judge: PairScorer | None = None,
     **changed: Any,
 ) -> list[str]:
     """Return all reasons to refuse a candidate as negative of a query, whose positives have a cosine at least."""
@@ -106,7 +106,7 @@ def refusals(
     return [reason for reason, refused_W in refused.items() if refused_W.all()]
 
 
-def judging(negative: float) -> PairScores:
+def judging(negative: float) -> PairScorer:
     """An encoder as a judge, by which "A dog runs." has this cosine with the query, and every positive 0.5."""
     cosines = {"A man eats.": 1.0, "A dog runs.": negative}
     cosine_T = np.array([cosines.get(text, 0.5) for text in material().texts])

@@ -96,17 +96,18 @@ def probe_layouts(
         return LayoutSupport("padded", f"its config has an unknown window, {windows[0]}")
     if longest < max(map(len, _probe_texts(backbone))):
         return LayoutSupport("padded", f"its attention window has {longest} tokens")
+    shares = reason is None
     problem, block = None, None
     if device.type == "cuda":
         if trains and any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
             problem = "texts in one sequence with attention dropout have no fused kernel on a GPU"
         else:
-            problem, block = _flex_problem(backbone, causal, reason is None, device, autocasts)
-    problem = problem or _probe(backbone, causal=causal, shares=reason is None, block=block)
+            problem, block = _flex_problem(backbone, causal, shares, device, autocasts)
+    problem = problem or _probe(backbone, causal=causal, shares=shares, block=block)
     if problem is not None:
-        return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
-    last_only = reason is None and _computes_last_tokens(backbone, block)
-    return LayoutSupport("trie" if reason is None else "packed", reason or "", longest, causal, block, last_only)
+        return LayoutSupport("padded", problem if shares else f"{reason}; {problem}", longest)
+    last_only = shares and _computes_last_tokens(backbone, block)
+    return LayoutSupport("trie" if shares else "packed", reason or "", longest, causal, block, last_only)
 
 
 def other_layers(config: Any) -> set[str]:

@@ -180,7 +180,15 @@ def test_two_prompts_with_a_tail_are_refused_with_advice(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if not kind.gguf])
+def test_a_model_that_torch_cannot_export_is_refused(tmp_path: Path) -> None:
+    make_encoder("qwen3.5", "one prompt", tmp_path)
+    with pytest.raises(ArtifactError, match=r"cannot export model type 'qwen3_5_text'.*--to sentence-transformers"):
+        export_onnx(tmp_path / "model", tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if not kind.gguf and name != "qwen3.5"])
 def test_families(family: str, tmp_path: Path) -> None:
     encoder, _ = make_encoder(family, "one prompt", tmp_path)
     export_onnx(tmp_path / "model", tmp_path / "onnx")

@@ -200,7 +200,7 @@ class SentenceEncoder:
         if parts.adapter is not None:
             encoder.model.backbone = apply_lora(encoder.model.backbone, parts.adapter)
             check_states(encoder.model.backbone)
-            encoder.model.dense.requires_grad_(False)  # as the adapter
+            encoder.model.dense.requires_grad_(False)  # frozen, as the loaded adapter is
         if dimensions is not None or layers is not None:
             encoder = encoder.truncated(dimensions=dimensions, layers=layers)
         encoder.model.to(device)
@@ -380,7 +380,7 @@ class SentenceEncoder:
         Raises:
             TypeError: if a text is not a string; the message gives its position.
             ValueError: if a text is empty or has no tokens, if queries and documents have different prompts (use
-                `encode_query` and `encode_document`), or for an instruction that is too long or has no place.
+                `encode_query` and `encode_document`), or for an instruction that is too long or has no place in the prompt.
         """
         rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress, instruction)
         rows_ND = unit_rows(rows_ND, np.float32) if normalize else rows_ND
@@ -502,7 +502,7 @@ def encode_texts(
 ) -> tuple[Rows, EncodeStats]:
     """Return the embeddings of N texts (N, D), and counts and duration.
 
-    `micro_batch_tokens` and `instruction` as in `SentenceEncoder.encode`. Forward passes in other threads wait until the end.
+    Arguments and errors as in `SentenceEncoder.encode`. Forward passes in other threads wait until the end.
     """
     started = time.perf_counter()
     check_texts(texts)
@@ -522,7 +522,7 @@ def encode_texts(
             encoder.model,
             encoder.plan_ids,
             blocks(),
-            rows_ND.__setitem__,
+            rows_ND.__setitem__,  # rows_ND[planned] = embeddings of the block
             micro_batch_tokens=micro_batch_tokens,
             progress=progress.update,
             overlap=len(texts) > TEXTS_PLANNED,

@@ -104,9 +104,9 @@ class DepthsHead(Head):
                 return stack.finish(model.pool(states_BTD, batch))
             return model.pool(stack.finish(states_BTD), batch)
 
-        with stack.states_after(self.layers, pooled) as inner:
+        with stack.states_after(self.layers, pooled) as states_of_layer:
             states_RD = model.pooled(batch)
-        return [states_RD, *(inner[layer] for layer in self.layers)]
+        return [states_RD, *(states_of_layer[layer] for layer in self.layers)]
 
 
 @dataclass(frozen=True)
@@ -229,15 +229,15 @@ class EmbeddingModel(nn.Module):
     def pooled(self, batch: ModelInput) -> Tensor:
         """Run the backbone on a micro-batch and return the pooled states, (R, D)."""
         if self.pools_last and batch.sequence is not None and batch.sequence.last_only:
-            layer, kernel = self._last_layer, self.options.attention_kernel
-            output = sequence_output(self.backbone, batch.ids_BT, batch.sequence, kernel, last_layer=layer)
+            kernel = self.options.attention_kernel
+            output = sequence_output(self.backbone, batch.ids_BT, batch.sequence, kernel, last_layer=self._last_layer)
             last_RD: Tensor = output.last_hidden_state[0]
             return last_RD
         averages = pooling_named(self.options.pooling).averages_first_layer
         output = self.states(batch, all_layers=averages)
         states_BTD = output.last_hidden_state
         if averages:
-            states_BTD = (output.hidden_states[1] + states_BTD) / 2
+            states_BTD = (output.hidden_states[1] + states_BTD) / 2  # hidden_states[0]: token embeddings
         return self.pool(states_BTD, batch)
 
     def states(self, batch: ModelInput, *, all_layers: bool = False) -> Any:

@@ -84,7 +84,7 @@ def tiny_copy(config: Any) -> nn.Module:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 model: nn.Module = empty_backbone(_resized(config, sizes), torch.float32)
-                # Also biases and norms: probes compare states, which must not be equal by chance.
+                # Biases and norms get random values too: probes compare states, which must not be equal by chance.
                 for parameter in model.parameters():
                     parameter.data.add_(torch.randn_like(parameter) * 0.05)
                 with torch.no_grad():
@@ -106,13 +106,13 @@ def _resized(config: Any, sizes: dict[str, int]) -> Any:
     small = copy.deepcopy(config)
     for name, value in sizes.items():
         with suppress(RuntimeError):  # of transformers, for a size that differs between layers
-            if isinstance(present := getattr(small, name, None), int):
-                setattr(small, name, min(present, value))
-    # A layer of every type, and at least two layers; the same number again if the last layers share keys and values.
+            if isinstance(size := getattr(small, name, None), int):
+                setattr(small, name, min(size, value))
+    # A layer of every type, and at least two layers. If the last layers share keys and values: every type twice.
     types = list(getattr(small, "layer_types", None) or ())
-    if kinds := list(dict.fromkeys(types)):
-        shared = len(kinds) if getattr(small, "num_kv_shared_layers", 0) else 0
-        layer_types = (kinds * 2)[: max(2, len(kinds) + shared)]
+    if distinct_types := list(dict.fromkeys(types)):
+        shared = len(distinct_types) if getattr(small, "num_kv_shared_layers", 0) else 0
+        layer_types = (distinct_types * 2)[: max(2, len(distinct_types) + shared)]
         values = small.to_dict()
         with suppress(AttributeError):  # configs like Falcon-H1's compute the types
             small.layer_types = layer_types
@@ -122,11 +122,11 @@ def _resized(config: Any, sizes: dict[str, int]) -> Any:
         for name, value in values.items():
             if isinstance(value, list) and len(value) == len(types) and name != "layer_types":
                 setattr(small, name, [value[layer] for layer in origin])
-        sizes_of = {int(layer): value for layer, value in values.get("per_layer_config", {}).items()}
+        config_of = {int(layer): value for layer, value in values.get("per_layer_config", {}).items()}
         if shared:
             small.num_kv_shared_layers = shared
-        if sizes_of:
-            small.per_layer_config = {new: sizes_of[old] for new, old in enumerate(origin) if old in sizes_of}
+        if config_of:
+            small.per_layer_config = {new: config_of[old] for new, old in enumerate(origin) if old in config_of}
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if isinstance(token := getattr(small, name, None), int) and token >= sizes["vocab_size"]:
             setattr(small, name, None)
@@ -155,7 +155,7 @@ def meta_backbone(config: Any, dtype: torch.dtype, lora: LoraSettings | None = N
         backbone = empty_backbone(config, dtype)
         if divided:
             for parameter in backbone.parameters():
-                parameter.ds_id = 0
+                parameter.ds_id = 0  # the mark of ZeRO-3, by which layers find partitioned weights
         if lora is not None:
             backbone = add_lora(backbone, lora)
     return backbone.train()
@@ -167,7 +167,7 @@ def put_in(model: EmbeddingModel, backbone: Any, kernel: Kernel = None) -> Embed
     The model does not use autocast, and its head has no weights. `kernel` is the attention kernel for texts in one
     sequence, unless the options of `model` have one.
     """
-    # Autocast does not support the meta device. Dense modules need little memory.
+    # Autocast does not support the meta device. Dense modules are left out, because they need little memory.
     kernel = model.options.attention_kernel or kernel
     options = replace(model.options, autocasts=False, attention_kernel=kernel)
     return EmbeddingModel(backbone, options, head=model.head.without_weights()).train()

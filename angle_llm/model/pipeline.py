@@ -56,7 +56,7 @@ class StageRates:
 
 
 class _Planned(NamedTuple):
-    """A block of texts: its split into micro-batches, the function that splits it for a token budget, and the time of this."""
+    """A block of texts in micro-batches, the function that splits it again, and the seconds of reading and planning."""
 
     label: Any
     plan: Plan
@@ -104,10 +104,10 @@ def encode_blocks(
     on_cpu = device.type == "cpu"
     budget = first_budget = micro_batch_tokens or (16384 if is_gpu(device) else 2048)  # a Mac has the memory of a CPU
     rates = StageRates()
-    written: Future[None] | None = None
+    pending_write: Future[None] | None = None
 
-    def write(label: Item, plan: Plan, rows_UD: Callable[[], tuple[torch.Tensor, float]]) -> None:
-        copied_UD, seconds = rows_UD()
+    def write(label: Item, plan: Plan, wait: Callable[[], tuple[torch.Tensor, float]]) -> None:
+        copied_UD, seconds = wait()
         rates.seconds["model"] += seconds
         started = time.perf_counter()
         finish(label, copied_UD.numpy()[plan.row_of])
@@ -125,21 +125,21 @@ def encode_blocks(
         planned = _planned(plan_ids, blocks, first_budget)
         try:
             for block in prefetch(planned, tokenizer) if overlap else planned:
-                plan, rows_UD = _encode_planned(model, block, budget, progress)
+                plan, wait = _encode_planned(model, block, budget, progress)
                 budget = first_budget if restores_budget else plan.token_budget
                 if plans is not None:
                     plans.append(plan)
                 rates.texts += len(plan.row_of)
                 rates.seconds["tokenizer"] += block.seconds
                 if not overlap:
-                    write(block.label, plan, rows_UD)
+                    write(block.label, plan, wait)
                     continue
-                if written is not None:
-                    written.result()
-                written = writer.submit(write, block.label, plan, rows_UD)
+                if pending_write is not None:
+                    pending_write.result()
+                pending_write = writer.submit(write, block.label, plan, wait)
         finally:  # an error of the writer is about an earlier block than the error of another stage
-            if written is not None:
-                written.result()
+            if pending_write is not None:
+                pending_write.result()
     return rates
 
 
@@ -171,17 +171,17 @@ def _encode_planned(
     partitioned = any(map(is_partitioned, model.parameters()))
     plan = block.plan if token_budget == block.plan.token_budget else block.make_plan(token_budget)
     while True:
-        done = 0
-        repeats = len(plan.row_of) / max(plan.unique, 1)
+        reported = 0
+        texts_per_row = len(plan.row_of) / max(plan.unique, 1)
         try:
             started = time_mark(device)
             rows_UD = torch.empty(plan.unique, model.width, device=device)
             for group in plan.groups:
                 micro = group.make()  # one at a time, to save memory
                 rows_UD[on_device(torch.tensor(micro.rows), device)] = model(**micro.inputs(device)).float()
-                texts = round(len(micro.rows) * repeats)
+                texts = round(len(micro.rows) * texts_per_row)
                 progress(texts)
-                done += texts
+                reported += texts
             return plan, start_copy_to_cpu(rows_UD, started)
         except (RuntimeError, MemoryError) as error:
             if partitioned or not is_out_of_memory(error):
@@ -193,8 +193,9 @@ def _encode_planned(
                 ) from error
         # Outside of `except`, the error and the tensors of its frames are freed.
         rows_UD = micro = None  # type: ignore[assignment]
-        progress(-done)
-        token_budget = max(min(token_budget, max(group.computed_tokens for group in plan.groups)) // 2, 1)
+        progress(-reported)
+        largest = max(group.computed_tokens for group in plan.groups)  # a single text can exceed the budget
+        token_budget = max(min(token_budget, largest) // 2, 1)
         log(f"out of memory: encoding with at most {token_budget} tokens per micro-batch")
         release_cached_memory()
         plan = block.make_plan(token_budget)

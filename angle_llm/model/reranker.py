@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _facts(path_or_id: str) -> tuple[BackboneLocation, str | None, str, str | None]:
-    """Return location, revision, and the classes that saved a model: of its weights, and of sentence-transformers or None."""
+    """Return location, revision, class of the weights or "", and the sentence-transformers class that saved a model, or None."""
     name, revision = split_revision(path_or_id)
     location = locate(name)
     folder = Path(location.name) if location.is_local else fetch_files(name, revision)[0]
@@ -68,7 +68,8 @@ class Reranker:
     ) -> None:
         need_library("sentence_transformers", f"the reranker {path_or_id}", "export")
         location, revision, architecture, saved_by = _facts(path_or_id)
-        self._name, self._answers = path_or_id, architecture.endswith("ForCausalLM") and saved_by is None
+        self._name = path_or_id
+        self._answers = architecture.endswith("ForCausalLM") and saved_by is None  # a language model: yes or no
         if not self._answers and not is_reranker(path_or_id):
             raise ArtifactError(
                 f"{path_or_id}: expected a reranker (…ForSequenceClassification, …ForCausalLM, or saved by CrossEncoder), got "

@@ -15,17 +15,17 @@ from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import LoraSettings, ModelSettings
 
 
-def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) -> LoraSettings:
-    """Return the LoRA settings for training: the settings of the saved adapter that training continues, or else `given`.
+def lora_of_run(source: ModelSource, model: ModelSettings, requested: LoraSettings) -> LoraSettings:
+    """Return the LoRA settings for training: the settings of the saved adapter that training continues, else `requested`.
 
     Raises:
-        SettingsError: if a setting in `given` is neither the default nor the value of the saved adapter. Also if
+        SettingsError: if a setting in `requested` is neither the default nor the value of the saved adapter. Also if
             `model.bits` differs from the bits in the training of the saved adapter.
         ArtifactError: if the adapter folder is damaged.
     """
     # Settings of the saved adapter.
     if source.adapter is None:
-        return given
+        return requested
     folder = source.adapter
     default = LoraSettings()
     with as_artifact_error(folder):
@@ -36,13 +36,13 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
             alpha=float(config["lora_alpha"]),
             dropout=float(config.get("lora_dropout") or 0.0),
             targets=[targets] if isinstance(targets, str) else sorted(targets),
-            train_dense=given.train_dense,
+            train_dense=requested.train_dense,
         )
     # Settings that the user chose must agree.
-    for name, value in vars(given).items():
+    for name, value in vars(requested).items():
         expected: Any = getattr(saved, name)
-        same = sorted(value) == expected if name == "targets" else value == expected
-        if value != getattr(default, name) and not same:
+        agrees = sorted(value) == expected if name == "targets" else value == expected
+        if value != getattr(default, name) and not agrees:
             raise SettingsError(
                 f"--lora.{name} is {value}, but training continues the adapter in {model.path}, whose {name} is {expected}. Omit "
                 f"--lora.{name}; or merge the adapter (angle-llm merge), and train the merged model."
@@ -58,8 +58,8 @@ def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) 
 def make_trainable(adapted: nn.Module) -> None:
     """Prepare a backbone with a loaded adapter for training, in place: only the adapter weights become trainable."""
     config: Any = adapted.peft_config
-    for one in config.values():
-        one.inference_mode = False
+    for adapter_config in config.values():
+        adapter_config.inference_mode = False
     for name, parameter in adapted.named_parameters():
         parameter.requires_grad_("lora_" in name)
     without_adapter(adapted).config.use_cache = False  # type: ignore[union-attr]

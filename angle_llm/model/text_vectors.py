@@ -93,22 +93,22 @@ def store_vectors(
     Raises:
         FolderError: if another process computes the same vectors.
     """
-    work = folder.with_name(f"{folder.name}.parts")
-    if work.is_dir() and read_object(work / IDENTITY) != identity:
-        remove_folder(work)
+    unfinished = folder.with_name(f"{folder.name}.parts")
+    if unfinished.is_dir() and read_object(unfinished / IDENTITY) != identity:
+        remove_folder(unfinished)
     if not folder.is_dir() or read_object(folder / "source.json") != identity:
         restore_folder(folder)
-        with ResumableFolder(work, identity, option=option) as parts:
-            folders = _write_parts(parts, texts, load_encoder)
+        with ResumableFolder(unfinished, identity, option=option) as parts:
+            part_folders = _write_parts(parts, texts, load_encoder)
 
             def fill(target: Path) -> None:
                 for name in ("vectors.npy", "keys.npy"):
                     with (target / name).open("wb") as file:
-                        join_arrays([part / name for part in folders], file)
+                        join_arrays([part / name for part in part_folders], file)
                 write_json(target / "source.json", identity)
 
             write_folder(folder, fill)
-    remove_folder(work)
+    remove_folder(unfinished)
 
 
 def _write_parts(
@@ -173,7 +173,7 @@ class PrecomputedVectors:
         texts = [SidedText(text, "query" if row in queries else "document") for row, text in enumerate(batch.texts)]
         key_n = np.frombuffer(b"".join(text.key for text in texts), dtype=np.uint64)
         sorted_K, order_K = self._sorted
-        position_n = np.searchsorted(sorted_K, key_n).clip(max=len(sorted_K) - 1)
+        position_n = np.searchsorted(sorted_K, key_n).clip(max=len(sorted_K) - 1)  # a key above all is missing
         if (missing := np.flatnonzero(sorted_K[position_n] != key_n)).size:
             raise KeyError(f"{self.folder} has no embedding of {batch.texts[missing[0]]!r}")
         return torch.from_numpy(self._vectors[order_K[position_n]])
@@ -221,7 +221,6 @@ def precompute_vectors(
 
 def _store_training_texts(folder: Path, source: ModelSource, data: Mixture, device: torch.device) -> None:
     """Store the vectors of all distinct training texts by the encoder `source`, and free its memory."""
-
     from angle_llm.model.encoder import SentenceEncoder
 
     identity = {"encoder": [*_stamp(source.path), source.revision], "examples": data.digest}
@@ -231,7 +230,7 @@ def _store_training_texts(folder: Path, source: ModelSource, data: Mixture, devi
         return SentenceEncoder.from_pretrained(source, device=device)
 
     store_vectors(folder, identity, lambda: distinct_texts(data), load, option="--run-dir")
-    gc.collect()  # before the model is loaded
+    gc.collect()  # before the model to train is loaded
     release_cached_memory()
 
 
@@ -291,19 +290,17 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
         DataError: for a text without tokens, before any text is embedded; for a vector that is 0 or not finite.
         FolderError: if another process computes the same vectors.
     """
-    # The stored rows: numbers of texts, with one side or two.
-    numbers = list(range(len(material.texts)))
-    query_row_T = document_row_T = np.arange(len(numbers))
+    # The stored rows: a row per text, or with two prompts a row per query and a row per document.
+    query_row_T = document_row_T = np.arange(len(material.texts))
     texts = [SidedText(text) for text in material.texts]
     if encoder.prompts.differ:
         queries = sorted({query.text for query in material.queries})
         documents = material.documents()
-        numbers = [*queries, *documents]
         query_row_T, document_row_T = np.full((2, len(material.texts)), -1)
         query_row_T[queries] = np.arange(len(queries))
-        document_row_T[documents] = np.arange(len(queries), len(numbers))
-        texts = [SidedText(material.texts[number], "query") for number in queries]
-        texts += [SidedText(material.texts[number], "document") for number in documents]
+        document_row_T[documents] = len(queries) + np.arange(len(documents))
+        texts = [SidedText(material.texts[index], "query") for index in queries]
+        texts += [SidedText(material.texts[index], "document") for index in documents]
 
     # The vectors, from an earlier command if it had the same encoder and texts.
     texts_sha256 = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
@@ -314,7 +311,7 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
         _check_tokens(encoder, texts)
     store_vectors(store, identity, lambda: texts, lambda: encoder, option="--vectors")
     vectors_KD: Array = np.load(store / "vectors.npy", mmap_mode="r", allow_pickle=False)
-    for first in range(0, len(numbers), TEXTS_AT_ONCE):
+    for first in range(0, len(texts), TEXTS_AT_ONCE):
         part_ND = vectors_KD[first : first + TEXTS_AT_ONCE]
         is_bad_N = ~(np.isfinite(part_ND).all(axis=1) & part_ND.any(axis=1))
         if is_bad_N.any():

@@ -94,8 +94,8 @@ class VectorForm:
             return {"embedding": np.packbits(rows > 0, axis=1)}
         if self.precision == "int8":
             scale = np.abs(rows).max(axis=1, initial=0) / np.float32(_INT8)
-            unit = np.where(scale > 0, scale, 1)[:, None]
-            return {"embedding": np.rint(rows / unit).clip(-_INT8, _INT8).astype(np.int8), SCALE: scale}
+            divisor_N1 = np.where(scale > 0, scale, 1)[:, None]
+            return {"embedding": np.rint(rows / divisor_N1).clip(-_INT8, _INT8).astype(np.int8), SCALE: scale}
         if self.precision == "float16":
             if (largest := float(np.abs(rows).max(initial=0))) > float(np.finfo(np.float16).max):
                 raise SettingsError(
@@ -390,7 +390,8 @@ def _read_shard(folder: Path, shard: Shard, form: VectorForm) -> Piece:
     paths = {Path(str(file["name"])).suffix: folder / str(file["name"]) for file in shard.files}
     table = parquet.read_table(paths[".parquet"], use_threads=False)
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-    ids, texts = (columns.pop(name).to_pylist() if name in columns else None for name in ("id", "text"))
+    ids = columns.pop("id").to_pylist() if "id" in columns else None
+    texts = columns.pop("text").to_pylist() if "text" in columns else None
     arrays: dict[str, Array] = {
         name: values.flatten().to_numpy().reshape(len(values), values.type.list_size)
         if pyarrow.types.is_fixed_size_list(values.type)

@@ -68,8 +68,8 @@ def _compiled(
 ) -> Callable[..., Any]:
     """Compile a rotary position embedding for texts of any length; return it unchanged if the results are not equal.
 
-    For the first length torch compiles the function for this length, for the second one for any length. With the backend
-    inductor, the function computes tensors on a CPU without the compiled kernel.
+    For the first length, torch compiles the function for this length; for the second length, for any length. With the
+    backend inductor, tensors on a CPU are passed to the original function.
     """
     # transformers rounds every product and sum, the kernel only the result.
     tolerance = 4 * torch.finfo(dtype).eps
@@ -96,7 +96,7 @@ def _compiled_class(layer_class: Any, compiled: Callable[..., Any]) -> Any:
 def _results(
     sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device, function: Callable[..., Any]
 ) -> Iterator[Tensor]:
-    """Yield rotated queries and keys for two lengths, first without gradients, then with theirs, by a function to compare."""
+    """Yield rotated queries and keys for two lengths, first without, then with their gradients, by a function to compare."""
     *heads, width = sizes
     generator = torch.Generator().manual_seed(0)
 
@@ -112,4 +112,4 @@ def _results(
             states = [leaf.view(1, tokens, -1, width).transpose(1, 2) for leaf in leaves]
             rotated = function(*states, angle_1TS.cos(), angle_1TS.sin())
             slopes = torch.autograd.grad(rotated, leaves, upstream) if trained else ()
-        yield from (one.detach() for one in (*rotated, *slopes))
+        yield from (tensor.detach() for tensor in (*rotated, *slopes))

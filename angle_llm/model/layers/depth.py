@@ -137,9 +137,9 @@ def cut_layers(backbone: nn.Module, keep: int) -> None:
         raise ValueError(f"layers: expected 1 .. {total}, the layers of the backbone; got {keep}.")
     config: Any = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
     if config.model_type == "embedding_gemma2_text" and config.layer_types[keep - 1] != "full_attention":
-        full = [number for number, name in enumerate(config.layer_types, 1) if name == "full_attention"]
+        allowed = [number for number, name in enumerate(config.layer_types, 1) if name == "full_attention"]
         raise ValueError(
-            f"layers: the last layer of this model must have full attention; expected one of {full}, got {keep}."
+            f"layers: the last layer of this model must have full attention; expected one of {allowed}, got {keep}."
         )
     values = config.to_dict()
     setattr(stack.owner, stack.name, stack.layers[:keep])

@@ -47,12 +47,12 @@ def rounding(dtype: torch.dtype, device: torch.device, backend: Any = None) -> C
     if device.type != "cuda" and backend is None:
         return to_fp8
 
-    def results(used: Callable[..., Any]) -> Iterator[Tensor]:
+    def results(function: Callable[..., Any]) -> Iterator[Tensor]:
         generator = torch.Generator().manual_seed(0)
         for tokens in (256, 384):
             x_TI = torch.randn(tokens, 96, generator=generator, device="cpu").to(device, dtype)
             for factor in (None, torch.linspace(0.5, 2, 96, device=device)[None]):
-                numbers, scale_T1 = used(x_TI, factor)
+                numbers, scale_T1 = function(x_TI, factor)
                 yield numbers.float() * scale_T1
 
     settings: Any = {"dynamic": True, "fullgraph": True, "backend": backend or "inductor"}

@@ -44,7 +44,8 @@ class _LoraLinears(torch.autograd.Function):
         dropout: float,
         *matrices: Tensor,
     ) -> tuple[Tensor, ...]:
-        lora_a, lora_b = matrices[: len(bases)], [matrix.to(x_TI.dtype) for matrix in matrices[len(bases) :]]
+        lora_a = matrices[: len(bases)]
+        lora_b = [matrix.to(x_TI.dtype) for matrix in matrices[len(bases) :]]
         input_TI = x_TI if up_TI is None else product(x_TI, up_TI)
         mask_TI = torch.empty_like(input_TI, dtype=torch.uint8).bernoulli_(1 - dropout) if dropout else None
         ctx.set_materialize_grads(False)  # a layer whose output is not used has no gradients
@@ -66,9 +67,9 @@ class _LoraLinears(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         x_TI, up_TI, mask_TI, hidden_TR, all_a_RI, *lora_b = ctx.saved_tensors
         layers = list(zip(gradients, lora_b, hidden_TR.split_with_sizes(ctx.ranks, dim=1), strict=True))
-        parts = [torch.zeros_like(part) if g is None else g @ b for g, b, part in layers]
-        gradient_TR = torch.cat(parts, dim=1).mul_(ctx.scaling)
-        # autograd casts the gradients of matrices to the dtype of the matrix
+        gradient_parts = [torch.zeros_like(part) if g is None else g @ b for g, b, part in layers]
+        gradient_TR = torch.cat(gradient_parts, dim=1).mul_(ctx.scaling)
+        # autograd casts the gradient of a matrix to the dtype of the matrix.
         gradients_b = [None if g is None else g.T @ part for g, _, part in layers]
         # Gradients of the inputs; for a product, silu(x) · up is computed in the same kernel.
         gradient_TI: Any = None
@@ -85,9 +86,9 @@ class _LoraLinears(torch.autograd.Function):
                 gradient_TI, gradient_up, input_TI = slopes(x_TI, up_TI, gradient_TI, True)
         if input_TI is None:
             input_TI = x_TI if up_TI is None else product(x_TI, up_TI)
-        gradient_a = (gradient_TR.T @ _dropped(input_TI, mask_TI)).split_with_sizes(ctx.ranks)
-        used_a = [None if g is None else part for g, part in zip(gradients, gradient_a, strict=True)]
-        return gradient_TI, gradient_up, None, None, None, *used_a, *gradients_b
+        parts_a = (gradient_TR.T @ _dropped(input_TI, mask_TI)).split_with_sizes(ctx.ranks)
+        gradients_a = [None if g is None else part for g, part in zip(gradients, parts_a, strict=True)]
+        return gradient_TI, gradient_up, None, None, None, *gradients_a, *gradients_b  # None: bases, scaling, dropout
 
 
 def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
@@ -174,8 +175,8 @@ class FusedLora(nn.Module):
         (name,) = active
         lora_a, lora_b, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
         rate: float = dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
-        known = name not in layer.lora_variant and lora_b.bias is None and rate < 1
-        if not known or not _is_frozen_linear(layer.base_layer, x):
+        is_plain = name not in layer.lora_variant and lora_b.bias is None and rate < 1
+        if not is_plain or not _is_frozen_linear(layer.base_layer, x):
             return None
         return PlainLora(layer.base_layer, lora_a.weight, lora_b.weight, layer.scaling[name], rate)
 
@@ -212,15 +213,12 @@ class SharedInput:
 
     def output(self, layer: FusedLora, x: Tensor) -> Tensor | None:
         """Return the output of a layer for the input `x`, once; None if the layer must be computed alone."""
-        layers, self._layers = self._layers, []
+        layers, self._layers = self._layers, []  # only the first call computes the outputs
         # In inference mode, changes of a tensor are not counted. torch.compile cannot trace this check.
         if layers and not (torch.compiler.is_compiling() or x.is_inference()):
-            plain: list[PlainLora] = []
-            for one in layers:
-                lora = one.plain(x)
-                if lora is None or lora.dropout or lora.scaling != (plain or [lora])[0].scaling:
-                    return None
-                plain.append(lora)
+            plain = [lora for member in layers if (lora := member.plain(x)) is not None and not lora.dropout]
+            if len(plain) < len(layers) or len({lora.scaling for lora in plain}) > 1:
+                return None
             self._input, self._version = x, x._version
             self._outputs = dict(zip(layers, lora_linears(x, plain), strict=True))
         is_same = x is self._input and x._version == self._version
@@ -254,13 +252,13 @@ def _is_frozen_linear(layer: Any, x: Tensor) -> bool:
     """
     bits = bits_of_layer(layer)
     if bits is None:
-        known = type(layer) is nn.Linear and x.dtype == layer.weight.dtype
+        is_supported = type(layer) is nn.Linear and x.dtype == layer.weight.dtype
     elif bits == 4:  # a repacked weight cannot be dequantized: see `patch_bitsandbytes`
-        known = layer.compute_dtype in (None, x.dtype) and not layer.support_avx512bf16_for_cpu
+        is_supported = layer.compute_dtype in (None, x.dtype) and not layer.support_avx512bf16_for_cpu
     else:
-        known = bits == "fp8" or (hasattr(layer, "scale_O") and not layer.state.has_fp16_weights)
+        is_supported = bits == "fp8" or (hasattr(layer, "scale_O") and not layer.state.has_fp16_weights)
     return (
-        known
+        is_supported
         and not _is_patched(layer)
         and not any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
         and not hasattr(layer.weight, "ds_id")  # ZeRO-3 gathers the weights of a layer when it is called

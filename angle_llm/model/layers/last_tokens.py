@@ -55,6 +55,7 @@ def _forward(forward: Callable[..., Any], end_R: Tensor, states_1TD: Tensor, **n
     """Call the forward method of a layer for the tokens `end_R`, with keys and values of all tokens."""
     tokens = states_1TD.shape[1]
     cache = _LastLayerCache()
+    # The first call ends when the cache has the keys and values, which the second call reads.
     with suppress(_KeysReadyError):
         forward(states_1TD, **named | {"past_key_values": cache})
 

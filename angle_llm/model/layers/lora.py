@@ -116,10 +116,10 @@ def _target_modules(backbone: nn.Module, targets: list[str]) -> list[str] | str:
     for target in targets:
         matched = [path for path in paths if path == target or path.endswith(f".{target}")]
         if not matched or any(path not in linear for path in matched):
-            known = unknown_name("LoRA target", target, names)
-            raise ValueError(f"{known} Or all of them: [{ALL_LINEAR!r}].")
-        cut = hasattr(backbone, ORIGINAL) and not any(map(bits_of_layer, linear.values()))  # quantization sets it too
-        if cut and any("per_layer_model_projection" in path for path in matched):
+            message = unknown_name("LoRA target", target, names)
+            raise ValueError(f"{message} Or all of them: [{ALL_LINEAR!r}].")
+        truncated = hasattr(backbone, ORIGINAL) and not any(map(bits_of_layer, linear.values()))  # quantization sets it
+        if truncated and any("per_layer_model_projection" in path for path in matched):
             raise ValueError(
                 f"LoRA target {target!r}: it has outputs for each layer, so its adapter would not fit the base without the "
                 "removed layers. Omit it, or use all layers."
@@ -216,5 +216,5 @@ class LoraUpdate:
             factor_O1 = (self.magnitude_O.double() / torch.linalg.vector_norm(exact_OI, dim=1))[:, None]
             exact_OI, size_OI = factor_O1 * exact_OI, factor_O1.abs() * size_OI
             roundings += exact_OI.shape[1] ** 0.5 + 3
-        reach_OI = roundings * 2.0**-24 * size_OI
-        return (exact_OI.T, reach_OI.T) if transposed else (exact_OI, reach_OI)
+        bound_OI = roundings * 2.0**-24 * size_OI
+        return (exact_OI.T, bound_OI.T) if transposed else (exact_OI, bound_OI)

@@ -41,6 +41,7 @@ class _FrozenNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
         wide, gradient = x.float(), (gradient * weight).float()
+        # The derivative of `inverse`, 1 / rms, by x is -x inverse³ / columns.
         slope = (gradient * wide).sum(-1, keepdim=True).mul_(inverse.pow(3)).div_(-x.shape[-1])
         return gradient.mul_(inverse).add_(wide * slope).to(x.dtype), None, None
 
@@ -62,9 +63,9 @@ class LowMemoryNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         layer: Any = self
         weight = layer.weight
-        known = x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        has_known_dtype = x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         trained = weight.requires_grad and torch.is_grad_enabled()
-        if not known or trained or hasattr(weight, "ds_id"):  # ZeRO-3 gathers it when the layer is called
+        if not has_known_dtype or trained or hasattr(weight, "ds_id"):  # ZeRO-3 gathers it when the layer is called
             result: Tensor = super().forward(x)
         elif is_gpu(x.device):
             result = _fused_norm(x, weight, layer.variance_epsilon)
@@ -160,4 +161,4 @@ def _difference(layer: nn.Module, replacement: Any, dtype: torch.dtype, device: 
             small.__class__ = layer_class
             value = small(x)
             results.append([value.detach(), *torch.autograd.grad(value, x, upstream)])
-    return largest(float((one - replaced).abs().max()) for one, replaced in zip(*results, strict=True))
+    return largest(float((original - replaced).abs().max()) for original, replaced in zip(*results, strict=True))

@@ -58,18 +58,17 @@ def bits_of(backbone: nn.Module) -> Bits | None:
 def quantize(backbone: nn.Module, bits: Bits, device: torch.device | str = "cpu") -> None:
     """Quantize the linear layers of a backbone to 4 or 8 bits or FP8, in place; the new layers are frozen.
 
-    Layers whose weight is read directly are not quantized (see `is_quantizable`).
-    The new layers are on `device`; other layers do not move. Matrix products are computed in the original dtype of the
-    weights. With 8 bits on a GPU, or in evaluation, they are computed in int8; activations are then rounded to float16
-    and quantized per token.
+    Layers whose weight is read directly are not quantized (see `is_quantizable`). The new layers are on `device`; other
+    layers do not move. Matrix products are computed in the original dtype of the weights. With 8 bits on a GPU, or in
+    evaluation, they are computed in int8; activations are then rounded to float16 and quantized per token.
 
     Raises:
         QuantizationError: if `bits` is not 4, 8 or fp8, bitsandbytes cannot be imported, the device has no FP8, or the
             backbone has no `torch.nn.Linear` layer or is already quantized.
     """
     check_bits(bits)
-    if held := bits_of(backbone):
-        raise QuantizationError(f"this backbone is already quantized to {bits_text(held)}. Load the original one.")
+    if stored := bits_of(backbone):
+        raise QuantizationError(f"this backbone is already quantized to {bits_text(stored)}. Load the original one.")
     if bits == "fp8" and (problem := fp8_problem(torch.device(device))):
         raise QuantizationError(f"bits fp8: {problem}. Use bits 8 or 4, or None.")
     names = [name for name, layer in backbone.named_modules() if is_quantizable(backbone, name, layer)]
@@ -80,10 +79,10 @@ def quantize(backbone: nn.Module, bits: Bits, device: torch.device | str = "cpu"
         )
     for name in names:  # by name: a list of layers would keep all full weights until the end
         layer: Any = backbone.get_submodule(name)
-        held = _quantized(layer, bits, torch.device(device))
-        held.bias = None if layer.bias is None else layer.bias.requires_grad_(False)
-        patch_bitsandbytes(held)
-        backbone.set_submodule(name, held.train(layer.training))
+        quantized = _quantized(layer, bits, torch.device(device))
+        quantized.bias = None if layer.bias is None else layer.bias.requires_grad_(False)
+        patch_bitsandbytes(quantized)
+        backbone.set_submodule(name, quantized.train(layer.training))
     if bits != "fp8":
         setattr(backbone, f"is_loaded_in_{bits}bit", True)  # peft needs this mark
 
@@ -99,15 +98,15 @@ def _quantized(layer: nn.Linear, bits: Bits, device: torch.device) -> Any:
         return Fp8Linear(layer, device)
     bnb = _bitsandbytes()
     sizes = (layer.in_features, layer.out_features, layer.bias is not None)
-    held: Any
+    quantized: Any
     if bits == 4:
-        held = bnb.nn.Linear4bit(*sizes, layer.weight.dtype, device="meta")
-        weight = bnb.nn.Params4bit(layer.weight.data, compress_statistics=True, quant_type="nf4", module=held)
+        quantized = bnb.nn.Linear4bit(*sizes, layer.weight.dtype, device="meta")
+        weight = bnb.nn.Params4bit(layer.weight.data, compress_statistics=True, quant_type="nf4", module=quantized)
     else:  # only weights from the CPU are quantized on the way to a device
-        held = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=OUTLIER, device="meta")
+        quantized = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=OUTLIER, device="meta")
         weight = bnb.nn.Int8Params(layer.weight.data.cpu(), requires_grad=False, has_fp16_weights=False)
-    held.weight = weight.to(device)
-    return held
+    quantized.weight = weight.to(device)
+    return quantized
 
 
 @contextmanager
@@ -147,10 +146,10 @@ def dequantize(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
     if bits is None:
         raise QuantizationError("no layer of this backbone is quantized, so there is nothing to dequantize.")
     patch_bitsandbytes(backbone)
-    computed = next(tensor.dtype for tensor in backbone.parameters() if tensor.is_floating_point())
+    computed_dtype = next(tensor.dtype for tensor in backbone.parameters() if tensor.is_floating_point())
     for name in [name for name, layer in backbone.named_modules() if bits_of_layer(layer)]:
         layer: Any = backbone.get_submodule(name)
-        values = _dequantized(layer, name, computed)
+        values = _dequantized(layer, name, computed_dtype)
         plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         plain.weight = nn.Parameter(values.to(dtype or values.dtype), requires_grad=False)
         if layer.bias is not None:
@@ -176,11 +175,10 @@ def _use_plain_lora(adapted: nn.Module) -> None:
     use_fused_lora(adapted)
 
 
-def _dequantized(layer: Any, name: str, dtype_of_8_bit: torch.dtype) -> torch.Tensor:
+def _dequantized(layer: Any, name: str, dtype: torch.dtype) -> torch.Tensor:
     """Return the dequantized weight (out, in) of a quantized layer.
 
-    `name` is the path of the layer, for the error message. 4-bit layers have their own dtype, `dtype_of_8_bit` does not
-    apply to them.
+    `name` is the path of the layer, for the error message. `dtype` does not apply to 4-bit layers, which have a dtype.
 
     Raises:
         QuantizationError: if bitsandbytes has repacked the weight.
@@ -191,7 +189,6 @@ def _dequantized(layer: Any, name: str, dtype_of_8_bit: torch.dtype) -> torch.Te
             f"bitsandbytes has repacked the weights of {name}, so they cannot be read. Load the backbone again with angle_llm, "
             "which prevents this."
         )
-    dtype = dtype_of_8_bit
     if bits_of_layer(layer) == 4:
         dtype = layer.compute_dtype or state.dtype
     return frozen_weight(layer, dtype)
@@ -206,8 +203,7 @@ def _bitsandbytes() -> Any:
 def _is_relevant(record: logging.LogRecord) -> bool:
     """Return whether to show a log message of bitsandbytes.
 
-    Hidden are messages on a missing CPU kernel that this package does not use (see `patch_bitsandbytes`), and on int8
-    casts.
+    It hides messages on a missing CPU kernel that this package does not use (`patch_bitsandbytes`), and on int8 casts.
     """
     return not record.getMessage().startswith(
         ("Failed to load CPU gemm_4bit_forward", "MatMul8bitLt: inputs will be cast")

@@ -38,15 +38,15 @@ def patch_bitsandbytes(model: nn.Module) -> None:
     In 8-bit layers, the scales become a buffer. The library keeps the scales in an object that does not move to another
     device with the layer. This object is also lost when the weight is set again, as peft does for DoRA on a CPU.
     """
-    for layer in model.modules():
-        held: Any = layer
+    layers: list[Any] = list(model.modules())
+    for layer in layers:
         if bits_of_layer(layer) == 4:
-            held.support_avx512bf16_for_cpu = False
+            layer.support_avx512bf16_for_cpu = False
         elif bits_of_layer(layer) == 8 and not hasattr(layer, "scale_O"):
             # A forward pass moves the scales from the weight to the state. `set_scale` puts them back before each pass.
-            scale_O = held.state.SCB if held.weight.SCB is None else held.weight.SCB
-            held.register_buffer("scale_O", scale_O, persistent=False)
-            held.register_forward_pre_hook(set_scale)
+            scale_O = layer.state.SCB if layer.weight.SCB is None else layer.weight.SCB
+            layer.register_buffer("scale_O", scale_O, persistent=False)
+            layer.register_forward_pre_hook(set_scale)
 
 
 def set_scale(layer: Any, _: object) -> None:

@@ -107,14 +107,14 @@ class _SequenceContext:
     def _groups(self, last_only: bool) -> tuple[list[tuple[SequenceGroup, bool]], Tensor]:
         """Group the texts by length: return pairs (group, whether its scores need a mask), and an index of tokens.
 
-        The index (T,) is the place of each token in the concatenated queries of all groups (see `TokenSequence.groups`).
+        The index (T,) is the position of each token in the concatenated queries of all groups (see `TokenSequence.groups`).
         """
-        groups, place_T = self.sequence.groups(last_only=last_only)
+        groups, query_of_token_T = self.sequence.groups(last_only=last_only)
         if not last_only:
-            place_T = nn.functional.pad(place_T, (0, self.tokens - len(place_T)))
+            query_of_token_T = nn.functional.pad(query_of_token_T, (0, self.tokens - len(query_of_token_T)))
         masked = [self.sequence.causal or int(group.length_U.min()) < group.key_UL.shape[1] for group in groups]
-        groups_here = [SequenceGroup(*(on_device(index, self.device) for index in group)) for group in groups]
-        return list(zip(groups_here, masked, strict=True)), on_device(place_T, self.device)
+        groups_on_device = [SequenceGroup(*(on_device(index, self.device) for index in group)) for group in groups]
+        return list(zip(groups_on_device, masked, strict=True)), on_device(query_of_token_T, self.device)
 
     def mask(self, group: SequenceGroup, repeats: int, dtype: torch.dtype) -> Tensor:
         """Return the additive mask of attention scores for a group of U texts: 0 where a query attends to a key, else -inf.
@@ -143,7 +143,7 @@ class _SequenceContext:
         repeats = heads // kv_heads
         query_TD, key_TD, value_TD = (states[0].transpose(0, 1).flatten(1) for states in (query, key, value))
         last_only = query.shape[2] != key.shape[2]
-        groups, place_T = self._once(("groups", last_only), partial(self._groups, last_only))
+        groups, query_of_token_T = self._once(("groups", last_only), partial(self._groups, last_only))
         outputs = []
         for number, (group, masked) in enumerate(groups):
             texts, added = group.query_UQ.shape
@@ -169,7 +169,7 @@ class _SequenceContext:
                 output_UKQS = _softcapped(query_UKQS, key_UKLS, value_UKLS, mask, dropout, scaling, softcap)
             output_UQKGS = output_UKQS.view(texts, kv_heads, repeats, added, -1).permute(0, 3, 1, 2, 4)
             outputs.append(output_UQKGS.reshape(texts * added, -1))
-        output_TD = torch.cat(outputs).index_select(0, place_T)
+        output_TD = torch.cat(outputs).index_select(0, query_of_token_T)
         return output_TD.view(1, len(output_TD), heads, -1)
 
     # flex

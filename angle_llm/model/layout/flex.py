@@ -45,7 +45,7 @@ def mask_blocks(sequence: TokenSequence, tokens: int, size: int) -> MaskBlocks:
     to some keys if the largest end is after the first query. All queries attend to all keys if the smallest end is after
     the last query.
     """
-    end_T = np.arange(1, tokens + 1)
+    end_T = np.arange(1, tokens + 1)  # of padding: a token attends only to itself
     nodes = int(sequence.starts[-1])
     end_T[:nodes] = sequence.subtree_ends()
     count = tokens // size
@@ -74,8 +74,8 @@ def with_mask(sequence: TokenSequence, size: int | None) -> TokenSequence:
 
 def block_mask(sequence: TokenSequence, tokens: int, device: torch.device, size: int = BLOCK) -> BlockMask:
     """Return the FlexAttention mask of texts in one sequence, on a device; `size` is for a sequence without `mask`."""
-    made = sequence if sequence.mask else replace(sequence, mask=mask_blocks(sequence, tokens, size))
-    mask = made.to(device).mask
+    masked = sequence if sequence.mask else replace(sequence, mask=mask_blocks(sequence, tokens, size))
+    mask = masked.to(device).mask
     assert mask is not None
     size, end_T, counts, orders = mask
 
@@ -85,7 +85,7 @@ def block_mask(sequence: TokenSequence, tokens: int, device: torch.device, size:
     def visible_in_text(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key < end_T[query]) & (query < end_T[key])
 
-    # Copies, because torch would compile again for views with other offsets.
+    # Counts and indices alternate. Copies, because torch would compile again for views with other offsets.
     pairs = zip(counts[:, None, None], orders[:, None, None], strict=True)
     lists: list[Any] = [tensor.clone() for pair in pairs for tensor in pair]
     mask_mod = visible if sequence.causal else visible_in_text
@@ -133,10 +133,10 @@ def compiled_flex(backend: Any = "inductor") -> Any:
     the call without compilation, and compute T × T scores.
     """
     compile_flex: Any = partial(torch.compile, flex_call, dynamic=True, fullgraph=True, backend=backend)
-    more = torch._dynamo.config.patch(recompile_limit=64)  # torch.compile has no such option in torch 2.9
+    allow_recompilation = torch._dynamo.config.patch(recompile_limit=64)  # no option of torch.compile in torch 2.9
     # Only with `max_autotune`, torch tries kernels beside its default. `_SMALL_KERNELS` makes all of them the same kernel.
     options = {"max_autotune": True} if backend == "inductor" else None
-    usual, small = more(compile_flex()), more(compile_flex(options=options))
+    usual, small = allow_recompilation(compile_flex()), allow_recompilation(compile_flex(options=options))
 
     def call(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, *others: Any, **named: Any) -> Any:
         compiled = small if mask.BLOCK_SIZE[0] == SMALL_BLOCK else usual
@@ -222,12 +222,12 @@ def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device,
     cap = None if softcap is None else torch.tensor(softcap, device=device)
 
     def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        key, value = (one.repeat_interleave(heads // kv_heads, dim=1).float() for one in (key, value))
+        key, value = (tensor.repeat_interleave(heads // kv_heads, dim=1).float() for tensor in (key, value))
         scores = query.float() @ key.mT * scaling
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         node_T = torch.arange(tokens, device=device)
-        hidden_TT = ~mask.mask_mod(node_T, node_T, node_T[:, None], node_T)
+        hidden_TT = ~mask.mask_mod(node_T, node_T, node_T[:, None], node_T)  # the first two are ignored
         return scores.masked_fill(hidden_TT, -torch.inf).softmax(-1) @ value
 
     def flexible(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -240,5 +240,5 @@ def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device,
         for attend in (flexible, plain):
             output = attend(*states)
             slopes = torch.autograd.grad(output, states[:gradients], upstream.to(output.dtype)) if gradients else ()
-            results.append([one.detach().float() for one in (output, *slopes)])
-    return largest(float((one - expected).norm() / expected.norm()) for one, expected in zip(*results, strict=True))
+            results.append([tensor.detach().float() for tensor in (output, *slopes)])
+    return largest(float((value - expected).norm() / expected.norm()) for value, expected in zip(*results, strict=True))

@@ -213,11 +213,11 @@ class EncodeStats:
     def of(cls, plans: Sequence[Plan], seconds: float) -> EncodeStats:
         """Return the statistics of a call that encoded the batches `plans` in `seconds`; numbers are summed over batches."""
         return cls(
-            sum(len(plan.row_of) for plan in plans),
-            sum(plan.unique for plan in plans),
-            [length for plan in plans for length in plan.lengths],
-            sum(plan.computed_tokens for plan in plans),
-            seconds,
+            texts=sum(len(plan.row_of) for plan in plans),
+            unique_texts=sum(plan.unique for plan in plans),
+            lengths=[length for plan in plans for length in plan.lengths],
+            computed_tokens=sum(plan.computed_tokens for plan in plans),
+            seconds=seconds,
         )
 
     @property
@@ -247,32 +247,34 @@ def plan_micro_batches(
     row_of = [row_of_ids.setdefault(tuple(text), len(row_of_ids)) for text in ids]
     texts = list(row_of_ids)
     padded = _Padded(texts, pad_id)
-    longest = layouts.max_tokens or math.inf
-    fitting = [row for row, text in enumerate(texts) if len(text) <= longest]
-    # Layout with fewer tokens.
+    limit = layouts.max_tokens or math.inf
+    fitting = [row for row, text in enumerate(texts) if len(text) <= limit]
+    # Layout with the lower cost.
     layout, reason = "padded", layouts.reason
-    grouped: Callable[[int], list[TextGroup]] = partial(padded, range(len(texts)))
+    split: Callable[[int], list[TextGroup]] = partial(padded, range(len(texts)))
     if layouts.layout != "padded":
         is_trie = layouts.layout == "trie"
         make = partial(_in_one_sequence, layouts=layouts)
-        sequences = cache((_Tries if is_trie else _Packed)(texts, fitting, make))
-        rest = [row for row, text in enumerate(texts) if len(text) > longest]
-        nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
-        reason += "; " if reason else ""
+        layout_class = _Tries if is_trie else _Packed
+        sequences = cache(layout_class(texts, fitting, make))  # `_balanced` repeats the call with `token_budget`
+        too_long = [row for row, text in enumerate(texts) if len(text) > limit]
+        nodes = _tokens(sequences(token_budget))
+        tokens = _tokens(padded(fitting, token_budget))
+        reason = f"{reason}; " if reason else ""
         reason += f"{nodes} tokens {'as a trie' if is_trie else 'packed'}, {tokens} padded"
-        reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
+        reason += f"; {len(too_long)} texts longer than {limit} tokens are padded" if too_long else ""
         if nodes * TOKEN_COST[layouts.layout] < tokens:
             layout = layouts.layout
 
-            def with_rest(budget: int) -> list[TextGroup]:
-                return [*sequences(budget), *padded(rest, budget)]
+            def split_both(budget: int) -> list[TextGroup]:
+                return [*sequences(budget), *padded(too_long, budget)]
 
-            grouped = with_rest
-    # Balanced micro-batches, and the rank of each.
-    groups = _balanced(grouped, token_budget, processes)
-    # Longest first, so that a lack of memory shows at once.
+            split = split_both
+    # Balanced micro-batches: longest first, so that a lack of memory shows at once; then the rank of each.
+    groups = _balanced(split, token_budget, processes)
     groups.sort(key=lambda group: -group.longest_side)
-    return Plan(groups, row_of, layout, reason, list(map(len, ids)), token_budget, _assign(groups, processes))
+    shares = _assign(groups, processes)
+    return Plan(groups, row_of, layout, reason, list(map(len, ids)), token_budget, shares)
 
 
 def _tokens(groups: Sequence[TextGroup]) -> int:
@@ -347,12 +349,12 @@ class _Padded:
         self._pad_id = pad_id
 
     def __call__(self, rows: Sequence[int], token_budget: int) -> list[TextGroup]:
-        most_padding = max(SPLIT_TOKENS, SPLIT_SHARE * token_budget)
+        max_padding = max(SPLIT_TOKENS, SPLIT_SHARE * token_budget)
         groups: list[list[int]] = []
         longest = padding = 0
         for row in sorted(rows, key=lambda row: (-len(self._texts[row]), row)):
             padding += longest - len(self._texts[row])
-            if not groups or (len(groups[-1]) + 1) * longest > token_budget or padding > most_padding:
+            if not groups or (len(groups[-1]) + 1) * longest > token_budget or padding > max_padding:
                 groups.append([])
                 longest = len(self._texts[row])
                 padding = 0
@@ -374,23 +376,23 @@ class _Padded:
         return MicroBatch(rows, torch.from_numpy(ids_BT), torch.from_numpy(mask_BT))
 
 
-def _balanced(grouped: Callable[[int], list[TextGroup]], token_budget: int, processes: int) -> list[TextGroup]:
+def _balanced(split: Callable[[int], list[TextGroup]], token_budget: int, processes: int) -> list[TextGroup]:
     """Return planned micro-batches of at most `token_budget` tokens, of about equal size for several processes.
 
     For equal sizes, the smallest budget is used that does not increase the number of micro-batches per process.
-    `grouped` returns the micro-batches for a token budget.
+    `split` returns the micro-batches for a token budget.
     """
-    groups = grouped(token_budget)
+    groups = split(token_budget)
     if processes == 1 or not groups:
         return groups
-    most = math.ceil(len(groups) / processes) * processes
-    low = _tokens(groups) // most
+    max_groups = math.ceil(len(groups) / processes) * processes
+    low = _tokens(groups) // max_groups
     high = max(group.computed_tokens for group in groups)
     while low < high:
         middle = (low + high) // 2
-        tried = grouped(max(middle, 1))
-        if len(tried) <= most:
-            groups, high = tried, middle
+        smaller_groups = split(max(middle, 1))
+        if len(smaller_groups) <= max_groups:
+            groups, high = smaller_groups, middle
         else:
             low = middle + 1
     return groups
@@ -406,8 +408,8 @@ def _assign(groups: Sequence[TextGroup], processes: int) -> list[list[int]]:
     shares: list[list[int]] = [[] for _ in range(processes)]
     tokens = [0] * processes
     for position in sorted(range(len(groups)), key=lambda position: -groups[position].computed_tokens):
-        free = [process for process in range(processes) if len(shares[process]) < rounds]
-        least = min(free, key=tokens.__getitem__)
-        shares[least].append(position)
-        tokens[least] += groups[position].computed_tokens
+        open_processes = [process for process in range(processes) if len(shares[process]) < rounds]
+        chosen = min(open_processes, key=tokens.__getitem__)
+        shares[chosen].append(position)
+        tokens[chosen] += groups[position].computed_tokens
     return [sorted(share) for share in shares]

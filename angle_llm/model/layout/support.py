@@ -68,14 +68,14 @@ def probe_layouts(
     """
     if are_plain():
         return LayoutSupport("padded", "ANGLE_LLM_PLAIN is set")
-    reason = None
+    reason = None  # why texts cannot be in a prefix trie
     if not causal:
         reason = "in a bidirectional model the state of a token depends on later tokens"
     elif pooling != "last":
         reason = f"pooling {pooling} reads more than the last token of a text"
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    if odd := other_layers(config):
-        return LayoutSupport("padded", f"layers of type {min(odd)} are not plain attention")
+    if unknown_types := other_layers(config):
+        return LayoutSupport("padded", f"layers of type {min(unknown_types)} are not plain attention")
     # Other windows than `_KNOWN_WINDOWS` depend on the order of tokens in the sequence.
     windows = [
         name
@@ -89,15 +89,15 @@ def probe_layouts(
     ]
     window = getattr(config, "sliding_window", None)  # in ModernBERT a property, which is not in the dictionary
     device = device or next(backbone.parameters()).device
-    longest = min(MOST_TOKENS, window if window and window > 0 else MOST_TOKENS, _steady_positions(config, MOST_TOKENS))
+    limit = min(MOST_TOKENS, window if window and window > 0 else MOST_TOKENS, _steady_positions(config, MOST_TOKENS))
     if "clip" in config.model_type:
         return LayoutSupport("padded", "it refuses sequences that are longer than its positions")
     if windows:
         return LayoutSupport("padded", f"its config has an unknown window, {windows[0]}")
-    if longest < max(map(len, _probe_texts(backbone))):
-        return LayoutSupport("padded", f"its attention window has {longest} tokens")
+    if limit < max(map(len, _probe_texts(backbone))):
+        return LayoutSupport("padded", f"its attention window has {limit} tokens")
     shares = reason is None
-    problem, block = None, None
+    problem = block = None
     if device.type == "cuda":
         if trains and any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
             problem = "texts in one sequence with attention dropout have no fused kernel on a GPU"
@@ -105,9 +105,9 @@ def probe_layouts(
             problem, block = _flex_problem(backbone, causal, shares, device, autocasts)
     problem = problem or _probe(backbone, causal=causal, shares=shares, block=block)
     if problem is not None:
-        return LayoutSupport("padded", problem if shares else f"{reason}; {problem}", longest)
+        return LayoutSupport("padded", problem if shares else f"{reason}; {problem}", limit)
     last_only = shares and _computes_last_tokens(backbone, block)
-    return LayoutSupport("trie" if shares else "packed", reason or "", longest, causal, block, last_only)
+    return LayoutSupport("trie" if shares else "packed", reason or "", limit, causal, block, last_only)
 
 
 def other_layers(config: Any) -> set[str]:
@@ -143,16 +143,16 @@ def _flex_problem(
     scaling = next((value for value in scalings if isinstance(value, float)), width**-0.5)
     softcap = getattr(config, "attn_logit_softcapping", None)
     dtype = next(backbone.parameters()).dtype
-    computed = [(dtype, "highest")]  # training uses TF32 for float32 models
-    computed += [(dtype, "high")] if dtype == torch.float32 else []
-    computed += [(torch.bfloat16, "highest")] if autocasts else []
+    precisions = [(dtype, "highest")]
+    precisions += [(dtype, "high")] if dtype == torch.float32 else []  # training uses TF32 for float32 models
+    precisions += [(torch.bfloat16, "highest")] if autocasts else []
     shape = AttentionShape(heads, kv_heads or heads, width, softcap, scaling, causal, shares)
     # The kernels for small blocks need little shared memory in half precision only.
-    small = width <= 128 and all(used.itemsize == 2 for used, _ in computed)
+    small = width <= 128 and all(computed.itemsize == 2 for computed, _ in precisions)
     problem = None
     try:
         for block in (SMALL_BLOCK, BLOCK) if small else (BLOCK,):
-            problems = (flex_problem(shape._replace(block=block), *precision, device) for precision in computed)
+            problems = (flex_problem(shape._replace(block=block), *precision, device) for precision in precisions)
             problem = next(filter(None, problems), None)
             if problem is None:
                 return None, block
@@ -166,20 +166,20 @@ def _flex_problem(
     return f"FlexAttention cannot be used: {problem}", None
 
 
-def _steady_positions(config: Any, most: int) -> int:
-    """Return the number of tokens up to which the RoPE of a text does not depend on other texts, at most `most`.
+def _steady_positions(config: Any, limit: int) -> int:
+    """Return the number of tokens up to which the RoPE of a text does not depend on other texts, at most `limit`.
 
     For some RoPE types, frequencies depend on the longest text in the batch if it exceeds the original positions.
     """
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     rope = rope if isinstance(rope, dict) else {}
-    steady = most
-    for rotary in [rope, *rope.values()]:  # Gemma has a dictionary for every layer type
-        if isinstance(rotary, dict) and rotary.get("rope_type") in _DYNAMIC_ROPE:
+    positions = limit
+    for parameters in [rope, *rope.values()]:  # Gemma has a dictionary for every layer type
+        if isinstance(parameters, dict) and parameters.get("rope_type") in _DYNAMIC_ROPE:
             name = "original_max_position_embeddings"
-            original = rotary.get(name) or getattr(config, name, None) or config.max_position_embeddings
-            steady = min(steady, int(original))
-    return steady
+            original = parameters.get(name) or getattr(config, name, None) or config.max_position_embeddings
+            positions = min(positions, int(original))
+    return positions
 
 
 def _probe_texts(backbone: nn.Module) -> list[list[int]]:
@@ -232,8 +232,8 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool, block: int | None
             alone_BTD = torch.cat([states([text]) for text in full])
             if shares:  # every prefix is a text, so every node is the last node of a text
                 sequence_RD = sequence_RD[sequence.end_R]
-                position = {tuple(text[:end]): (row, end - 1) for row, text in enumerate(full) for end in range(1, 6)}
-                plain_RD = torch.stack([alone_BTD[position[tuple(text)]] for text in texts])
+                index_of = {tuple(text[:end]): (row, end - 1) for row, text in enumerate(full) for end in range(1, 6)}
+                plain_RD = torch.stack([alone_BTD[index_of[tuple(prefix)]] for prefix in texts])
             else:
                 plain_RD = torch.cat([states([text])[0] for text in probes])
             crosses = _crosses_borders(backbone, full, causal=causal, device=device)
@@ -244,9 +244,9 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool, block: int | None
     # float32 sums in another order differ by about 1e-7 of a state. `rounding` measures the larger differences of half
     # precision and TF32, but it can be 0 by chance for a few texts.
     rounding = relative_difference(together_BTD, alone_BTD)
-    least = 0.02 if sequence_RD.dtype.itemsize == 2 else 1e-4
+    tolerance = 0.02 if sequence_RD.dtype.itemsize == 2 else 1e-4
     difference = relative_difference(sequence_RD, plain_RD)
-    if difference <= max(least, min(4 * rounding, _MOST_ROUNDING)):
+    if difference <= max(tolerance, min(4 * rounding, _MOST_ROUNDING)):
         return "a convolution or a recurrent state crosses the borders of texts" if crosses else None
     how = "as a trie" if shares else "when texts are packed"
     return f"the architecture gives other states {how} (difference {difference:.1e}, rounding {rounding:.1e})"
@@ -260,8 +260,8 @@ def _computes_last_tokens(backbone: nn.Module, block: int | None) -> bool:
         layer = LayerStack.of(backbone).layers[-1]
         with evaluating(backbone) as device:
             ids_1T, sequence = on_device(ids_1T, device), with_mask(sequence, block).to(device)
-            outputs = (sequence_output(backbone, ids_1T, sequence, last_layer=used) for used in (None, layer))
-            all_1TD, last_1RD = (output.last_hidden_state for output in outputs)
+            all_1TD = sequence_output(backbone, ids_1T, sequence).last_hidden_state
+            last_1RD = sequence_output(backbone, ids_1T, sequence, last_layer=layer).last_hidden_state
             difference = relative_difference(last_1RD, all_1TD[:, sequence.end_R])
     except Exception as error:  # an architecture can call its layers and its cache in any way
         if is_out_of_memory(error):
@@ -274,7 +274,7 @@ def _crosses_borders(backbone: Any, texts: list[list[int]], *, causal: bool, dev
     """Return whether the states of packed texts depend on a text before them, by any amount.
 
     Convolutions and recurrent states cross the borders of texts. With small weights, the effect is below the rounding of
-    bfloat16, and can grow in training. So the embeddings of a text are NaN, which remains NaN if multiplied by 0.
+    bfloat16, and can grow in training. So the embeddings of the second text are NaN, which remains NaN if multiplied by 0.
 
     `texts` have equal lengths.
     """

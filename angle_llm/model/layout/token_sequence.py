@@ -133,47 +133,49 @@ class TokenSequence:
         attends to key k if k < end[q] and q < end[k].
         """
         end_T = np.full(self.starts[-1], self.starts[-1])
-        path = np.empty(0, dtype=np.int64)
-        for number, following in enumerate(self.paths()):
-            end_T[path[self.shared_R[number] :]] = self.starts[number]
-            path = following
+        path_before = np.empty(0, dtype=np.int64)
+        for shared, first, path in zip(self.shared_R, self.starts[:-1], self.paths(), strict=True):
+            end_T[path_before[shared:]] = first  # subtrees of tokens that the text does not share end here
+            path_before = path
         return end_T
 
     def groups(self, *, last_only: bool = False) -> tuple[tuple[SequenceGroup, ...], Tensor]:
         """Group texts of similar length, whose attention is computed as one padded batch; return the groups and an index.
 
-        With `last_only`, the queries are the last tokens of the R texts, and so the index is (R,).
+        The index (T,) is the position of each token in the queries of all groups, group by group. With `last_only`, the
+        queries are the last tokens of the R texts, numbered by text, and the index is (R,).
 
-        The index (T,) is the place of each token in the queries of all groups, group by group. In a prefix trie,
-        the texts of a group have lengths between the same powers of two, and so do the numbers of tokens after the shared
-        prefix. So at most four times the necessary scores are computed. Packed texts in a group have lengths in the same
+        In a prefix trie, the texts of a group have lengths between the same powers of two, and so do the numbers of added
+        tokens. So at most four times the necessary scores are computed. Packed texts in a group have lengths in the same
         interval of `LENGTH_STEP`. A text that equals the text before it adds no token and is in no group.
         """
         paths = list(self.paths())
         shared_R = self.lengths_R - 1 if last_only else self.shared_R
         added_R = self.lengths_R - shared_R
         shares = bool(self.shared_R.any())
-        adding: dict[tuple[int, int], list[int]] = {}
+        texts_of_size: dict[tuple[int, int], list[int]] = {}
         for number, (length, added) in enumerate(zip(self.lengths_R.tolist(), added_R.tolist(), strict=True)):
             if added:
-                bits = ((length - 1).bit_length(), (added - 1).bit_length())
-                adding.setdefault(bits if shares else (-(-length // LENGTH_STEP), 0), []).append(number)
-        place_T = np.empty(len(paths) if last_only else self.starts[-1], dtype=np.int64)
+                powers = ((length - 1).bit_length(), (added - 1).bit_length())
+                size = powers if shares else (-(-length // LENGTH_STEP), 0)
+                texts_of_size.setdefault(size, []).append(number)
+        query_of_token_T = np.empty(len(paths) if last_only else self.starts[-1], dtype=np.int64)
         groups = []
         queries_before = 0
-        for _, numbers in sorted(adding.items()):
+        for _, numbers in sorted(texts_of_size.items()):
             length_U, shared_U = self.lengths_R[numbers], shared_R[numbers]
-            most_added = int(added_R[numbers].max())
-            query_UQ = np.zeros((len(numbers), most_added), dtype=np.int64)
+            max_added = int(added_R[numbers].max())
+            query_UQ = np.zeros((len(numbers), max_added), dtype=np.int64)
             key_UL = np.zeros((len(numbers), -(-int(length_U.max()) // LENGTH_STEP) * LENGTH_STEP), dtype=np.int64)
-            for u, number in enumerate(numbers):
+            for row, number in enumerate(numbers):
                 path = paths[number]
+                key_UL[row, : len(path)] = path
                 new = np.array([number]) if last_only else path[self.shared_R[number] :]
-                query_UQ[u, : len(new)], key_UL[u, : len(path)] = new, path
-                place_T[new] = queries_before + u * most_added + np.arange(len(new))
+                query_UQ[row, : len(new)] = new
+                query_of_token_T[new] = queries_before + row * max_added + np.arange(len(new))
             queries_before += query_UQ.size
             groups.append(SequenceGroup(*map(torch.from_numpy, (query_UQ, key_UL, shared_U, length_U))))
-        return tuple(groups), torch.from_numpy(place_T)
+        return tuple(groups), torch.from_numpy(query_of_token_T)
 
     def padded_states(self, states_TD: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Split the states of packed texts into padded batches for pooling: yield states (B, L, D) and masks (B, L).
@@ -223,10 +225,11 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> list[
     # The trie of texts first..last has the nodes they add, and the nodes that text `first` shares with the trie before.
     added = list(accumulate(map(sub, lengths, shared), initial=0))
     keys = list(accumulate(lengths, initial=0))
-    least, start = [0] * (count + 1), [0] * count
+    fewest = [0] * (count + 1)  # nodes of the best cut of the first texts, by their number
+    start = [0] * count  # first text of the last trie in the best cut up to a text
     heap: list[tuple[int, int]] = []  # (nodes of the best cut before `first`, less the nodes added before; first)
     for last in range(count):
-        heappush(heap, (least[last] - added[last] + shared[last], last))
+        heappush(heap, (fewest[last] - added[last] + shared[last], last))
         while True:
             nodes_before, first = heap[0]
             nodes = added[last + 1] - added[first] + shared[first]
@@ -234,7 +237,7 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> list[
             if fits or first == last:
                 break
             heappop(heap)  # it does not fit with later texts either
-        least[last + 1] = nodes_before + added[last + 1]
+        fewest[last + 1] = nodes_before + added[last + 1]
         start[last] = first
     starts: list[int] = []
     last = count

@@ -129,8 +129,9 @@ def card_of(
         ArtifactError: if this package would tokenize texts differently from sentence-transformers.
     """
     length = library.length_for(tokenizer, count_positions(backbone))
-    dense = len(library.dense)
-    return EncoderCard(library.prompt, library.pooling, length, dtype, None, normalize=library.normalize, dense=dense)
+    return EncoderCard(
+        library.prompt, library.pooling, length, dtype, base=None, normalize=library.normalize, dense=len(library.dense)
+    )
 
 
 def save_parts(
@@ -226,20 +227,20 @@ def write_earlier_names(folder: Path) -> None:
     from transformers import AutoConfig
 
     path = folder / "config.json"
-    before = path.read_bytes()
+    original = path.read_bytes()
     values = read_json(path)
-    read = AutoConfig.from_pretrained(folder).to_dict()
+    before = AutoConfig.from_pretrained(folder).to_dict()
     for config in (values, values.get("text_config") or {}):
         config.update(_earlier_names(config))
     if values.get("architectures"):
-        values["architectures"] = read["architectures"] = [_served_class(name) for name in values["architectures"]]
+        values["architectures"] = before["architectures"] = [_served_class(name) for name in values["architectures"]]
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     try:
-        same = AutoConfig.from_pretrained(folder).to_dict().items() >= read.items()
+        keeps_values = AutoConfig.from_pretrained(folder).to_dict().items() >= before.items()
     except (KeyError, ValueError):
-        same = False
-    if not same:
-        path.write_bytes(before)
+        keeps_values = False
+    if not keeps_values:
+        path.write_bytes(original)
 
 
 def _served_class(name: str) -> str:
@@ -347,11 +348,11 @@ def check_savable(folder: str | Path, backbone: nn.Module, base: str | None) -> 
         check_writable(target, base=base if Path(base).is_absolute() else "")
 
 
-def check_writable(target: Path, **read: str | Path) -> None:
+def check_writable(target: Path, **inputs: str | Path) -> None:
     """Check that an output folder can be replaced: it is missing, empty, or a saved encoder that is not an input.
 
     Args:
-        read: paths of the input files and folders; the keyword, such as `base` or `adapter`, is the name in the message.
+        inputs: paths of the input files and folders; the keyword, such as `base` or `adapter`, is the name in the message.
 
     Raises:
         ArtifactError: if `target` has content and is not a saved encoder, or if replacing it would delete an input.
@@ -360,7 +361,7 @@ def check_writable(target: Path, **read: str | Path) -> None:
         raise ArtifactError(
             f"{target} exists and is not a saved encoder, so it is not overwritten. Choose another folder."
         )
-    for name, path in read.items():
+    for name, path in inputs.items():
         if path and Path(path).exists() and Path(path).resolve().is_relative_to(target.resolve()):
             raise ArtifactError(f"writing {target} would overwrite the {name}, {path}. Choose another folder.")
 

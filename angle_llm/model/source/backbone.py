@@ -106,14 +106,14 @@ def tokenizer_config_of(location: BackboneLocation, revision: str | None = None)
 
 
 def open_pretrained(
-    kind: str,
+    class_name: str,
     location: BackboneLocation,
     *,
     dtype: str = "auto",
     revision: str | None = None,
     device: torch.device | None = None,
 ) -> Any:
-    """Load a model with the `transformers` class named `kind`, such as AutoModel; check that no weights are missing.
+    """Load a model with the `transformers` class `class_name`, such as AutoModel; check that no weights are missing.
 
     Of a composite model, only the text model is loaded (see `composite`). `dtype` "auto" keeps the stored dtype; a GGUF file
     is then dequantized to float32. Code of a model never runs.
@@ -131,7 +131,8 @@ def open_pretrained(
         arguments["use_safetensors"] = True
     elif hasattr(transformers, "GgufConfig"):  # older versions always dequantize
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
+    default_dtype = "float32" if location.gguf_file else "auto"
+    arguments["dtype"] = default_dtype if dtype == "auto" else torch_dtype(dtype)
     if device is not None:
         arguments["device_map"] = {"": device}
     if location.is_local and not location.gguf_file:
@@ -142,7 +143,7 @@ def open_pretrained(
             arguments["key_mapping"] = {TEXT_PREFIX: ""}
         if composite is not None or location.bidirectional:
             arguments["config"] = config
-        model, report = getattr(transformers, kind).from_pretrained(
+        model, report = getattr(transformers, class_name).from_pretrained(
             location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
         )
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
@@ -317,7 +318,7 @@ def load_backbone(
     """
     if bits is not None:
         check_bits(bits)  # before minutes of loading
-    # Otherwise every process of a machine with several GPUs would hold a copy of weights in another dtype in host memory.
+    # To the GPU at once: otherwise every process of a machine would hold a copy of weights in another dtype in host memory.
     on_gpu = torch.device(device).type == "cuda" and bits is None and location.gguf_file is None
     gpu = torch.device(device) if on_gpu else None
     model = open_pretrained("AutoModel", location, dtype=dtype, revision=revision, device=gpu)

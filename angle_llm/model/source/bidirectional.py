@@ -60,14 +60,14 @@ def _has_causal_layer(backbone: Any) -> bool:
         return False
     if torch.is_inference_mode_enabled() or next(backbone.parameters()).is_inference():
         return False
-    passed: list[tuple[Tensor, Tensor]] = []
+    pairs: list[tuple[Tensor, Tensor]] = []  # input and output of a layer
 
     def with_gradient(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         return 1 * output.detach().requires_grad_()  # not the leaf, which a model could not change in place
 
     def record(_: nn.Module, positional: Any, named: Any, output: Any) -> None:
         states = positional[0] if positional else named["hidden_states"]
-        passed.append((states, output[0] if isinstance(output, tuple) else output))
+        pairs.append((states, output[0] if isinstance(output, tuple) else output))
 
     embeddings = backbone.get_input_embeddings()
     handles = [
@@ -83,7 +83,7 @@ def _has_causal_layer(backbone: Any) -> bool:
     finally:
         for handle in handles:
             handle.remove()
-    return any(_ignores_later_tokens(before, after) for before, after in passed if before.shape[-2] == ids_1T.shape[1])
+    return any(_ignores_later_tokens(before, after) for before, after in pairs if before.shape[-2] == ids_1T.shape[1])
 
 
 def _ignores_later_tokens(before: Tensor, after: Tensor) -> bool:

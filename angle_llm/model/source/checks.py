@@ -193,7 +193,7 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
         )
     # A tokenizer without a vocabulary.
     ids = tokenizer(list(_PROBE_TEXTS), add_special_tokens=False, verbose=False)["input_ids"]
-    if all(number == tokenizer.unk_token_id for one in ids for number in one):
+    if all(number == tokenizer.unk_token_id for text_ids in ids for number in text_ids):
         raise ArtifactError(
             f"the tokenizer in {place} has no token for any text: {_PROBE_TEXTS[0]!r} has the ids {ids[0]}. Copy the "
             "tokenizer files of this model into the folder (tokenizer.json is enough for most models)."

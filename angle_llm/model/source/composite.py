@@ -99,8 +99,8 @@ def _as_equal_type(text: Any) -> Any:
     if text.model_type not in _EQUAL_TYPES:
         return text
     config_class = CONFIG_MAPPING[_EQUAL_TYPES[text.model_type]]
-    known = config_class().to_dict().keys() - {"model_type", "transformers_version"}
-    values = {key: value for key, value in text.to_dict().items() if key in known}
+    supported = config_class().to_dict().keys() - {"model_type", "transformers_version"}
+    values = {key: value for key, value in text.to_dict().items() if key in supported}
     rope = values["rope_parameters"]
     # `type` is the name in older files, `mrope` for Qwen2.5-VL, and contradicts `rope_type`.
     unused = {"type", *(key for key in rope if key.startswith("mrope_"))}

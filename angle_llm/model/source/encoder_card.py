@@ -56,7 +56,7 @@ class EncoderCard:
         (folder / CARD_NAME).write_text(json_text({"format_version": FORMAT_VERSION, **values}), encoding="utf-8")
 
     def check_base(self, fingerprint: str, dtype: str, folder: Path) -> None:
-        """Check the fingerprint of the base, opened in `dtype`, of the adapter in a folder; raise `ArtifactError` for another.
+        """Check the fingerprint of the base, opened in `dtype`, of the adapter in a folder; raise `ArtifactError` if it differs.
 
         Rounding to float16 and then to the bfloat16 of the fingerprint is not rounding at once, so another dtype than in
         training is then not compared.

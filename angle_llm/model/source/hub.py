@@ -49,7 +49,7 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
             "HF_HUB_OFFLINE."
         )
     # Encoder, export, adapter, or sentence-transformers folder.
-    patterns: tuple[str, ...]
+    patterns: tuple[str, ...] = ()  # none for a backbone, which `transformers` fetches
     if CARD_NAME in files:
         weights = WHOLE_FILES if read_json(files[CARD_NAME]).get("base") is None else ADAPTER_FILES
         patterns = (CARD_NAME, MERGE_NAME, *weights, *TOKENIZER_FILES, *DENSE_FILES)
@@ -61,8 +61,6 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
         patterns = (*ADAPTER_FILES, *TOKENIZER_FILES, *USAGE_FILES)
     elif MODULES_NAME in files:
         patterns = USAGE_FILES
-    else:
-        patterns = ()
     folder = next(iter(files.values())).parent
     if patterns:
         snapshot_download(repo, revision=folder.name, allow_patterns=list(patterns))
@@ -85,8 +83,8 @@ def _fetch(repo: str, name: str, revision: str | None) -> Path | None:
         return Path(hf_hub_download(repo, name, revision=revision))
     except LocalEntryNotFoundError:  # also an EntryNotFoundError
         in_cache = isinstance(try_to_load_from_cache(repo, "config.json", revision=revision), str)
-        known = try_to_load_from_cache(repo, name, revision=revision) is _CACHED_NO_EXIST
-        if name in (CARD_NAME, MODULES_NAME) and in_cache and not known:
+        known_missing = try_to_load_from_cache(repo, name, revision=revision) is _CACHED_NO_EXIST
+        if name in (CARD_NAME, MODULES_NAME) and in_cache and not known_missing:
             warnings.warn(
                 f"without the hub, it is unknown whether {repo} has {name}, so it is loaded as a bare backbone. Load it once "
                 "with a connection.",

@@ -43,9 +43,9 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
     check_adapter_prompt(folder, prompt)
     adapter = read_adapter(folder)
     # The adapter must belong to the base.
-    trained = _trained_on(adapter)
-    names = [] if trained is None else [absolute_name(trained), PurePath(trained).name.lower()]
-    if names and absolute_name(base) != names[0] and PurePath(base).name.lower() != names[1]:
+    trained = _trained_on(adapter) or base
+    same_name = PurePath(base).name.lower() == PurePath(trained).name.lower()
+    if absolute_name(base) != absolute_name(trained) and not same_name:
         raise ArtifactError(
             f"{_describe(adapter, folder)} does not belong to {base}. Give the base of the adapter. If {base} is the same "
             f"model under another name, write this name as base_model_name_or_path in {folder / CONFIG_NAME}."

@@ -118,9 +118,9 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
     )
     needed = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     if {key: tensor.shape for key, tensor in needed.items()} != {key: tensor.shape for key, tensor in tensors.items()}:
-        odd = min(needed.keys() ^ tensors.keys(), default="a tensor with another shape")
+        difference = min(needed.keys() ^ tensors.keys(), default="a tensor with another shape")
         raise ArtifactError(
-            f"the adapter has {len(adapter.updates)} layers, but peft would change other layers or shapes: {odd}."
+            f"the adapter has {len(adapter.updates)} layers, but peft would change other layers or shapes: {difference}."
         )
     with quiet_peft():
         set_peft_model_state_dict(adapted, tensors)
@@ -166,7 +166,8 @@ def read_adapter(folder: Path) -> LoraAdapter:
     paths = [key.removeprefix(_ROOT).removesuffix(_A) for key in tensors if key.startswith(_ROOT) and key.endswith(_A)]
     updates: dict[str, LoraUpdate] = {}
     for path in paths:
-        a_RI, b_OR = tensors.pop(_ROOT + path + _A), tensors.pop(_ROOT + path + _B, torch.empty(0))
+        a_RI = tensors.pop(_ROOT + path + _A)
+        b_OR = tensors.pop(_ROOT + path + _B, torch.empty(0))  # a missing B is refused below, by its shape
         magnitude_O = tensors.pop(_ROOT + path + _MAGNITUDE, None)
         fits = a_RI.ndim == b_OR.ndim == 2 and len(a_RI) == b_OR.shape[1] == rank
         if config.get("use_dora"):
@@ -182,8 +183,8 @@ def read_adapter(folder: Path) -> LoraAdapter:
         updates[text_name(path)] = LoraUpdate(a_RI, b_OR, scaling, magnitude_O)
     # All tensors must belong to an update.
     if tensors or not updates:
-        odd = min(tensors, default="no update")
-        raise ArtifactError(f"{file} contains {odd}; expected updates of linear layers alone. Save the adapter again.")
+        rest = min(tensors, default="no update")
+        raise ArtifactError(f"{file} contains {rest}; expected updates of linear layers alone. Save the adapter again.")
     return LoraAdapter(updates, sha256_of(file), config)
 
 

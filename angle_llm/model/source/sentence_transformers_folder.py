@@ -161,10 +161,10 @@ class SentenceTransformersFolder:
             return length
         for prompt in {self.prompt.query, self.prompt.document}:
             self._check_messages(tokenizer, prompt)
-            sentences = SentenceTokenizer(tokenizer, prompt, length)
+            sentence_tokenizer = SentenceTokenizer(tokenizer, prompt, length)
             for text in _PROBES:
                 theirs = tokenizer(prompt.format(text), truncation=True, max_length=length)["input_ids"]
-                if theirs != (ours := sentences([text])[0]):
+                if theirs != (ours := sentence_tokenizer([text])[0]):
                     raise ArtifactError(
                         f"{self.folder}: sentence-transformers tokenizes {text!r} with prompt {prompt.template!r} to "
                         f"{theirs[:30]}, but this package to {ours[:30]}, because it reads names of special tokens in a "
@@ -331,7 +331,7 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
     """Read and check `modules.json`.
 
     Return the folder of Pooling in the model folder, the folders of the Dense modules, and whether embeddings are
-    normalized.
+    normalized. Raises `ArtifactError` for other modules.
     """
     path = folder / MODULES_NAME
     modules = read_json(path, list)
@@ -348,8 +348,8 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
             "sentence-transformers, and save the model again."
         )
     dense = [folders[number] for number, name in enumerate(names) if name == "Dense"]
-    usual = ["Transformer", "Pooling", *["Dense"] * len(dense)]
-    if names not in (usual, [*usual, "Normalize"]):
+    expected = ["Transformer", "Pooling", *["Dense"] * len(dense)]
+    if names not in (expected, [*expected, "Normalize"]):
         raise ArtifactError(
             f"{path}: expected Transformer, Pooling, and perhaps Dense and Normalize, got {', '.join(names)}. Open the "
             "folder with sentence-transformers."
@@ -358,8 +358,8 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
         check_settings(path, module, dict.fromkeys(("idx", "name", "path", "type")))  # None: any value
     if names[-1] == "Normalize":  # it must apply to the embedding
         config, config_path = _read_config(folders[-1], "config.json")
-        rows = ["sentence_embedding"]
-        check_settings(config_path, config, {"module_input_name": rows, "module_output_name": rows})
+        embedding = ["sentence_embedding"]
+        check_settings(config_path, config, {"module_input_name": embedding, "module_output_name": embedding})
     return modules[1]["path"], dense, names[-1] == "Normalize"
 
 
@@ -388,35 +388,34 @@ def _read_pooling(folder: Path, path: str, prompt: SidePrompts) -> str:
     set_flags = [key.removeprefix(f"{flag}_") for key in config if key.startswith(f"{flag}_") and config[key]]
     modes = config.get(flag) or set_flags or "mean"
     mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
-    known = {
+    pooling_of_mode = {
         suffix: ours for name, ours in LIBRARY_POOLINGS.items() for suffix in (name, re.sub("_tokens?$", "", name))
     }
-    if not isinstance(mode, str) or mode not in known:
+    if not isinstance(mode, str) or mode not in pooling_of_mode:
         refuse_setting(config_path, flag, modes)
-    used = [prompt.of(side) for side in SIDES]
-    has_words = any(template.template != PLACEHOLDER or template.chat_template for template in used)
+    templates = [prompt.of(side) for side in SIDES]
+    has_words = any(template.template != PLACEHOLDER or template.chat_template for template in templates)
     if not config.get("include_prompt", True) and has_words:
         refuse_setting(
             config_path, "include_prompt", False, "Its prompt is part of the state of each token, but not pooled."
         )
-    return known[mode]
+    return pooling_of_mode[mode]
 
 
-def _read_prompts(config: dict[str, Any], place: Path) -> SidePrompts:
-    """Return the prompts in a sentence-transformers config.
+def _read_prompts(config: dict[str, Any], config_path: Path) -> SidePrompts:
+    """Return the prompts in a sentence-transformers config. Raises `ArtifactError` if the default prompt is missing.
 
     These are the prompts named after queries and documents; if both are missing, the default prompt is used for both.
     """
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if default is not None and default not in prompts:
-        raise ArtifactError(f"{place}: `default_prompt_name` is {default!r:.80}, which is not in `prompts`.")
-    by_side = {
-        side: next((name for name in names if prompts.get(name) is not None), None)
-        for side, names in (("query", ("query",)), ("document", _DOCUMENT_NAMES))
-    }
-    if not any(prompts.get(name) for name in by_side.values() if name):  # the library saves empty prompts of both names
-        by_side = dict.fromkeys(SIDES, default)
-    return SidePrompts(**{side: _template(name, prompts) for side, name in by_side.items()})
+        raise ArtifactError(f"{config_path}: `default_prompt_name` is {default!r:.80}, which is not in `prompts`.")
+    present = [name for name in ("query", *_DOCUMENT_NAMES) if prompts.get(name) is not None]
+    names = {"query": "query" if "query" in present else None}
+    names["document"] = next((name for name in present if name != "query"), None)
+    if not any(prompts.get(name) for name in names.values() if name):  # the library saves empty prompts of both names
+        names = dict.fromkeys(SIDES, default)
+    return SidePrompts(**{side: _template(name, prompts) for side, name in names.items()})
 
 
 def _template(name: str | None, prompts: dict[str, str | None]) -> PromptTemplate:

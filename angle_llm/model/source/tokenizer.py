@@ -131,9 +131,8 @@ def checked_length(max_length: int | None, backbone: nn.Module) -> int:
 def count_positions(backbone: nn.Module) -> int | None:
     """Return the maximum number of tokens that a backbone has positions for; None if its config sets no limit."""
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    positions: int | None = getattr(config, "max_position_embeddings", None) or getattr(
-        config, "max_seq_len", None
-    )  # MPT
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    positions = positions or getattr(config, "max_seq_len", None)  # MPT
     if positions is None or positions < 0:  # XLNet: -1
         return None
     for name, module in backbone.named_modules():
@@ -182,14 +181,14 @@ class SentenceTokenizer:
         self.max_length = max_length
         is_chat = prompt.tokenization == "chat"
         self.special_tokens = SpecialTokens([], []) if is_chat else find_special_tokens(tokenizer)
-        names = [name for name in tokenizer.all_special_tokens if prompt.takes_instruction and name in prompt.template]
-        if names:
+        tokens = [name for name in tokenizer.all_special_tokens if prompt.takes_instruction and name in prompt.template]
+        if tokens:
             raise ValueError(
-                f"prompt {prompt.name!r} has special tokens of the tokenizer, {', '.join(names)}, which would be read as plain "
+                f"prompt {prompt.name!r} has special tokens of the tokenizer, {', '.join(tokens)}, which would be read as plain "
                 "text, unlike in sentence-transformers. Choose another prompt."
             )
-        template = {"joined": _joined, "segments": _segments, "chat": _chat}[prompt.tokenization]
-        self.template = template(tokenizer, prompt)
+        make_template = {"joined": _joined, "segments": _segments, "chat": _chat}[prompt.tokenization]
+        self.template = make_template(tokenizer, prompt)
         if prompt.append == "eos":
             self.template = self.template._replace(after=[*self.template.after, *self._end_of_sequence()])
         self._set_lengths()
@@ -317,22 +316,22 @@ def warn_of_other_tokens(tokenizers: SideTokenizers, config: Mapping[str, Any]) 
     transformers 4 follows `add_bos_token` and `add_eos_token` for some classes; version 5 follows `tokenizer.json`.
     """
     affected = re.fullmatch(r"((Code)?Llama|Gemma|Cohere|GPTNeoX)Tokenizer(Fast)?", str(config.get("tokenizer_class")))
-    for sentences in tokenizers.distinct if affected else ():
-        if sentences.prompt.tokenization == "chat":  # the keys do not apply
+    for sentence_tokenizer in tokenizers.distinct if affected else ():
+        if sentence_tokenizer.prompt.tokenization == "chat":  # the keys do not apply
             continue
-        before, after = sentences.special_tokens
-        tokenizer = sentences.tokenizer
+        before, after = sentence_tokenizer.special_tokens
+        tokenizer = sentence_tokenizer.tokenizer
         # An EOS of the prompt satisfies the key, but never contradicts it.
-        appended = sentences.template.after if config.get("add_eos_token") else []
+        appended = sentence_tokenizer.template.after if config.get("add_eos_token") else []
         has_bos, has_eos = tokenizer.bos_token_id in before, tokenizer.eos_token_id in after + appended
         for key, has_token in (("add_bos_token", has_bos), ("add_eos_token", has_eos)):
             if config.get(key) in (None, has_token):
                 continue
             warnings.warn(
                 f"tokenizer_config.json of {tokenizer.name_or_path} has `{key}`: {config[key]}, but transformers 5 follows "
-                f"tokenizer.json, and texts with prompt {sentences.prompt.name!r} differ. If the model was trained as the key "
-                "says (E5-Mistral was), change the post-processor in tokenizer.json; or, for EOS, set a prompt with `append: "
-                "eos`, such as plain_eos.",
+                f"tokenizer.json, and texts with prompt {sentence_tokenizer.prompt.name!r} differ. If the model was trained as "
+                "the key says (E5-Mistral was), change the post-processor in tokenizer.json; or, for EOS, set a prompt with "
+                "`append: eos`, such as plain_eos.",
                 UserWarning,
                 stacklevel=3,
             )

@@ -54,13 +54,14 @@ class BaseWeights:
         layer: Any = self.skeleton.get_submodule(path) if self.bits is not None and parameter == "weight" else None
         if self.bits is None or layer is None or not is_quantizable(self.skeleton, path, layer):
             return self.read(name)
-        alone = nn.Linear(layer.in_features, layer.out_features, device="meta")
-        alone.weight = nn.Parameter(self.read(name), requires_grad=False)
-        alone.bias = nn.Parameter(torch.zeros(layer.out_features, dtype=self.dtype), requires_grad=False)
-        holder = nn.Sequential(alone)
-        quantize(holder, self.bits)
-        dequantize(holder, torch.float32)
-        weight: Tensor = holder[0].weight.data  # type: ignore[assignment]
+        linear = nn.Linear(layer.in_features, layer.out_features, device="meta")
+        linear.weight = nn.Parameter(self.read(name), requires_grad=False)
+        # `dequantize` reads the dtype of the forward pass from the bias, because quantized weights are integers.
+        linear.bias = nn.Parameter(torch.zeros(layer.out_features, dtype=self.dtype), requires_grad=False)
+        model = nn.Sequential(linear)
+        quantize(model, self.bits)
+        dequantize(model, torch.float32)
+        weight: Tensor = model[0].weight.data  # type: ignore[assignment]
         return weight
 
     def fingerprint(self) -> str:
@@ -110,7 +111,6 @@ def _streamed(
     in_float32 = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
     if dtype != torch.float32 and any(getattr(skeleton, name, None) for name in in_float32):
         return None
-
     stored = find_tensors([safe_open(path, framework="pt") for path in files], skeleton)
     if stored is None:
         return None
@@ -130,14 +130,14 @@ def find_tensors(files: Sequence[Any], backbone: nn.Module) -> dict[str, tuple[A
     if a tensor is missing or has another shape, because `transformers` then changes tensors while loading.
     """
     # Names as in the text model, if the files contain a composite model.
-    holder = {text_name(key): (file, key) for file in files for key in file.keys()}  # noqa: SIM118  # no mapping
+    file_and_key = {text_name(key): (file, key) for file in files for key in file.keys()}  # noqa: SIM118  # no mapping
     stored: dict[str, tuple[Any, str]] = {}
     for name, needed in backbone.state_dict().items():
         # A model with a head stores the tensors of the backbone under its prefix, `model.` or `bert.`.
-        keys = [key for key in (name, f"{backbone.base_model_prefix}.{name}") if key in holder]
+        keys = [key for key in (name, f"{backbone.base_model_prefix}.{name}") if key in file_and_key]
         if len(keys) != 1:
             return None
-        file, key = holder[keys[0]]
+        file, key = file_and_key[keys[0]]
         tensor = file.get_slice(key)
         if tuple(tensor.get_shape()) != tuple(needed.shape) or tensor.get_dtype() not in _PLAIN:
             return None

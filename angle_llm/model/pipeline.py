@@ -101,7 +101,6 @@ def encode_blocks(
         plans: list that gets the split of each block into micro-batches, which keeps all token ids in memory.
     """
     device = next(model.parameters()).device
-    on_cpu = device.type == "cpu"
     budget = first_budget = micro_batch_tokens or (16384 if is_gpu(device) else 2048)  # a Mac has the memory of a CPU
     rates = StageRates()
     pending_write: Future[None] | None = None
@@ -113,7 +112,7 @@ def encode_blocks(
         finish(label, copied_UD.numpy()[plan.row_of])
         rates.seconds["writer"] += time.perf_counter() - started
 
-    memory = keep_freed_memory() if on_cpu else nullcontext()
+    memory = keep_freed_memory() if device.type == "cpu" else nullcontext()
     with (
         ThreadPoolExecutor(1, "tokenizer") as tokenizer,
         ThreadPoolExecutor(1, "writer") as writer,

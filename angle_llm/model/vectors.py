@@ -163,7 +163,7 @@ def write_shard(
         table[SCALE] = pyarrow.array(columns[SCALE])
     if options.format == "parquet":
         for column, values in columns.items():
-            if values.ndim == 2:
+            if values.ndim == 2:  # all but the scale
                 flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
                 table[column] = pyarrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
     else:

@@ -97,15 +97,15 @@ def _results(
     sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device, function: Callable[..., Any]
 ) -> Iterator[Tensor]:
     """Yield rotated queries and keys for two lengths, first without, then with their gradients, by a function to compare."""
-    *heads, width = sizes
+    *head_counts, width = sizes
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device="cpu").to(device, dtype)
 
     for trained, tokens in product((False, True), (256, 384)):
-        leaves = [draw(tokens, count * width).requires_grad_(trained) for count in heads]
-        upstream = [draw(1, count, tokens, width) for count in heads]
+        leaves = [draw(tokens, count * width).requires_grad_(trained) for count in head_counts]
+        upstream = [draw(1, count, tokens, width) for count in head_counts]
         angle_1TS = draw(1, tokens, width // 2).repeat(1, 1, 2)
         with torch.set_grad_enabled(trained):
             # Views, as attention layers compute them.

@@ -169,7 +169,7 @@ def first_layers(backbone: nn.Module, keep: int) -> nn.Module:
     """
     stack = LayerStack.of(backbone)
     shared = {id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())}
-    short = copy.deepcopy(backbone, shared)
+    short = copy.deepcopy(backbone, shared)  # with this memo, tensors are not copied
     cut_layers(short, keep)
     if not is_adapted(backbone):
         setattr(short, ORIGINAL, weights_fingerprint(backbone))

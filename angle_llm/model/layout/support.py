@@ -68,14 +68,12 @@ def probe_layouts(
     """
     if are_plain():
         return LayoutSupport("padded", "ANGLE_LLM_PLAIN is set")
-    reason = None  # why texts cannot be in a prefix trie
-    if not causal:
-        reason = "in a bidirectional model the state of a token depends on later tokens"
-    elif pooling != "last":
-        reason = f"pooling {pooling} reads more than the last token of a text"
+    # Configs with which texts cannot be in one sequence.
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     if unknown_types := other_layers(config):
         return LayoutSupport("padded", f"layers of type {min(unknown_types)} are not plain attention")
+    if "clip" in config.model_type:
+        return LayoutSupport("padded", "it refuses sequences that are longer than its positions")
     # Other windows than `_KNOWN_WINDOWS` depend on the order of tokens in the sequence.
     windows = [
         name
@@ -87,16 +85,21 @@ def probe_layouts(
         and type(value) is int
         and value > 0
     ]
-    window = getattr(config, "sliding_window", None)  # in ModernBERT a property, which is not in the dictionary
-    device = device or next(backbone.parameters()).device
-    limit = min(MOST_TOKENS, window if window and window > 0 else MOST_TOKENS, _steady_positions(config, MOST_TOKENS))
-    if "clip" in config.model_type:
-        return LayoutSupport("padded", "it refuses sequences that are longer than its positions")
     if windows:
         return LayoutSupport("padded", f"its config has an unknown window, {windows[0]}")
+    window = getattr(config, "sliding_window", None)  # in ModernBERT a property, which is not in the dictionary
+    limit = min(MOST_TOKENS, window if window and window > 0 else MOST_TOKENS, _steady_positions(config, MOST_TOKENS))
     if limit < max(map(len, _probe_texts(backbone))):
         return LayoutSupport("padded", f"its attention window has {limit} tokens")
+    # A prefix trie if possible, else packed texts.
+    reason = None
+    if not causal:
+        reason = "in a bidirectional model the state of a token depends on later tokens"
+    elif pooling != "last":
+        reason = f"pooling {pooling} reads more than the last token of a text"
     shares = reason is None
+    # Trials of the attention kernel and of the backbone.
+    device = device or next(backbone.parameters()).device
     problem = block = None
     if device.type == "cuda":
         if trains and any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):

@@ -227,17 +227,17 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> list[
     keys = list(accumulate(lengths, initial=0))
     fewest = [0] * (count + 1)  # nodes of the best cut of the first texts, by their number
     start = [0] * count  # first text of the last trie in the best cut up to a text
-    heap: list[tuple[int, int]] = []  # (nodes of the best cut before `first`, less the nodes added before; first)
+    heap: list[tuple[int, int]] = []  # (nodes if the last trie starts at `first`, less added[last + 1]; first)
     for last in range(count):
         heappush(heap, (fewest[last] - added[last] + shared[last], last))
         while True:
-            nodes_before, first = heap[0]
+            offset, first = heap[0]
             nodes = added[last + 1] - added[first] + shared[first]
             fits = nodes <= most_nodes and keys[last + 1] - keys[first] <= KEYS_A_NODE * most_nodes
             if fits or first == last:
                 break
             heappop(heap)  # it does not fit with later texts either
-        fewest[last + 1] = nodes_before + added[last + 1]
+        fewest[last + 1] = offset + added[last + 1]
         start[last] = first
     starts: list[int] = []
     last = count

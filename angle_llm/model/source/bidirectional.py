@@ -47,8 +47,8 @@ def check_and_simplify_bidirectional(backbone: Any) -> None:
 def _has_causal_layer(backbone: Any) -> bool:
     """Return whether there is a layer whose output for the first token does not depend on its input for later tokens.
 
-    Some models have a convolution or linear attention in place of attention in some layers. The gradient of the output by
-    the input is exactly 0 there. The result is False if the gradients are not available: in inference mode, or if the
+    Some models have a convolution or linear attention in place of attention in some layers. There, the gradient of the first
+    output by later inputs is exactly 0. The result is False if the gradients are not available: in inference mode, or if the
     layers are not found or do not map states (…, T, D) to such states. A layer that adds attention and a causal part is found
     by its type in the config (`_PARALLEL_LAYERS`). Layers that attend to keys of an earlier layer (Gemma-4) are left out.
     """

@@ -61,7 +61,7 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
         patterns = (*ADAPTER_FILES, *TOKENIZER_FILES, *USAGE_FILES)
     elif MODULES_NAME in files:
         patterns = USAGE_FILES
-    folder = next(iter(files.values())).parent
+    folder = next(iter(files.values())).parent  # all are in the folder of one commit
     if patterns:
         snapshot_download(repo, revision=folder.name, allow_patterns=list(patterns))
     return folder, folder.name

@@ -170,10 +170,8 @@ def read_adapter(folder: Path) -> LoraAdapter:
         b_OR = tensors.pop(_ROOT + path + _B, torch.empty(0))  # a missing B is refused below, by its shape
         magnitude_O = tensors.pop(_ROOT + path + _MAGNITUDE, None)
         fits = a_RI.ndim == b_OR.ndim == 2 and len(a_RI) == b_OR.shape[1] == rank
-        if config.get("use_dora"):
-            fits = fits and magnitude_O is not None and magnitude_O.shape == b_OR.shape[:1]
-        else:
-            fits = fits and magnitude_O is None
+        shape_of_magnitude = None if magnitude_O is None else magnitude_O.shape
+        fits = fits and shape_of_magnitude == (b_OR.shape[:1] if config.get("use_dora") else None)
         parts = [part for part in (a_RI, b_OR, magnitude_O) if part is not None]
         if not fits or not all(bool(part.isfinite().all()) for part in parts):
             raise ArtifactError(

@@ -175,7 +175,7 @@ class SentenceTransformersFolder:
     def _check_messages(self, tokenizer: Tokenizer, prompt: PromptTemplate) -> None:
         """Check that the chat template, if texts go through it, joins prompt and text, and special tokens are added.
 
-        sentence-transformers makes the prompt the system message and the text the message of the user.
+        sentence-transformers makes the prompt the system message, and the text the user message. Raises `ArtifactError`.
         """
         if self.message_format is None:
             return
@@ -224,10 +224,10 @@ def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str]
     """
     for side in SIDES:
         prompt = prompts.of(side)
-        same_end = prompt.append == prompts.query.append
+        same_append = prompt.append == prompts.query.append
         # Versions before 6 remove white space at the start of the prompt.
         plain = prompt.tokenization == "joined" and prompt.head == prompt.head.lstrip()
-        if prompt.tail or prompt.edits or not (plain and same_end):
+        if prompt.tail or prompt.edits or not (plain and same_append):
             raise ArtifactError(
                 f"{place}: sentence-transformers adds a prompt only as text before {{text}} that starts without white space, "
                 f"joined, without edits and with the same `append` on both sides; got the {side} prompt {prompt.template!r} of "

@@ -228,6 +228,9 @@ def test_a_backbone_with_unknown_layers_or_steps_after_them_is_refused() -> None
         with pytest.raises(ValueError, match="LlamaModel"):
             use()
     assert encoder.truncated(dimensions=8).dimensions == 8
+    for layer in backbone.layers:  # as many experts as layers
+        layer.experts = nn.ModuleList([nn.Identity() for _ in range(3)])
+    assert LayerStack.of(backbone).name == "layers"
     backbone.twins = nn.ModuleList([nn.Identity() for _ in range(3)])
     with pytest.raises(ValueError, match="LlamaModel"):
         LayerStack.of(backbone)

@@ -10,6 +10,7 @@ Legend: B texts, T tokens, D dimensions, R pooled positions, L layers.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class LayerStack:
     def of(cls, backbone: nn.Module) -> LayerStack:
         """Find the layers of a backbone, and the modules after the last layer.
 
-        The layers are the only `nn.ModuleList` with as many modules as the config has layers.
+        The layers are the only `nn.ModuleList`, outside of other lists, with as many modules as the config has layers.
 
         Raises:
             ValueError: if the backbone has no such list, or more than one.
@@ -52,7 +53,7 @@ class LayerStack:
         paths = [
             path
             for path, module in backbone.named_modules()
-            if isinstance(module, nn.ModuleList) and len(module) == count and ".0." not in f"{path}."
+            if isinstance(module, nn.ModuleList) and len(module) == count and not re.search(r"\.\d", path)
         ]
         if len(paths) != 1:
             raise ValueError(

@@ -133,9 +133,10 @@ def resolve_format(
     column_of = {}
     for field in fields:
         possible = _candidates(field, mapping, columns)
-        if field in INSTRUCTIONS and field not in mapping:  # a mapping can read `instruction` and `prompt` as texts
-            is_flag = (field, name) == ("instruction", "group") and {"pos", "prompt"} <= set(columns)  # FlagEmbedding
-            possible += ["prompt"] if is_flag else []
+        if field in INSTRUCTIONS and field not in mapping:
+            if field == "instruction" and name == "group" and {"pos", "prompt"} <= set(columns):  # FlagEmbedding
+                possible.append("prompt")
+            # A column that the user named for another field is not an instruction.
             possible = [column for column in possible if column not in mapping.values()]
         if not possible and field not in required:
             continue
@@ -209,9 +210,10 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
         fields = fields_of(name, mapping, columns)
         choices = {field: _candidates(field, mapping, columns) for field in fields}
         if format.combine is None and all(choices[field] for field in format.fields) and set(mapping) <= set(fields):
-            used = {column for candidates in choices.values() for column in candidates}
+            used = set(chain.from_iterable(choices.values()))
             if name == "labelled_text" and "text" not in mapping and _OTHER_TEXTS.intersection(columns):
                 continue  # such as QNLI: a class of two texts, not of one
+            # Without lists, numbered negatives or scores, `anchor positive negative` is a triple.
             if name != "group" or (choices["negatives"] and choices["scores"]) or _names_a_group(mapping, used):
                 fits[name] = used
     best = [name for name, used in fits.items() if not any(used < superset for superset in fits.values())]

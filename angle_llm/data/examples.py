@@ -252,7 +252,7 @@ def _check_settings(settings: DataSource, format: Format, columns: dict[str, str
             f"{settings.FLAGS}score-range is set, but format {settings.format} has no score. "
             "Omit the flag, or set another format"
         )
-    for name in {"score", "scores"} & columns.keys() - settings.columns.keys():
+    for name in {"score", "scores"} & columns.keys() - settings.columns.keys():  # not named by the user
         if labels := next(filter(None, (file.label_names.get(columns[name]) for file in source.files)), None):
             raise DataError(
                 f"column {columns[name]!r} would be read as a score, but its numbers are the labels {labels}. Name a "

@@ -178,7 +178,7 @@ def read_text(row: Values, field: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise RowError(f"{field} has a lone surrogate (half a character) at position {error.start}") from None
-    if all(unicodedata.category(character) in _INVISIBLE for character in text):  # reads the first one, as a rule
+    if all(unicodedata.category(character) in _INVISIBLE for character in text):  # usually stops at the first
         raise RowError(f"{field} is {text!a:.40}: only invisible or combining characters")
     return text
 
@@ -344,12 +344,12 @@ def _group(row: Values, _: ScoreRange | None) -> Group:
     if repeated := sorted(set(positives) & set(negatives)):
         raise RowError(f"the text {_short(repeated[0])} is a positive and a negative")
     score_of: dict[str, float | None] = {}
-    score_of_text: Sequence[float | None] = scores or [None] * len(positives + negatives)
-    for text, score in zip((*positives, *negatives), score_of_text, strict=True):
+    listed_scores: Sequence[float | None] = scores or [None] * len(positives + negatives)
+    for text, score in zip((*positives, *negatives), listed_scores, strict=True):
         if score_of.setdefault(text, score) != score:
             raise RowError(f"the text {_short(text)} has the scores {score_of[text]} and {score}")
-    kept = None if scores is None else tuple(score for score in score_of.values() if score is not None)
-    return Group(query, tuple(dict.fromkeys(positives)), tuple(dict.fromkeys(negatives)), kept)
+    distinct_scores = None if scores is None else tuple(score for score in score_of.values() if score is not None)
+    return Group(query, tuple(dict.fromkeys(positives)), tuple(dict.fromkeys(negatives)), distinct_scores)
 
 
 def _read_texts(row: Values, field: str) -> list[str]:
@@ -398,13 +398,13 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
         RowError: for a wrong number of scores, or a score that is not a finite number.
     """
     counts = {"scores": positives + negatives, "positive_scores": positives, "negative_scores": negatives}
-    columns = [name for name in counts if row.get(name) is not None]
-    if not columns:
+    names = [name for name in counts if row.get(name) is not None]
+    if not names:
         return None
-    if sum(counts[name] for name in columns) != positives + negatives:
-        raise RowError(f"expected scores, or positive_scores and negative_scores; got {' and '.join(columns)}")
+    if sum(counts[name] for name in names) != positives + negatives:  # texts without a score, or with two
+        raise RowError(f"expected scores, or positive_scores and negative_scores; got {' and '.join(names)}")
     scores: list[float] = []
-    for name in columns:
+    for name in names:
         values = row[name]
         if not isinstance(values, list | tuple) or len(values) != counts[name]:
             raise RowError(f"{name} is {_short(values)}, expected a list of {counts[name]} numbers, one per text")

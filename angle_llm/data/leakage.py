@@ -296,12 +296,13 @@ def read_evaluation_sets(
     sets: list[EvaluationSet] = []
     skipped: list[str] = []
     for path in paths:
-        folder = find_path(str(path))
-        for name, text in _sources_in(folder, skipped) if folder.is_dir() else [(folder.name, str(path))]:
+        location = find_path(str(path))
+        named_paths = _sources_in(location, skipped) if location.is_dir() else [(location.name, str(path))]
+        for name, text in named_paths:
             try:
                 sets.append(_read_set(resolve_source(text, tables=True), name, skipped, columns))
             except DataError as error:
-                if not folder.is_dir():
+                if not location.is_dir():
                     raise DataError(f"--against: {error}") from error
                 skipped.append(f"{name} ({error})")
     if not sets:
@@ -316,24 +317,21 @@ def _sources_in(folder: Path, skipped: list[str]) -> list[tuple[str, str]]:
 
     The names of skipped files and splits are appended to `skipped`. BEIR folders come first.
     """
-    judged = sorted(qrels.parent for qrels in folder.rglob(QRELS) if qrels.is_dir())
-    name_of = {beir: folder.name if beir == folder else str(beir.relative_to(folder)) for beir in judged}
-    splits = [(beir, split) for beir in judged for split in splits_of(beir)]
-    chosen = {
-        f"{name_of[beir]}@{split}": f"{beir}@{split}" for beir, split in splits if not _words(split) & _TRAINING_WORDS
-    }
+    beir_folders = sorted(qrels.parent for qrels in folder.rglob(QRELS) if qrels.is_dir())
+    name_of = {beir: folder.name if beir == folder else str(beir.relative_to(folder)) for beir in beir_folders}
+    splits = {f"{name_of[beir]}@{split}": (beir, split) for beir in beir_folders for split in splits_of(beir)}
+    chosen = {name: f"{beir}@{split}" for name, (beir, split) in splits.items() if not _words(split) & _TRAINING_WORDS}
     files = {
         str(file.relative_to(folder)): str(file)
         for file in sorted(folder.rglob("*"))
         if file.is_file() and is_data_name(file.name)
         if not file.name.startswith("STS.gs.")  # scores, read with STS.input.*
-        if not {*judged} & {*file.parents}
+        if not {*beir_folders} & {*file.parents}
     }
     not_training = {name: file for name, file in files.items() if not _words(name) & _TRAINING_WORDS}
     tested_files = {name: file for name, file in not_training.items() if _words(name) & _EVALUATION_WORDS}
     chosen |= tested_files or not_training
-    names = [*(f"{name_of[beir]}@{split}" for beir, split in splits), *files]
-    skipped += [f"{name} (because of its name)" for name in names if name not in chosen]
+    skipped += [f"{name} (because of its name)" for name in (*splits, *files) if name not in chosen]
     return list(chosen.items())
 
 
@@ -371,7 +369,7 @@ def _read_set(source: Source, name: str, skipped: list[str], columns: Mapping[st
     paired = chain.from_iterable(map(_pairs_of_row, cells_of_row))
     texts = (text for cells in cells_of_row for cell in cells for text in cell)
     column = _labelled_column(list(dict.fromkeys(chain.from_iterable(good))), columns)
-    labelled = [(text, _CLASS) for values in good if column for text in _texts_in(values.get(column))]
+    labelled = [(text, _CLASS) for values in good for text in _texts_in(values.get(column))] if column else []
     return EvaluationSet.of(name, chain(paired, labelled), texts, identity=identity)
 
 

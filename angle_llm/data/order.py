@@ -86,11 +86,12 @@ class Draws:
             if class_N is not None:
                 together = max(1, min(TEXTS_OF_A_CLASS, batch_size // 2))
                 streams[number] = in_classes(streams[number], class_N[streams[number]], together)
-        streams = [start + stream for start, stream in zip(np.cumsum([0, *self.sizes]), streams, strict=False)]
+        starts = np.cumsum([0, *self.sizes])  # index of the first example of each dataset; the last is the end
+        streams = [start + stream for start, stream in zip(starts, streams, strict=False)]
         key = _key(len(self.sizes), seed, epoch)
         if self.by_set:
-            cut = [stream[at : at + batch_size] for stream in streams for at in range(0, len(stream), batch_size)]
-            batches = [cut[index] for index in random_order(len(cut), key)]
+            ordered = [stream[at : at + batch_size] for stream in streams for at in range(0, len(stream), batch_size)]
+            batches = [ordered[index] for index in random_order(len(ordered), key)]
         else:
             order = streams[0] if len(streams) == 1 else _mixed(streams, key)
             batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]

@@ -76,9 +76,8 @@ class MiningData:
         content = [self.texts, self.queries, self.candidates_C.tolist(), known]
         used = {(self.key_T[query.text], self.key_T[text]) for query in self.queries for text in query.positives}
         links = {(key, positive) for key, others in self.positives.items() for positive in others}
-        if (
-            unused := links - used - {(positive, key) for key, positive in used}
-        ):  # positive pairs of queries that were removed
+        unused = links - used - {(positive, key) for key, positive in used}
+        if unused:  # positive pairs of queries that were removed
             content.append(sorted(unused))
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -118,21 +117,22 @@ def collect_pairs(
     # Texts of positive and known pairs, by query.
     positives: defaultdict[InstructedText, dict[str, int]] = defaultdict(dict)  # query → positive → example
     negatives: defaultdict[InstructedText, dict[str, None]] = defaultdict(dict)
-    known: list[tuple[InstructedText, str]] = []
+    known_pairs: list[tuple[InstructedText, str]] = []
     skipped = dict.fromkeys(("repeated", "scored_lower", "contradicted", "without_positive"), 0)
     for index, example in enumerate(examples):
         if isinstance(example, LabelledText):
             raise DataError("expected pairs of two texts, got texts with a class (format labelled_text)")
-        scored = isinstance(example, ScoredPair)
+        is_scored = isinstance(example, ScoredPair)
         for query, right, score in pairs_of(example):
             left = instructed(query, example.instruction)
-            if score > positive_above if scored else score == 1.0:
+            is_positive = score > positive_above if is_scored else score == 1.0
+            if is_positive:
                 skipped["repeated"] += right in positives[left]
                 positives[left].setdefault(right, index)
                 continue
-            known.append((left, right))
-            skipped["scored_lower"] += scored
-            if lower or not scored:
+            known_pairs.append((left, right))
+            skipped["scored_lower"] += is_scored
+            if lower or not is_scored:
                 negatives[left].setdefault(right)
     if not positives:
         hint = f" No score is above --positive-above {positive_above}; lower it, or check --score-range."
@@ -150,8 +150,9 @@ def collect_pairs(
     for text, example_of in positives.items():
         kept = [negative for negative in negatives[text] if negative not in example_of]
         skipped["contradicted"] += len(negatives[text]) - len(kept)
-        numbers = (number(text), tuple(map(number, example_of)), tuple(example_of.values()), tuple(map(number, kept)))
-        queries.append(Query(*numbers))
+        query_number = number(text)
+        positive_numbers = tuple(map(number, example_of))
+        queries.append(Query(query_number, positive_numbers, tuple(example_of.values()), tuple(map(number, kept))))
     skipped["without_positive"] = len(negatives.keys() - positives.keys())
     # Candidates.
     candidates = [positive for query in queries for positive in query.positives]
@@ -159,7 +160,7 @@ def collect_pairs(
         candidates = [number(text) for text in corpus]
     candidates = sorted(set(candidates))
 
-    # Numbers of normalized texts, and the links between them.
+    # Numbers of normalized texts, and the positive pairs of these numbers.
     texts = list(number_of)
     number_of_key: dict[str, int] = {}
 
@@ -168,7 +169,7 @@ def collect_pairs(
 
     key_T = np.array([key(text) for text in texts])
     links = [(int(key_T[query.text]), int(key_T[positive])) for query in queries for positive in query.positives]
-    known_links = [(key(left), key(right)) for left, right in known]
+    known_links = [(key(left), key(right)) for left, right in known_pairs]
     _, firsts = np.unique(key_T[candidates], return_index=True)
     return MiningData(
         texts=texts,

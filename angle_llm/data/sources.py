@@ -251,8 +251,8 @@ class _Resolver(NamedTuple):
             if files:
                 return self._file(files[0])
             names = sorted(entry.name for entry in folder.iterdir())
-            of_split = any(entry.startswith((f"{part}-", f"{part}.")) for entry in names)
-            if not self.datasets or (any(map(is_data_name, names)) and not of_split):
+            has_split = any(entry.startswith((f"{part}-", f"{part}.")) for entry in names)
+            if not self.datasets or (any(map(is_data_name, names)) and not has_split):
                 raise DataError(f"{self.text}: no file {part}.* in {folder}; files there: {', '.join(names)}")
         return self._dataset(str(folder), part or self.split) if self.datasets else self._all_files(folder)
 
@@ -382,9 +382,9 @@ def _rows(data: Any, name: str) -> Any:
         rows = data
     elif hasattr(data, "__arrow_c_stream__"):
         table = pyarrow.table(data)
-        rows = datasets.Dataset(
-            table.select([column for column in table.column_names if not column.startswith("__index_level_")])
-        )  # pandas exports an index as a column
+        # pandas exports an index as a column.
+        columns = [column for column in table.column_names if not column.startswith("__index_level_")]
+        rows = datasets.Dataset(table.select(columns))
     elif callable(data):
         rows = _StoredRows(data(), None, name)
     elif isinstance(data, list | tuple):

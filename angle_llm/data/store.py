@@ -31,7 +31,7 @@ MEMORY_LIMIT = 100_000_000
 
 _ROWS_PER_BATCH = 1024
 _BYTES_PER_OBJECT = 300
-_KINDS: dict[str, Callable[..., Example]] = {
+_CLASSES: dict[str, Callable[..., Example]] = {
     example_class.__name__: example_class for example_class in (ScoredPair, PositivePair, Triple, Group, LabelledText)
 }
 
@@ -75,7 +75,7 @@ class StoredExamples(Sequence[Example]):
         """JSON object that `write_store` stored with the examples (its argument `account`)."""
         self.digest: str = written["digest"]
         reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(folder / "examples.arrow")))
-        self._kind = _KINDS[reader.schema.metadata[b"kind"].decode()]
+        self._example_class = _CLASSES[reader.schema.metadata[b"kind"].decode()]
         self._names = reader.schema.names
         self._columns = reader.read_all().columns
         self._order = order
@@ -93,7 +93,7 @@ class StoredExamples(Sequence[Example]):
         row = index if self._order is None else int(self._order[index])
         values = (column[row].as_py() for column in self._columns)
         values = (tuple(value) if isinstance(value, list) else value for value in values)
-        return self._kind(**dict(zip(self._names, values, strict=True)))
+        return self._example_class(**dict(zip(self._names, values, strict=True)))
 
 
 def write_store(folder: Path, examples: Iterable[Example], account: Callable[[], dict[str, Any]]) -> StoredExamples:
@@ -108,18 +108,18 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
     rows = iter(examples)
     first = next(rows)
     rows = chain([first], rows)
-    example_class = type(first)
-    names = [item.name for item in fields(example_class)]
+    names = [item.name for item in fields(first)]
 
     def fill(target: Path) -> None:
         import pyarrow
 
-        text, number = pyarrow.large_string(), pyarrow.float64()
+        text = pyarrow.large_string()
+        number = pyarrow.float64()
         types = {
             "score": number, "scores": pyarrow.list_(number),
             "positives": pyarrow.list_(text), "negatives": pyarrow.list_(text),
         }  # fmt: skip
-        schema = pyarrow.schema([(name, types.get(name, text)) for name in names], {"kind": example_class.__name__})
+        schema = pyarrow.schema([(name, types.get(name, text)) for name in names], {"kind": type(first).__name__})
         with pyarrow.ipc.new_file(str(target / "examples.arrow"), schema) as writer:
             while batch := list(islice(rows, _ROWS_PER_BATCH)):
                 for example in batch:

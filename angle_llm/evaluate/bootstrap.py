@@ -266,17 +266,18 @@ def compare(
     def spearman_of_both(name: str, our_scores: PairScores, their_scores: PairScores) -> _TwoModels:
         if not np.array_equal(our_scores.gold, their_scores.gold):
             raise ValueError(f"--against: task {name!r} has different pairs. Evaluate both models on the same files.")
-        of_both = [_spearman(scores, resamples, stream=name) for scores in (our_scores, their_scores)]
-        spearman_2, resampled_2B = map(np.array, zip(*of_both, strict=True))
-        return _TwoModels(len(our_scores.gold), spearman_2, resampled_2B)
+        our_value, ours_B = _spearman(our_scores, resamples, stream=name)
+        their_value, theirs_B = _spearman(their_scores, resamples, stream=name)
+        return _TwoModels(len(our_scores.gold), np.array([our_value, their_value]), np.array([ours_B, theirs_B]))
 
     tasks = {name: spearman_of_both(name, ours[name], theirs[name]) for name in common}
     means = {}
     for name in common:
-        parts = ours[name].by_subtask()
+        our_parts = ours[name].by_subtask()
+        # Scores of a JSON file have no sub-tasks; the pairs are the same.
         their_parts = theirs[name]._replace(subtask=ours[name].subtask).by_subtask()
-        if parts:
-            of_parts = [spearman_of_both(f"{name}/{part}", parts[part], their_parts[part]) for part in parts]
+        if our_parts:
+            of_parts = [spearman_of_both(f"{name}/{part}", our_parts[part], their_parts[part]) for part in our_parts]
             means[name] = _mean_difference_of(of_parts)
     in_average = [tasks[name] for name in averaged if name in common]
     return PairedDifferences(

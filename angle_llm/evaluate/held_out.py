@@ -162,15 +162,15 @@ def held_out_evaluation(
     if not settings.tasks:
         return None
     functions = {text: task for text, task in in_memory.items() if not isinstance(task, Source)}
-    rows = {text: task for text, task in in_memory.items() if isinstance(task, Source)}
-    rows |= {text: Source(text.removeprefix(FUNCTION), "function", text=text) for text in functions}
-    sources = [rows.get(text) or _task_source(text) for text in settings.tasks]
+    source_of = {text: task for text, task in in_memory.items() if isinstance(task, Source)}
+    source_of |= {text: Source(text.removeprefix(FUNCTION), "function", text=text) for text in functions}
+    sources = [source_of.get(text) or _task_source(text) for text in settings.tasks]
     files = [source for source in sources if source.kind in _FILE_KINDS]
 
     # Settings that no file uses.
     columns = list(dict.fromkeys(column for source in files for column in source.columns))
-    for name, column in settings.columns.items() if files else ():
-        if column not in columns:
+    for name, column in settings.columns.items():
+        if files and column not in columns:
             raise SettingsError(f"--evaluation.columns {name} {column}: {unknown_name('column', column, columns)}")
     if settings.corpus is not None and not any(_kind(source, settings) == "answers" for source in files):
         raise SettingsError(
@@ -196,13 +196,13 @@ def cached(encode: Encode) -> Encode:
     """
     row_of: dict[InstructedText, Rows] = {}
 
-    def known(texts: list[str], instruction: Sequence[str | None] = ()) -> Rows:
+    def encode_cached(texts: list[str], instruction: Sequence[str | None] = ()) -> Rows:
         keys = list(map(instructed, texts, instruction or [None] * len(texts)))
         if new := [key for key in dict.fromkeys(keys) if key not in row_of]:
             row_of.update(zip(new, encode_distinct(encode, new).rows(new), strict=True))
         return np.stack([row_of[key] for key in keys])
 
-    return known
+    return encode_cached
 
 
 def _task_source(text: str) -> Source:

@@ -53,10 +53,10 @@ class MtebEncoder:
             raise ValueError(f"--name: expected ORGANISATION/MODEL, got {name!r}.")
         self._prompts = dict(prompts or {})
         self._encoder_of = {key: encoder.with_prompt(prompt) for key, prompt in self._prompts.items()}
-        self._encoder = encoder if encoder.side else encoder.for_side("query")
+        self._query_encoder = encoder if encoder.side else encoder.for_side("query")
         self._document_encoder = encoder if encoder.side else encoder.for_side("document")
         self._micro_batch_tokens = micro_batch_tokens
-        known = {
+        facts = {
             "name": name,
             "revision": revision,
             "max_tokens": encoder.max_length,
@@ -66,12 +66,12 @@ class MtebEncoder:
             "modalities": ["text"],
             "use_instructions": any(
                 used.prompt.template != "{text}"
-                for used in (self._encoder, self._document_encoder, *self._encoder_of.values())
+                for used in (self._query_encoder, self._document_encoder, *self._encoder_of.values())
             ),
         }
         # Unknown fields (training data, languages, license, …) stay None.
         self.mteb_model_meta: Any = ModelMeta.create_empty(
-            {key: value for key, value in known.items() if value is not None}
+            {key: value for key, value in facts.items() if value is not None}
         )
         """Description of the model in mteb's results."""
 
@@ -92,11 +92,11 @@ class MtebEncoder:
         `show_progress_bar`.
         """
         texts = [text for batch in inputs for text in batch["text"]]
-        rows_ND = np.zeros((len(texts), self._encoder.dimensions), dtype=np.float32)
-        full = [index for index, text in enumerate(texts) if text.strip()]
-        if full:
-            rows_ND[full] = self.encoder_for(task_metadata, prompt_type).encode(
-                [texts[index] for index in full],
+        rows_ND = np.zeros((len(texts), self._query_encoder.dimensions), dtype=np.float32)
+        not_blank = [index for index, text in enumerate(texts) if text.strip()]
+        if not_blank:
+            rows_ND[not_blank] = self.encoder_for(task_metadata, prompt_type).encode(
+                [texts[index] for index in not_blank],
                 micro_batch_tokens=self._micro_batch_tokens,
                 show_progress=bool(kwargs.get("show_progress_bar", False)),
             )
@@ -112,7 +112,7 @@ class MtebEncoder:
         if key is not None:
             return self._encoder_of[key]
         is_document = prompt_type is not None and getattr(prompt_type, "value", prompt_type) == "document"
-        return self._document_encoder if is_document else self._encoder
+        return self._document_encoder if is_document else self._query_encoder
 
     similarity = staticmethod(cos_sim)
     similarity_pairwise = staticmethod(pairwise_cos_sim)

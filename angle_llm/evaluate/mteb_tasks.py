@@ -79,14 +79,14 @@ def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None 
         show_progress_bar=sys.stderr.isatty(),
         co2_tracker=False,
     )
-    described = {task.metadata.name: task.metadata for task in tasks}
+    metadata_of = {task.metadata.name: task.metadata for task in tasks}
     return [
         MtebScore(
             task=result.task_name,
-            type=described[result.task_name].type,
+            type=metadata_of[result.task_name].type,
             split=split,
             subset=score["hf_subset"],
-            metric=described[result.task_name].main_score,
+            metric=metadata_of[result.task_name].main_score,
             score=100 * float(score["main_score"]),
         )
         for result in results.task_results

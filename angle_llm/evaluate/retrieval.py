@@ -185,10 +185,8 @@ def answer_ranks(
     vector has similarity 0. The first pass computes the similarities of the answers; the second pass counts all further
     candidates that are at least as similar.
     """
-    answers = [np.array(sorted(places), dtype=np.intp) for places in relevant]
-    skipped = [
-        places if skip is None else np.append(places, skip) for places, skip in zip(answers, itself, strict=True)
-    ]
+    answers = [np.array(sorted(grades), dtype=np.intp) for grades in relevant]
+    skipped = [rows if skip is None else np.append(rows, skip) for rows, skip in zip(answers, itself, strict=True)]
     step = max(1, _SIMILARITIES // max(queries_QD.shape[1], min(_QUERIES, len(queries_QD)), 1))
     ranks_of = []
     for first in range(0, len(queries_QD), _QUERIES):
@@ -221,20 +219,20 @@ def query_metrics(
         relevant: grade by answer for each query.
         strict: add the metric `strict` (the first R candidates are exactly the R answers), as the first.
     """
-    names = ("nDCG@10", *(f"R@{k}" for k in RECALLS), "MRR", "MRR@10", "MAP@100")
-    metrics: dict[str, list[float]] = {name: [] for name in (*(("strict",) if strict else ()), *names)}
+    names = ["nDCG@10", *(f"R@{k}" for k in RECALLS), "MRR", "MRR@10", "MAP@100"]
+    metrics: dict[str, list[float]] = {name: [] for name in (["strict", *names] if strict else names)}
     for rank_of, grades in zip(ranks, relevant, strict=True):
-        places = np.array(list(rank_of.values()))  # `answer_ranks` returns ascending ranks
-        first = 1 / float(places[0])
-        best = dict(enumerate(sorted(grades.values(), reverse=True), start=1))
-        gained = {rank: grades[answer] for answer, rank in rank_of.items()}
-        precision = np.arange(1, len(places) + 1) / places
-        values = {f"R@{k}": (places <= k).mean() for k in RECALLS} | {
-            "nDCG@10": _discounted(gained) / _discounted(best),
-            "MRR": first,
-            "MRR@10": first if places[0] <= 10 else 0.0,
-            "MAP@100": np.where(places <= 100, precision, 0.0).mean(),
-            "strict": places[-1] == len(places),
+        rank_R = np.array(list(rank_of.values()))  # `answer_ranks` returns ascending ranks
+        reciprocal = 1 / float(rank_R[0])
+        ideal_gains = dict(enumerate(sorted(grades.values(), reverse=True), start=1))
+        gains = {rank: grades[answer] for answer, rank in rank_of.items()}
+        precision_R = np.arange(1, len(rank_R) + 1) / rank_R
+        values = {f"R@{k}": (rank_R <= k).mean() for k in RECALLS} | {
+            "nDCG@10": _discounted(gains) / _discounted(ideal_gains),
+            "MRR": reciprocal,
+            "MRR@10": reciprocal if rank_R[0] <= 10 else 0.0,
+            "MAP@100": np.where(rank_R <= 100, precision_R, 0.0).mean(),
+            "strict": rank_R[-1] == len(rank_R),
         }
         for name, value_of_query in metrics.items():
             value_of_query.append(float(values[name]))
@@ -261,10 +259,11 @@ def class_metrics(queries_QD: Rows, candidates_CD: Rows, task: RetrievalTask) ->
         metrics["accuracy"].append(float(mean_K[correct] > np.delete(mean_K, correct).max() + _TIE))
         # Texts in order of similarity; of equal similarities, texts of the class are last.
         order = np.lexsort((class_C == correct, -np.round(similar_C / _TIE)))[: len(class_C) - (itself is not None)]
+        # Weights 3, 2.5, 2.25, …: the class with most neighbours wins; if numbers are equal, the class of the nearest.
         votes_K = (2 + 0.5 ** np.arange(_NEIGHBOURS))[: len(order)] @ member_CK[order[:_NEIGHBOURS]]
         metrics[f"{_NEIGHBOURS}NN"].append(float(votes_K.argmax() == correct))
-        places = np.flatnonzero(class_C[order] == correct) + 1
-        metrics["MAP"].append(float((np.arange(1, len(places) + 1) / places).mean()) if len(places) else 0.0)
+        rank_R = np.flatnonzero(class_C[order] == correct) + 1
+        metrics["MAP"].append(float((np.arange(1, len(rank_R) + 1) / rank_R).mean()) if len(rank_R) else 0.0)
     return metrics
 
 
@@ -276,7 +275,7 @@ def _discounted(gains: Mapping[int, float]) -> float:
 class Reranking(NamedTuple):
     """The function that scores pairs of a query and a candidate, and the number of first candidates that it orders."""
 
-    scores: Callable[[Sequence[tuple[InstructedText, str]]], Rows]
+    score_pairs: Callable[[Sequence[tuple[InstructedText, str]]], Rows]
     top: int
 
 
@@ -288,7 +287,8 @@ def rerank(
     `ranks` are the ranks before. Later candidates keep their ranks. Ties are pessimistic, as in `answer_ranks`.
     """
     after = []
-    top, step = reranking.top, _SIMILARITIES // 256
+    top = reranking.top
+    step = _SIMILARITIES // 256
     with progress_bar("rerank", len(ranks), "query") as bar:
         for start in range(0, len(ranks), _RERANKED_QUERIES):
             block_QD = unit_rows(queries_QD[start : start + _RERANKED_QUERIES])
@@ -304,11 +304,11 @@ def rerank(
                 others = np.argsort(-similar_C, kind="stable")[:count].tolist()
                 # An answer is behind all others with at least its score, and the answers before it.
                 pairs = [(task.queries[query], task.candidates[row]) for row in (*answers, *others)]
-                score_A, score_O = np.split(reranking.scores(pairs), [len(answers)])
+                score_A, score_O = np.split(reranking.score_pairs(pairs), [len(answers)])
                 order_A = np.argsort(-score_A, kind="stable")
                 rank_A = 1 + np.arange(len(answers)) + (score_O >= score_A[order_A, None]).sum(axis=1)
-                places = dict(zip([answers[row] for row in order_A], rank_A.tolist(), strict=True))
-                after.append(places | {answer: rank for answer, rank in rank_of.items() if rank > top})
+                first_ranks = dict(zip([answers[row] for row in order_A], rank_A.tolist(), strict=True))
+                after.append(first_ranks | {answer: rank for answer, rank in rank_of.items() if rank > top})
                 bar.update()
     return after
 
@@ -392,14 +392,14 @@ def read_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:
         ValueError: if no task is selected, or a task is selected twice.
     """
     judged = [evaluation_source(folder) for folder in settings.folders]
-    answers = [training_source(settings.source_of(path)) for path in settings.pairs]
+    pairs = [training_source(settings.source_of(path)) for path in settings.pairs]
     groups = [evaluation_source(path) for path in settings.groups]
     classes = [training_source(settings.source_of(path)) for path in settings.classes]
-    if not (sources := [*judged, *answers, *groups, *classes]):
+    if not (sources := [*judged, *pairs, *groups, *classes]):
         raise ValueError("no task: name a BEIR folder, or set --pairs, --groups or --classes.")
     tasks = [read_beir(source, binary=settings.binary) for source in judged]
     tasks += [
-        read_answers(settings.source_of(source.text), settings.corpus, settings.column, source) for source in answers
+        read_answers(settings.source_of(source.text), settings.corpus, settings.column, source) for source in pairs
     ]
     tasks += [read_groups(source, settings.column) for source in groups]
     reference = None if settings.reference is None else settings.source_of(settings.reference)
@@ -523,9 +523,9 @@ def retrieval_report(
             cells += map(difference_cells, comparison.tasks[task.name].values())
             rows = [[*row, *of_other] for row, of_other in zip(rows, cells, strict=True)]
         tables.append(table(header, rows, words=1))
+        answers = f"{task.answers:,} answers" if task.answers else "the texts of a class are its answers"
         notes.append(
-            f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, "
-            f"{f'{task.answers:,} answers' if task.answers else 'the texts of a class are its answers'}; "
+            f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {answers}; "
             f"{task.skipped:,} queries are not compared with their own text or document."
         )
     return report(ours.name, tables, notes, results)

@@ -88,9 +88,8 @@ def read_groups(path: str | Path | Source, column: str | None = None) -> Retriev
     asked = [(group, first) for group, first in zip(groups, starts, strict=False) if len(group) > 1]
     if not asked:
         raise ValueError(f"{source.text}: expected a row with at least two texts, got none.")
-    name = Path(source.name).name.split(".")[0]
     return RetrievalTask(
-        name=name,
+        name=Path(source.name).name.split(".")[0],
         queries=tuple(group[0] for group, _ in asked),
         candidates=tuple(text for group in groups for text in group),
         relevant=tuple(dict.fromkeys(range(first + 1, first + len(group)), 1.0) for group, first in asked),
@@ -193,14 +192,14 @@ def read_answers(
         row_of.setdefault(text.strip(), len(row_of))
     if not answers:
         raise DataError(f"{settings.path}: expected a question with its answer, got none.")
-    name = Path(settings.path).name.split(".")[0]
-    itself = zip(map(row_of.get, split_instructions(answers)[0]), answers.values(), strict=True)
+    equal_rows = map(row_of.get, split_instructions(answers)[0])  # None for a query that equals no candidate
+    itself = [None if row in relevant else row for row, relevant in zip(equal_rows, answers.values(), strict=True)]
     return RetrievalTask(
-        name=name,
+        name=Path(settings.path).name.split(".")[0],
         queries=tuple(answers),
         candidates=tuple(row_of),
         relevant=tuple(answers.values()),
-        itself=tuple(None if row in relevant else row for row, relevant in itself),
+        itself=tuple(itself),
         source=settings.path,
         query_ids=tuple(map(str, range(len(answers)))),
     )

@@ -206,7 +206,7 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int) -> tupl
 
     The resampled correlations are over all pairs of the task. `encoded` has the embeddings of the sentences.
     """
-    one_prompt = encoded.row_of["query"] is encoded.row_of["document"]
+    one_prompt = encoded.row_of["query"] is encoded.row_of["document"]  # of `encode_sides` without `encode_document`
     firsts, seconds = texts_of_pairs(task.pairs, one_prompt=one_prompt)
     left_PD, right_PD = unit_rows(encoded.rows(firsts)), unit_rows(encoded.rows(seconds, "document"))
     subtask_P = np.array([pair.subtask for pair in task.pairs])
@@ -221,7 +221,7 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int) -> tupl
         subtasks[name], _ = _correlations(part, resamples, f"{task.name}/{name}")
     result = StsTaskResult(
         **vars(whole),
-        **{key: value for key, value in vars(task).items() if key != "pairs"},
+        **{key: value for key, value in vars(task).items() if key != "pairs"},  # `pairs` of a result is a number
         text=task.text,
         subtasks=subtasks,
         mean_over_subtasks=_mean(subtasks, weighted=False),
@@ -279,10 +279,10 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
     theirs = None
     remarks: list[str] = []
     if against is not None and against.endswith(".json"):
-        name, theirs, text_of_task = read_scores(against)
-        other_name = f"{name}, {against}"
-        here = {task.name: (task.variant, task.edits) for task in tasks}
-        if differ := [name for name, text in text_of_task.items() if here.get(name, text) != text]:
+        their_model, theirs, their_texts = read_scores(against)
+        other_name = f"{their_model}, {against}"
+        our_texts = {task.name: (task.variant, task.edits) for task in tasks}
+        if differ := [name for name, text in their_texts.items() if our_texts.get(name, text) != text]:
             remarks.append(
                 f"Other sentences for the other (--variant, --edits), so not the same test: {', '.join(differ)}."
             )

@@ -129,10 +129,9 @@ def select_tasks(
     text = variant
     if text == "auto":
         wanted = {*(names or PUBLISHED_TASKS)}
-        raw, senteval = (
-            len(wanted.intersection(available_tasks(data_dir, choice) if data_dir else ())) for choice in _VARIANTS
-        )
-        text = "senteval" if senteval > raw else "raw"
+        tasks_of = {choice: available_tasks(data_dir, choice) if data_dir else [] for choice in _VARIANTS}
+        counts = {choice: len(wanted.intersection(available)) for choice, available in tasks_of.items()}
+        text = "senteval" if counts["senteval"] > counts["raw"] else "raw"
     if not names:
         present = available_tasks(data_dir, text)
         names = [name for name in PUBLISHED_TASKS if name in present]

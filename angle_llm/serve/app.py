@@ -102,7 +102,7 @@ class Batcher:
                 count += len(jobs[-1].texts)
             self.sizes.observe(count)
             # Their results.
-            requests = [job[:3] for job in jobs]
+            requests = [(job.texts, job.side, job.instruction) for job in jobs]
             results: list[EncodedRequest | Exception]
             try:
                 results = await loop.run_in_executor(self.thread, encode_requests, self.encoder, requests)
@@ -125,15 +125,16 @@ def encode_requests(
     """Encode each request (texts, side, instruction), or return its error, which does not affect any other request."""
     results: dict[int, EncodedRequest | Exception] = {}
     for side in dict.fromkeys(side for _, side, _ in requests):
-        group = [number for number, request in enumerate(requests) if request[1] == side]
-        of_side = encoder if side is None else encoder.for_side(side)
+        group = [number for number, (_, side_of_request, _) in enumerate(requests) if side_of_request == side]
+        side_encoder = encoder if side is None else encoder.for_side(side)
         try:
             texts = [text for number in group for text in requests[number][0]]
             instructions = [requests[number][2] for number in group for _ in requests[number][0]]
-            rows_ND, stats = of_side.encode(texts, return_stats=True, instruction=instructions)
+            rows_ND, stats = side_encoder.encode(texts, return_stats=True, instruction=instructions)
             ends = np.cumsum([len(requests[number][0]) for number in group])[:-1]
-            tokens = [int(lengths.sum()) for lengths in np.split(np.array(stats.lengths), ends)]
-            results |= dict(zip(group, map(EncodedRequest, np.split(rows_ND, ends), tokens), strict=True))
+            lengths = np.split(np.array(stats.lengths), ends)
+            for number, rows_MD, length_M in zip(group, np.split(rows_ND, ends), lengths, strict=True):
+                results[number] = EncodedRequest(rows_MD, int(length_M.sum()))
         except BaseException as error:  # such as a panic of a library in Rust
             if len(group) == 1:
                 results[group[0]] = error if isinstance(error, Exception) else RuntimeError(str(error))
@@ -329,17 +330,17 @@ def _has_token(request: Request, token: str | None) -> bool:
     return token is None or (equal and scheme.lower() == "bearer")
 
 
-async def _body(request: Request, most: int) -> EmbeddingRequest:
+async def _body(request: Request, max_bytes: int) -> EmbeddingRequest:
     """Read the JSON body of a request, whatever its Content-Type is.
 
     Raises:
-        HTTPException: for a body of more than `most` bytes, or with wrong fields.
+        HTTPException: for a body of more than `max_bytes` bytes, or with wrong fields.
     """
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
-        if len(data) > most:
-            raise HTTPException(413, f"expected a body of at most {most} bytes.")
+        if len(data) > max_bytes:
+            raise HTTPException(413, f"expected a body of at most {max_bytes} bytes.")
     try:
         return EmbeddingRequest.model_validate_json(bytes(data))
     except ValidationError as error:

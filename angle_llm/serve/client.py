@@ -68,22 +68,22 @@ class ServerModel:
         """What a client of this server must send, for the report."""
         address = url.rstrip("/")
         try:
-            loopback = httpx.URL(address).host in ("127.0.0.1", "localhost", "::1")
+            is_loopback = httpx.URL(address).host in ("127.0.0.1", "localhost", "::1")
         except httpx.InvalidURL as error:
             raise SettingsError(f"--server: expected a URL, got {url!r} ({error}).") from None
         # Redirects are errors: they would send texts and token to an address that the user did not give.
         limits = httpx.Limits(max_keepalive_connections=0)  # nothing has to be closed
-        self._client = httpx.Client(timeout=600, trust_env=not loopback, limits=limits)
+        self._client = httpx.Client(timeout=600, trust_env=not is_loopback, limits=limits)
         if token := os.environ.get(TOKEN_VARIABLE):
             self._client.headers["Authorization"] = f"Bearer {token}"
         base = address.removesuffix("/embed").removesuffix("/embeddings").removesuffix("/v1")
         self._models = [] if address.endswith("/embed") else self._model_names(base)
-        if self._models or address.endswith("/embeddings"):
-            self._protocol, self.url = "openai", f"{base}/v1/embeddings"
-            self._fields: dict[str, Any] = {"model": model or (self._models or ["default"])[0]}
-        else:
-            self._protocol, self.url = "tei", f"{base}/embed"
-            self._fields = {"normalize": normalize}
+        is_openai = bool(self._models) or address.endswith("/embeddings")
+        self._protocol = "openai" if is_openai else "tei"
+        self.url = f"{base}/v1/embeddings" if is_openai else f"{base}/embed"
+        self._fields: dict[str, Any] = {"normalize": normalize}
+        if is_openai:
+            self._fields = {"model": model or (self._models or ["default"])[0]}
         has_sides = prompt.differ or f"{self._fields.get('model')}:query" in self._models
         probe_ND = self.for_side("query" if has_sides else None).encode(["A man is eating."])
         self.normalize = bool(abs(np.linalg.norm(probe_ND[0]) - 1) < 1e-3)  # rounding in bfloat16
@@ -124,12 +124,13 @@ class ServerModel:
 
     def _rows(self, texts: Sequence[str]) -> Rows:
         """Return the embeddings of the texts of a request; repeat it with `TRUNCATION` if the server refuses it."""
-        body = self._fields | {"input" if self._protocol == "openai" else "inputs": list(texts)}
+        texts_field = "input" if self._protocol == "openai" else "inputs"
+        body = self._fields | {texts_field: list(texts)}
         reply = self._send(self.url, body)
         if reply.status_code in (400, 413, 422):
-            more = TRUNCATION[self._protocol]
-            reply = self._send(self.url, body | more)
-            note = f"the server refuses long texts, unless a request has {json.dumps(more)}"
+            truncation = TRUNCATION[self._protocol]
+            reply = self._send(self.url, body | truncation)
+            note = f"the server refuses long texts, unless a request has {json.dumps(truncation)}"
             if note not in self.notes:
                 self.notes.append(note)
         answer = _content(reply)

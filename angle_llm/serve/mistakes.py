@@ -97,13 +97,13 @@ def _mistakes(encoder: SentenceEncoder) -> list[tuple[str, SentenceEncoder]]:
         with suppress(ValueError):  # the prompt is too long
             mistakes.append((name, encoder.with_prompt(SidePrompts(change(query), change(document)))))
     # A folder without our files is served without the prompt and with the pooling that the server prefers.
-    for start, prompted in [("", encoder), ("the prompt is dropped, and ", dict(mistakes)["the prompt is dropped"])]:
+    for prefix, prompted in [("", encoder), ("the prompt is dropped, and ", dict(mistakes)["the prompt is dropped"])]:
         padded = prompted.changed(layouts=LayoutSupport("padded", "for every pooling"))
         for pooling in ("last", "mean", "cls", "max", "weightedmean"):
             changed = padded.changed(model=encoder.model.changed(pooling=pooling))
-            mistakes.append((f"{start}pooling {pooling}, expected {encoder.pooling}", changed))
-    most = count_positions(encoder.model.backbone) or max(_LENGTHS)
-    for length in (length for length in _LENGTHS if length <= most):
+            mistakes.append((f"{prefix}pooling {pooling}, expected {encoder.pooling}", changed))
+    positions = count_positions(encoder.model.backbone) or max(_LENGTHS)
+    for length in (length for length in _LENGTHS if length <= positions):
         name = f"texts are truncated to {length} tokens, expected {encoder.max_length}"
         with suppress(ValueError):  # the prompt is too long
             tokenizers = SideTokenizers.of(encoder.tokenizer, encoder.prompts, length)

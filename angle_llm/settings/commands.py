@@ -247,11 +247,12 @@ class RetrievalSettings(RowSettings, EvalSettings):
             raise SettingsError(
                 f"--format {self.format} belongs to --pairs; files of --classes are labelled_text. Omit it."
             )
-        users = {"corpus": "pairs", "reference": "classes"}
-        for name, default in (vars(RowSettings()) | dict.fromkeys(users)).items():
-            of = [users[name]] if name in users else ["pairs", "classes"]
-            if getattr(self, name) != default and not any(getattr(self, user) for user in of):
-                raise SettingsError(f"--{name.replace('_', '-')} belongs to --{' and --'.join(of)}, got none.")
+        defaults = vars(RowSettings()) | {"corpus": None, "reference": None}
+        sources_of = {"corpus": ["pairs"], "reference": ["classes"]}
+        for name, default in defaults.items():
+            sources = sources_of.get(name, ["pairs", "classes"])
+            if getattr(self, name) != default and not any(getattr(self, source) for source in sources):
+                raise SettingsError(f"--{name.replace('_', '-')} belongs to --{' and --'.join(sources)}, got none.")
 
 
 @settings_class

@@ -87,43 +87,42 @@ def similar_paths(path: Path) -> str:
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def settings_class(kind: type[Settings]) -> type[Settings]:
+def settings_class(settings_type: type[Settings]) -> type[Settings]:
     """Class decorator for settings: makes a frozen pydantic dataclass that raises `SettingsError` for invalid values.
 
     An unknown key is invalid too.
     """
-    made: Any = dataclass(frozen=True, config=STRICT)(kind)
-    construct = made.__init__
+    checked_type: Any = dataclass(frozen=True, config=STRICT)(settings_type)
+    construct = checked_type.__init__
 
     @wraps(construct)
-    def checked(self: Any, *values: Any, **named: Any) -> None:
+    def checked_init(self: Any, *values: Any, **named: Any) -> None:
         try:
             construct(self, *values, **named)
         except ValidationError as error:
-            raise SettingsError(
-                "\n".join(_explain(made, problem, is_flag=True) for problem in error.errors())
-            ) from None
+            problems = [_explain(checked_type, problem, is_flag=True) for problem in error.errors()]
+            raise SettingsError("\n".join(problems)) from None
 
-    made.__init__ = checked
-    for item in fields(made):
+    checked_type.__init__ = checked_init
+    for item in fields(checked_type):
         if is_dataclass(item.default_factory):
-            _PLACE_OF.setdefault(item.default_factory, (made, item.name))
-    return cast(type[Settings], made)
+            _GROUP_OF.setdefault(item.default_factory, (checked_type, item.name))
+    return cast(type[Settings], checked_type)
 
 
-_PLACE_OF: dict[Any, tuple[Any, str]] = {}
+_GROUP_OF: dict[Any, tuple[Any, str]] = {}
 """Settings class → the class that has it as a group, and the name of the group."""
 
 
-def _flag_prefix(kind: Any) -> str:
+def _flag_prefix(settings_type: Any) -> str:
     """Return the start of the flags of a settings class, such as `--lora.`; `--` for the settings of a command."""
-    if kind not in _PLACE_OF:
+    if settings_type not in _GROUP_OF:
         return "--"
-    owner, group = _PLACE_OF[kind]
+    owner, group = _GROUP_OF[settings_type]
     return f"{_flag_prefix(owner)}{group}."
 
 
-def settings_from_dict(kind: type[Settings], values: object, where: str) -> Settings:
+def settings_from_dict(settings_type: type[Settings], values: object, where: str) -> Settings:
     """Create settings from nested plain values (as in YAML); `where` is the origin of the values, for error messages.
 
     Raises:
@@ -132,21 +131,23 @@ def settings_from_dict(kind: type[Settings], values: object, where: str) -> Sett
     if not isinstance(values, dict):
         raise SettingsError(f"{where}: expected a mapping of setting names to values, got {type(values).__name__}.")
     try:
-        return TypeAdapter(kind).validate_python(values)
+        return TypeAdapter(settings_type).validate_python(values)
     except ValidationError as error:
-        raise SettingsError("\n".join(f"{where}: {_explain(kind, problem)}" for problem in error.errors())) from error
+        problems = [f"{where}: {_explain(settings_type, problem)}" for problem in error.errors()]
+        raise SettingsError("\n".join(problems)) from error
 
 
-def _explain(kind: Any, problem: Any, *, is_flag: bool = False) -> str:
-    """Return an error message for a validation error of pydantic (`problem`) in the settings class `kind`.
+def _explain(settings_type: Any, problem: Any, *, is_flag: bool = False) -> str:
+    """Return an error message for a validation error of pydantic (`problem`) in the settings class `settings_type`.
 
     `is_flag` is whether the message names the setting as a flag, such as `--lora.rank`.
     """
     path = [str(step) for step in problem["loc"]]
     if path and path[0].isdigit():  # a positional argument
-        path[0] = [item.name for item in fields(kind) if not item.kw_only][int(path[0])]
+        path[0] = [item.name for item in fields(settings_type) if not item.kw_only][int(path[0])]
     if problem["type"] == "unexpected_keyword_argument":
-        owner = kind
+        # The settings class that has no such key: the path goes through groups, and lists of groups.
+        owner = settings_type
         for step in path[:-1]:
             if step.isdigit():
                 owner = get_args(owner)[0]
@@ -157,14 +158,14 @@ def _explain(kind: Any, problem: Any, *, is_flag: bool = False) -> str:
     if problem["type"] == "value_error":  # raised by __post_init__ above; names the setting and the value
         return str(problem["ctx"]["error"])
     name = ".".join(path) or "settings"
-    name = f"{_flag_prefix(kind)}{name}".replace("_", "-") if is_flag else name
+    name = f"{_flag_prefix(settings_type)}{name}".replace("_", "-") if is_flag else name
     return f"{name}: {problem['msg']}, got {problem['input']!r}."
 
 
-def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | None = None) -> Settings:
+def load_settings(settings_type: type[Settings], path: str | Path, defaults: Settings | None = None) -> Settings:
     """Read settings from a YAML file, given by path or by the name of a bundled recipe.
 
-    Missing keys get the values of `defaults`, or the defaults of the class `kind`.
+    Missing keys get the values of `defaults`, or the defaults of the class `settings_type`.
 
     Raises:
         SettingsError: for a missing or malformed file or a setting that is not valid.
@@ -172,7 +173,7 @@ def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | N
     values = _read_yaml(path)
     if defaults is not None and isinstance(values, dict):
         values = merged_settings(settings_to_dict(defaults), values)
-    return settings_from_dict(kind, values, where=str(path))
+    return settings_from_dict(settings_type, values, where=str(path))
 
 
 def _read_yaml(path: str | Path) -> Any:
@@ -295,20 +296,20 @@ def _mapping_flags(settings: Any, prefix: str = "--") -> Iterator[str]:
             yield flag
 
 
-def describe(kind: type, summary: str) -> str:
+def describe(settings_type: type, summary: str) -> str:
     """Return the text above the flags in `--help`.
 
     The text is the summary, the docstring of the settings class without its first paragraph, and a note on `--config`.
     """
     text = "--config FILE reads settings from a YAML file; flags override it."
-    if common := getattr(kind, "COMMON_FLAGS", ""):
+    if common := getattr(settings_type, "COMMON_FLAGS", ""):
         text += f" {common}"
-    more = (inspect.getdoc(kind) or "").split("\n\n")[1:]
+    more = (inspect.getdoc(settings_type) or "").split("\n\n")[1:]
     return "\n\n".join([summary, *more, textwrap.fill(text, 80, break_on_hyphens=False)])
 
 
 def config_defaults(
-    kind: type[Settings], arguments: Sequence[str], defaults: Settings | None = None
+    settings_type: type[Settings], arguments: Sequence[str], defaults: Settings | None = None
 ) -> tuple[Settings | None, list[str]]:
     """Read the file of `--config FILE` in command line arguments; return the settings and the remaining arguments.
 
@@ -323,28 +324,28 @@ def config_defaults(
                 raise SettingsError("--config: expected a YAML file.")
             del rest[position : position + (1 if equals else 2)]
             if defaults is None:
-                return _load_incomplete(kind, path), rest
-            return load_settings(kind, path, defaults), rest
+                return _load_incomplete(settings_type, path), rest
+            return load_settings(settings_type, path, defaults), rest
     return None, rest
 
 
-def _load_incomplete(kind: type[Settings], path: str) -> Settings:
+def _load_incomplete(settings_type: type[Settings], path: str) -> Settings:
     """Read settings from a YAML file; required keys that the file lacks become required flags.
 
-    The value of such a key is tyro's MISSING. The settings are then of a subclass of `kind`, without checks across fields.
+    The value of such a key is tyro's MISSING. The settings then have a subclass of `settings_type`, without checks across fields.
     """
     from tyro import MISSING
 
     content = _read_yaml(path)
-    known = fields(cast(Any, kind))
-    required = [item.name for item in known if item.default is item.default_factory is NO_DEFAULT]
+    all_fields = fields(cast(Any, settings_type))
+    required = [item.name for item in all_fields if item.default is item.default_factory is NO_DEFAULT]
     if isinstance(content, dict) and not content.keys() >= set(required):
-        hints = get_type_hints(kind, include_extras=True)
+        hints = get_type_hints(settings_type, include_extras=True)
         namespace = {
             **dict.fromkeys(required, MISSING),
             "__annotations__": {name: hints[name] for name in required},
             "__post_init__": lambda _: None,
         }
-        unchecked = settings_class(cast(type[Settings], type(kind.__name__, (kind,), namespace)))
+        unchecked = settings_class(cast(type[Settings], type(settings_type.__name__, (settings_type,), namespace)))
         return settings_from_dict(unchecked, content, where=path)
-    return settings_from_dict(kind, content, where=path)
+    return settings_from_dict(settings_type, content, where=path)

@@ -91,9 +91,9 @@ def check_data(settings: CheckSettings) -> CheckResult:
         check_new_folder("--fix", settings.fix)
     sets, skipped = read_evaluation_sets(settings.against, settings.columns) if settings.against else ([], [])
     model = ModelSettings(path=settings.model, prompt=settings.prompt, max_length=settings.max_length)
-    tokens = None if settings.model == "none" else open_tokens(model)
+    token_counter = None if settings.model == "none" else open_tokens(model)
     sources = [settings.source_of(path) for path in settings.files]
-    reports = check_files(sources, tokens, sets)
+    reports = check_files(sources, token_counter, sets)
     # Cleaned copies of the files that can be read.
     readable = [(source, report) for source, report in zip(sources, reports, strict=True) if report.format is not None]
     fixed: list[dict[str, Any]] = []
@@ -101,51 +101,51 @@ def check_data(settings: CheckSettings) -> CheckResult:
         out = settings.fix
         write_folder(out, lambda folder: fixed.extend(write_fixed(readable, folder, out)))
     # Training commands, with the cleaned copies. Training reads UTF-8 only, and no single texts.
-    group = "" if tokens is None else _model_kind(tokens)
+    model_kind = "" if token_counter is None else _model_kind(token_counter)
     paths = [copy["cleaned"] for copy in fixed] or [source.path for source, _ in readable]
     for path, (source, report) in zip(paths, readable, strict=True):
         if report.can_train and report.format != "text" and (fixed or source.encoding == DataSource().encoding):
-            report.train = _train_flags(model, tokens, group, replace(source, path=path), report)
-    remark = "no --model: tokens are not counted, and the training command lacks the settings of a model"
-    if tokens is not None:
-        encoder = tokens.encoder
-        remark = (
+            report.train = _train_flags(model, token_counter, model_kind, replace(source, path=path), report)
+    model_line = "no --model: tokens are not counted, and the training command lacks the settings of a model"
+    if token_counter is not None:
+        encoder = token_counter.encoder
+        model_line = (
             f"tokens of {model.path}: {encoder.prompts}, pooling {encoder.pooling}, max_length {encoder.max_length}"
         )
-    return CheckResult(remark, [tested.name for tested in sets], skipped, fixed, reports)
+    return CheckResult(model_line, [tested.name for tested in sets], skipped, fixed, files=reports)
 
 
-def _model_kind(tokens: TokenCounter) -> str:
+def _model_kind(token_counter: TokenCounter) -> str:
     """Return the key of recommended.yaml for a model."""
     import torch
 
     from angle_llm.model.meta_model import meta_backbone
 
-    if not tokens.encoder.model.options.causal and tokens.encoder.attention != "bidirectional":
+    if not token_counter.encoder.model.options.causal and token_counter.encoder.attention != "bidirectional":
         return "small_encoder"
-    weights = sum(parameter.numel() for parameter in meta_backbone(tokens.config, torch.float32).parameters())
+    weights = sum(parameter.numel() for parameter in meta_backbone(token_counter.config, torch.float32).parameters())
     return "large_decoder" if weights > _LARGE else "small_decoder"
 
 
 def _train_flags(
-    model: ModelSettings, tokens: TokenCounter | None, kind: str, source: DataSource, report: FileReport
+    model: ModelSettings, token_counter: TokenCounter | None, model_kind: str, source: DataSource, report: FileReport
 ) -> str:
     """Return the flags of the recommended `angle-llm train` command for a data file.
 
-    `kind` is the key of recommended.yaml for the model. Without `tokens`, the command contains the placeholder MODEL.
+    `model_kind` is the key of recommended.yaml for the model. Without `token_counter`, the model is the placeholder MODEL.
     """
-    settings: dict[str, Any] = RECOMMENDED.get(kind, {})
+    settings: dict[str, Any] = RECOMMENDED.get(model_kind, {})
     # Settings of the objective. Pairs with one label are not graded: the default objective learns them as positives.
     objective = RECOMMENDED["objectives"].get(report.format, {})
     if report.format == "scored_pair" and len(report.scores) == 1:
         objective = {}
-    elif report.format == "scored_pair" and kind == "small_decoder":
+    elif report.format == "scored_pair" and model_kind == "small_decoder":
         settings = {**settings, "optimizer": {"learning_rate": RECOMMENDED["graded_rate"]}}
     # Settings of the model.
     model_flags: dict[str, Any] = {"path": "MODEL"}
-    if tokens is not None:
-        if tokens.source.adapter is not None:  # training continues with the rank and bits of the adapter
-            card = tokens.source.card
+    if token_counter is not None:
+        if token_counter.source.adapter is not None:  # training continues with the rank and bits of the adapter
+            card = token_counter.source.card
             settings = {**settings, "lora": {}, "model": {"bits": None if card is None else card.bits}}
         model_flags = {"path": model.path, **settings.get("model", {})}
         model_flags |= {"prompt": model.prompt, "pooling": model.pooling, "max_length": model.max_length}

@@ -70,15 +70,14 @@ def embed_main(settings: EmbedSettings) -> None:
     encoder = _load_encoder(settings, world_size)
     form = _vector_form(settings, encoder)
     shards = ShardOptions(
-        "bare npy" if settings.one_file else settings.format,
-        settings.shard_rows,
-        settings.store_text,
-        settings.on_bad_row == "skip",
+        format="bare npy" if settings.one_file else settings.format,
+        rows=settings.shard_rows,
+        store_text=settings.store_text,
+        skip_bad=settings.on_bad_row == "skip",
     )
     target = output if settings.one_file else None
-    rows = embed_corpus(
-        EmbedJob(corpus, survey, encoder, settings.model, form, shards, folder, target, rank, world_size)
-    )
+    job = EmbedJob(corpus, survey, encoder, settings.model, form, shards, folder, target, rank, world_size)
+    rows = embed_corpus(job)
     if rank == 0:
         skipped = f"; skipped {survey.rows - rows} bad rows, see *.skipped.jsonl" if rows < survey.rows else ""
         print(f"{rows} rows of {form.kept} dimensions in {settings.output}{skipped}")
@@ -184,9 +183,8 @@ def embed_corpus(job: EmbedJob) -> int:
         if job.target is None:
             _finish_folder(job, parts, rows)
         else:
-            _finish_file(
-                [job.folder / file["name"] for manifest in manifests for file in manifest["files"]], job.target
-            )
+            paths = [job.folder / file["name"] for manifest in manifests for file in manifest["files"]]
+            _finish_file(paths, job.target)
             remove_folder(job.folder)
         return rows
 
@@ -227,14 +225,14 @@ def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
     assigned = range(job.rank, len(job.names), job.world_size)
     missing = {block for block in assigned if not parts.is_whole(job.names[block])}
     size = job.shards.rows
-    rows = {block: min(size, job.survey.rows - block * size) for block in assigned}
-    done = sum(rows[block] for block in assigned if block not in missing)
+    rows_of = {block: min(size, job.survey.rows - block * size) for block in assigned}
+    done = sum(rows_of[block] for block in assigned if block not in missing)
     blocks = (_tokenized(job, block) for block in job.corpus.blocks(size, missing.__contains__))
-    with progress_bar("embed", sum(rows.values()), "row", done=done, enabled=job.rank == 0) as progress:
+    with progress_bar("embed", sum(rows_of.values()), "row", done=done, enabled=job.rank == 0) as progress:
 
         def finish(shard: _ShardTexts, vectors: Array) -> None:
             _write_shard(job, parts, shard, vectors)
-            progress.update(len(shard.bad))
+            progress.update(len(shard.bad))  # `encode_blocks` counts the texts
 
         encoder = job.encoder
         rates = encode_blocks(

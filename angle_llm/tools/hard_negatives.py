@@ -94,12 +94,12 @@ def pair_scores(scorer: SentenceEncoder | Reranker, material: MiningData, folder
     if not isinstance(scorer, Reranker):
         return cosines_by(vectors_of(material, scorer, folder))
 
-    def scores(query_O: Array, text_O: Array) -> Array:
+    def score_pairs(query_O: Array, text_O: Array) -> Array:
         queries = [material.texts[query] for query in query_O.tolist()]
         documents, _ = split_instructions(material.texts[text] for text in text_O.tolist())
         return scorer.scores(list(zip(queries, documents, strict=True)))
 
-    return PairScorer(scores, _RERANKED_AT_ONCE)
+    return PairScorer(score_pairs, _RERANKED_AT_ONCE)
 
 
 def cosines_by(vectors: TextVectors) -> PairScorer:
@@ -158,13 +158,13 @@ def refused_candidates(
         margin = rules.relative_margin * abs(window.positive_cosine)
         refused["within --relative-margin"] = window.cosine_W >= window.positive_cosine - margin
     if judge is not None:
-        left = np.flatnonzero(~np.logical_or.reduce(list(refused.values())))
-        texts = np.append(window.text_W[left], window.query.positives)
+        remaining = np.flatnonzero(~np.logical_or.reduce(list(refused.values())))
+        texts = np.append(window.text_W[remaining], window.query.positives)
         refused["the judge disagrees"] = np.zeros(len(key_W), dtype=bool)
-        if len(left):
-            judged = judge.of(np.full(len(texts), window.query.text), texts)
-            limit = judged[len(left) :].min() - rules.judge_margin
-            refused["the judge disagrees"][left] = judged[: len(left)] >= limit
+        if len(remaining):
+            scores = judge.of(np.full(len(texts), window.query.text), texts)
+            lowest_positive = scores[len(remaining) :].min()
+            refused["the judge disagrees"][remaining] = scores[: len(remaining)] >= lowest_positive - rules.judge_margin
     return refused
 
 
@@ -210,31 +210,34 @@ class Miner:
         queries_QD = on_grid(self.vectors.queries([query.text for query in queries]))
         position_QR, cosine_QR = nearest(queries_QD, blocks, last)
         # Negatives among them that are not refused.
-        part = MinedPart([], dict.fromkeys(("mined", "short", "without", *REASONS), 0))
-        cosines_QO = own_scores(queries, cosines_by(self.vectors))
+        mined = MinedPart([], dict.fromkeys(("mined", "short", "without", *REASONS), 0))
+        cosines_QO = input_scores(queries, cosines_by(self.vectors))
         for row, (query, cosines_O) in enumerate(zip(queries, cosines_QO, strict=True)):
             smallest = min(cosines_O[: len(query.positives)])
             window = Window(query, smallest, candidates_C[position_QR[row, first - 1 :]], cosine_QR[row, first - 1 :])
             left_W = np.ones(len(window.text_W), dtype=bool)
             for reason, refused_W in refused_candidates(material, rules, window, self.judge).items():
-                part.counts[reason] += int((left_W & refused_W).sum())
+                mined.counts[reason] += int((left_W & refused_W).sum())
                 left_W &= ~refused_W
             left = np.flatnonzero(left_W)
             chosen = left[_sampled(len(left), rules, query.examples[0])]
-            part.counts["mined" if len(chosen) == rules.negatives else "short" if len(chosen) else "without"] += 1
-            if len(chosen) == rules.negatives or rules.short == "keep":
+            outcome = "short" if len(chosen) else "without"
+            if len(chosen) == rules.negatives:
+                outcome = "mined"
+            mined.counts[outcome] += 1
+            if outcome == "mined" or rules.short == "keep":
                 group = group_row(material, query, cosines_O)
-                group["ranks"] = [*[None] * len(query.negatives), *(first + chosen).tolist()]
+                group["ranks"] = [*[None] * len(query.negatives), *(first + chosen).tolist()]  # None: of the input
                 group["negatives"] += [material.texts[text] for text in window.text_W[chosen].tolist()]
                 group["scores"] += [round(cosine, _DIGITS) for cosine in window.cosine_W[chosen].tolist()]
-                part.rows.append(group)
-        return part
+                mined.rows.append(group)
+        return mined
 
 
-def own_scores(queries: Sequence[Query], scores: PairScorer) -> list[list[float]]:
+def input_scores(queries: Sequence[Query], scorer: PairScorer) -> list[list[float]]:
     """Return the scores of each query with its positives, followed by the scores with its negatives in the input."""
     numbers = [(query.text, text) for query in queries for text in (*query.positives, *query.negatives)]
-    values = iter(scores.of(*np.array(numbers).T).tolist())
+    values = iter(scorer.of(*np.array(numbers).T).tolist())
     return [list(islice(values, len(query.positives) + len(query.negatives))) for query in queries]
 
 

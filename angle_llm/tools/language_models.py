@@ -94,7 +94,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._lock = path, FileLock(f"{path}.lock", timeout=0)
+        self.path = path
+        self._lock = FileLock(f"{path}.lock", timeout=0)
         try:
             self._lock.acquire()
         except Timeout:
@@ -106,8 +107,7 @@ class Journal:
             try:
                 self.rows.append(json.loads(line))
             except ValueError as error:
-                message = f"{path}:{number}: {error}. Remove this line; its content is requested again"
-                raise DataError(message) from None
+                raise DataError(f"{path}:{number}: {error}. Remove this line; its content is requested again") from None
         self._file = path.open("ab")
         self._file.truncate(len(whole))
 
@@ -137,8 +137,8 @@ class Answers:
         answered = self._answered()
         self.requests = len(answered)
         keys = {request.key for request in requests}
-        charged = [(key, Answer(*values)) for row in journal.rows for key, *values in row.get("charged", ())]
-        answered += [answer for key, answer in charged if key in keys]
+        failures = [(key, Answer(*values)) for row in journal.rows for key, *values in row.get("charged", ())]
+        answered += [answer for key, answer in failures if key in keys]  # only failures with a cost are stored
         self.cost = sum(settings.prices.cost(answer.read_tokens, answer.new_tokens) for answer in answered)
 
     def collect(self, llms: Sequence[LocalModel | ChatServer], progress: Callable[[int], object]) -> None:
@@ -242,14 +242,14 @@ class LocalModel:
         tokenizer = load_tokenizer(location)
         tokenizer.padding_side = "left"
         model = open_pretrained("AutoModelForCausalLM", location, dtype=settings.dtype).eval()
-        ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.convert_ids_to_tokens(ends[0])
-        how: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": ends}
+        end_ids = model.generation_config.eos_token_id or tokenizer.eos_token_id
+        end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.convert_ids_to_tokens(end_ids[0])
+        options: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": end_ids}
         if settings.temperature:
-            how |= {"do_sample": True, "temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
+            options |= {"do_sample": True, "temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
         # Replaces the generation config of the model, which can contain penalties and beams.
-        model.generation_config = GenerationConfig(max_new_tokens=settings.max_new_tokens, **how)  # type: ignore[no-untyped-call]
+        model.generation_config = GenerationConfig(max_new_tokens=settings.max_new_tokens, **options)  # type: ignore[no-untyped-call]
         return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer
 
 
@@ -263,14 +263,14 @@ def _generate(model: Any, tokenizer: Any, requests: Sequence[LlmRequest]) -> Ans
     torch.manual_seed(int.from_bytes(_digest([request.key for request in requests])[:4], "big"))
     with torch.inference_mode():
         ids_BT = model.generate(**inputs.to(model.device))[:, inputs["input_ids"].shape[1] :]
-    read_tokens = inputs["attention_mask"].sum(dim=1).tolist()
+    read_tokens_B = inputs["attention_mask"].sum(dim=1).tolist()
     answered = []
-    for request, count, ids in zip(requests, read_tokens, ids_BT.tolist(), strict=True):
+    for request, read_tokens, ids in zip(requests, read_tokens_B, ids_BT.tolist(), strict=True):
         end = next((n for n, token in enumerate(ids) if token in model.generation_config.eos_token_id), None)
         text = tokenizer.decode(ids[:end], skip_special_tokens=True)
         new_tokens = len(ids) if end is None else end + 1
         failure = "" if text else _NO_TEXT
-        answered.append((request, Answer(text, end is not None, count, new_tokens, failure)))
+        answered.append((request, Answer(text, end is not None, read_tokens, new_tokens, failure)))
     return answered
 
 
@@ -315,7 +315,9 @@ class ChatServer:
                 "a command with its own --api-key-variable for each host; or --api-key-variable NONE."
             )
         self.name = name
-        self._settings, self._key, self._model = settings, key, address.fragment
+        self._settings = settings
+        self._key = key
+        self._model = address.fragment
         self._client = openai.OpenAI(
             base_url=name.partition("#")[0],
             api_key=key or "none",  # an empty key would be replaced by OPENAI_API_KEY
@@ -323,6 +325,7 @@ class ChatServer:
             timeout=TIMEOUT,
             http_client=openai.DefaultHttpxClient(follow_redirects=False, trust_env=not is_local),
         )
+        # Errors of the client, and of malformed replies.
         self._errors = (openai.OpenAIError, ValueError, LookupError, TypeError, AttributeError)
         self._pace = threading.Lock()
         self._next_request = 0.0
@@ -337,8 +340,8 @@ class ChatServer:
         with self._client, ThreadPoolExecutor(self._settings.concurrency) as pool:
             running = dict[Future[Answer], LlmRequest]()
             while True:
-                free = self._settings.concurrency - len(running)
-                running |= {pool.submit(self._answer, request): request for request in islice(waiting, free)}
+                for request in islice(waiting, self._settings.concurrency - len(running)):
+                    running[pool.submit(self._answer, request)] = request
                 if not running:
                     return
                 future = next(as_completed(running))

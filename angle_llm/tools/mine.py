@@ -48,7 +48,7 @@ from angle_llm.tools.hard_negatives import (
     check_candidates,
     group_lines,
     group_row,
-    own_scores,
+    input_scores,
     pair_scores,
 )
 
@@ -102,10 +102,10 @@ def mine_main(settings: MineSettings) -> None:
         return
     with ResumableFolder(parts_folder(out), identity, option="--out") as work:
         # Groups, part by part; finished parts of an earlier run are kept.
-        kept = work.path if settings.vectors is None else settings.vectors.expanduser()
-        vectors = vectors_of(material, encoder, kept)
-        scores = None if judge is None else pair_scores(judge, material, kept)
-        miner = Miner(material, settings, vectors, scores)
+        vectors_folder = work.path if settings.vectors is None else settings.vectors.expanduser()
+        vectors = vectors_of(material, encoder, vectors_folder)
+        judge_scorer = None if judge is None else pair_scores(judge, material, vectors_folder)
+        miner = Miner(material, settings, vectors, judge_scorer)
         starts = range(0, len(material.queries), miner.queries_at_once)
         counts, lines = write_parts(work, miner.part, starts, settings.split_positives)
         # Report and file of groups.
@@ -154,12 +154,12 @@ def score_main(settings: ScoreSettings) -> None:
     if is_finished(out, identity):
         return
     with ResumableFolder(parts_folder(out), identity, option="--out") as work:
-        scores = pair_scores(model, material, work.path)
-        starts = range(0, len(material.queries), scores.queries_at_once)
+        scorer = pair_scores(model, material, work.path)
+        starts = range(0, len(material.queries), scorer.queries_at_once)
 
         def part(number: int) -> MinedPart:
             queries = material.queries[starts[number] : starts[number] + starts.step]
-            rows = zip(queries, own_scores(queries, scores), strict=True)
+            rows = zip(queries, input_scores(queries, scorer), strict=True)
             return MinedPart([group_row(material, *row) for row in rows], {})
 
         _, lines = write_parts(work, part, starts, settings.split_positives)
@@ -233,23 +233,23 @@ def finish(
     """
     out = settings.out.expanduser()
     write_file(out, lambda file: file.writelines(lines), writer="")
-    # Cosines of all texts in the file. `scores` of a row: positives, then negatives. Rank None: a negative of the data.
+    # Scores of all texts in the file. `scores` of a row: positives, then negatives. Rank None: a negative of the data.
     rows = 0
-    cosines: dict[str, list[float]] = {"positives": [], "own_negatives": [], "mined_negatives": []}
+    scores: dict[str, list[float]] = {"positives": [], "own_negatives": [], "mined_negatives": []}
     with out.open(encoding="utf-8") as file:
         for row in map(json.loads, file):
             rows += 1
             count = len(row["positives"])
-            cosines["positives"] += row["scores"][:count]
+            scores["positives"] += row["scores"][:count]
             ranks = row.get("ranks") or [None] * len(row["negatives"])
-            for cosine, rank in zip(row["scores"][count:], ranks, strict=True):
-                cosines["own_negatives" if rank is None else "mined_negatives"].append(cosine)
+            for score, rank in zip(row["scores"][count:], ranks, strict=True):
+                scores["own_negatives" if rank is None else "mined_negatives"].append(score)
     # Report.
     measure = "score" if "reranker" in identity["model"] else "cosine"
     shown = {
         **counts,
-        "groups": {"rows": rows, **{name: len(values) for name, values in cosines.items()}},
-        f"median_{measure}": {name: round(float(np.median(values)), 6) for name, values in cosines.items() if values},
+        "groups": {"rows": rows, **{name: len(values) for name, values in scores.items()}},
+        f"median_{measure}": {name: round(float(np.median(values)), 6) for name, values in scores.items() if values},
     }
     used = {name: value for name, value in asdict(settings).items() if name != "out"}
     write_json(report_path(out), plain({"identity": identity, "settings": used, **shown}), writer="")

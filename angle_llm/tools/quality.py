@@ -162,18 +162,18 @@ class FileReport:
 
 
 def check_files(
-    sources: Sequence[DataSource], tokens: TokenCounter | None, sets: Sequence[EvaluationSet]
+    sources: Sequence[DataSource], token_counter: TokenCounter | None, sets: Sequence[EvaluationSet]
 ) -> list[FileReport]:
     """Check data files: format, columns, scores, bad rows, repeats, contradictions, and rows of evaluation sets.
 
     Repeats and contradictions are also searched between files. A file is not compared with an evaluation set that was
-    read from the same file. If `tokens` is None, numbers of tokens are not checked.
+    read from the same file. If `token_counter` is None, numbers of tokens are not checked.
     """
     reports: list[FileReport] = []
     checked: list[tuple[FileReport, FileKeys]] = []
     for settings in sources:
         try:
-            report, keys = _check_file(settings, tokens, sets)
+            report, keys = _check_file(settings, token_counter, sets)
             checked.append((report, keys))
         except DataError as error:
             report = FileReport(settings.path)
@@ -187,7 +187,7 @@ def check_files(
 
 
 def _check_file(
-    settings: DataSource, tokens: TokenCounter | None, sets: Sequence[EvaluationSet]
+    settings: DataSource, token_counter: TokenCounter | None, sets: Sequence[EvaluationSet]
 ) -> tuple[FileReport, FileKeys]:
     """Read a data file once; return its report, and the hashes of its rows to compare them with other rows."""
     reading = open_examples(settings)
@@ -197,17 +197,18 @@ def _check_file(
     keys = FileKeys(settings.path, [tested for tested in sets if tested.identity not in identities])
 
     # Read all rows.
-    account = reading.report()
+    row_counts = reading.report()
     examples: list[Example] = []
     score_counts = Counter[float]()
     class_counts = Counter[str]()
     suspicious = {problem: Counter[str]() for problem in _SUSPICIOUS}
-    has_different_texts = tokens is not None and tokens.tokenizers.prompts.differ
+    # A text with two prompts is two inputs.
+    has_different_texts = token_counter is not None and token_counter.tokenizers.prompts.differ
     new_texts: list[str] = []
     samples: list[str] = []
     token_counts: list[int | str] = []
     for number, _, result in _numbered(reading):
-        account.count(result)
+        row_counts.count(result)
         if isinstance(result, Dropped | BadRow):
             continue
         if format.combine is not None:
@@ -221,37 +222,37 @@ def _check_file(
         suspicious["lists"].update(filter(is_list_text, texts))
         new_texts += keys.add(number, result)
         if len(new_texts) >= _BATCH:
-            token_counts += [] if tokens is None else tokens.lengths(new_texts)
+            token_counts += [] if token_counter is None else token_counter.lengths(new_texts)
             samples = samples or new_texts[:_SAMPLE_TEXTS]
             new_texts = []
     # Numbers of rows; a row without a partner for a triple is not used.
     used = len(keys.rows)
     if format.combine is not None:
         rows_of_examples = len(format.combine(examples)) * format.rows_per_example
-        account.drop("unpaired", used - rows_of_examples)
+        row_counts.drop("unpaired", used - rows_of_examples)
         used = rows_of_examples
     report = FileReport(
         path=settings.path,
         format=reading.format,
         guessed=settings.format == "auto",
         columns=reading.columns,
-        unused_columns=account.unused_columns,
+        unused_columns=row_counts.unused_columns,
         unit="row" if len(files) > 1 else files[0].unit,
-        rows_in=account.rows_in,
+        rows_in=row_counts.rows_in,
         rows_used=used,
-        dropped=account.dropped,
-        rejected=len(account.rejected),
+        dropped=row_counts.dropped,
+        rejected=len(row_counts.rejected),
         scores=_score_table(score_counts) if {"score", "hypothesis"} & reading.columns.keys() else {},
         classes=dict(class_counts.most_common()),
         distinct_texts=len(keys.texts),
     )
 
     # Findings.
-    if account.rejected:
-        report.add("rejected", report.rejected, _causes(account.rejected), trouble=True)
+    if row_counts.rejected:
+        report.add("rejected", report.rejected, _causes(row_counts.rejected), trouble=True)
     if not used:
         report.add("unreadable", 1, "no example is left", trouble=True)
-    elif len(class_counts) in (1, used) and class_counts:
+    elif class_counts and len(class_counts) in (1, used):  # one class, or another class for each text
         text = f"{used:,} texts in {len(class_counts):,} classes; expected two classes, and a class with two texts"
         report.add("no pairs", used, text, trouble=True)
     elif not has_different_texts and report.format not in ("text", "labelled_text"):
@@ -262,13 +263,12 @@ def _check_file(
         report.add("no pairs", used, text, trouble=True)
     for problem, meaning in _SUSPICIOUS.items():
         if total := suspicious[problem].total():
-            most = ", ".join(
-                f"{text!r:.60}: {count:,} ×" for text, count in suspicious[problem].most_common(SHOWN_PLACES)
-            )
-            report.add(problem, total, f"{meaning}: {total:,}; most often {most}")
-    if tokens is not None:
-        token_counts += tokens.lengths(new_texts) if new_texts else []
-        _add_tokens(report, tokens, token_counts, samples or new_texts[:_SAMPLE_TEXTS])
+            most_common = suspicious[problem].most_common(SHOWN_PLACES)
+            shown = ", ".join(f"{text!r:.60}: {count:,} ×" for text, count in most_common)
+            report.add(problem, total, f"{meaning}: {total:,}; most often {shown}")
+    if token_counter is not None:
+        token_counts += token_counter.lengths(new_texts) if new_texts else []
+        _add_tokens(report, token_counter, token_counts, samples or new_texts[:_SAMPLE_TEXTS])
     return report, keys
 
 
@@ -319,7 +319,7 @@ class TokenCounter:
 
 
 def open_tokens(settings: ModelSettings) -> TokenCounter:
-    """Open the tokenizer of a saved encoder or base model as a token counter. Raises the errors of opening the model."""
+    """Open the tokenizer of a saved encoder or base model as a token token_counter. Raises the errors of opening the model."""
     from angle_llm.model.meta_model import tiny_encoder_copy
     from angle_llm.model.source.resolve import resolve_model
     from angle_llm.model.source.tokenizer import SideTokenizers
@@ -330,7 +330,7 @@ def open_tokens(settings: ModelSettings) -> TokenCounter:
     return TokenCounter(source, encoder, config, tokenizers)
 
 
-def _add_tokens(report: FileReport, tokens: TokenCounter, counts: Sequence[int | str], samples: Sequence[str]) -> None:
+def _add_tokens(report: FileReport, counter: TokenCounter, counts: Sequence[int | str], samples: Sequence[str]) -> None:
     """Add quantiles of the numbers of tokens, sampled texts, and texts without tokens to a report.
 
     `counts` has the number of tokens of each distinct text, or an error message.
@@ -340,10 +340,10 @@ def _add_tokens(report: FileReport, tokens: TokenCounter, counts: Sequence[int |
     if lengths:
         shares = {"shortest": 0, "50%": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1}
         report.tokens = {name: int(np.quantile(lengths, share, method="lower")) for name, share in shares.items()}
-        report.max_length = tokens.encoder.max_length
+        report.max_length = counter.encoder.max_length
         report.truncated = sum(length > report.max_length for length in lengths)
         usable = (text for text, length in zip(samples, counts, strict=False) if isinstance(length, int))
-        report.examples = list(map(tokens.render, usable))
+        report.examples = list(map(counter.render, usable))
     if problems:
         text = f"texts without a token: {len(problems):,}. The first: {problems[0]}"
         report.add("untokenisable", len(problems), text, trouble=True)
@@ -361,10 +361,10 @@ def _causes(rejected: Sequence[BadRow]) -> str:
     of_cause: defaultdict[str, list[BadRow]] = defaultdict(list)
     for bad in rejected:
         of_cause[re.sub(r"'.*?'|`.*`|\d[\d.]*", "", bad.reason)].append(bad)
-    most = sorted(of_cause.values(), key=len, reverse=True)
-    shown = [f"{len(rows):,} × {rows[0].reason} (first: {rows[0].place})" for rows in most[:SHOWN_PLACES]]
-    more = "; …" if len(most) > SHOWN_PLACES else ""
-    return f"{len(rejected):,} row{'s' * (len(rejected) > 1)} cannot be used: {'; '.join(shown)}{more}"
+    causes = sorted(of_cause.values(), key=len, reverse=True)
+    shown = [f"{len(rows):,} × {rows[0].reason} (first: {rows[0].place})" for rows in causes[:SHOWN_PLACES]]
+    more = "; …" if len(causes) > SHOWN_PLACES else ""
+    return f"{len(rejected):,} {'rows' if len(rejected) > 1 else 'row'} cannot be used: {'; '.join(shown)}{more}"
 
 
 def _score_table(counts: Counter[float]) -> dict[str, int]:
@@ -401,29 +401,21 @@ def write_fixed(files: Sequence[tuple[DataSource, FileReport]], folder: Path, ou
         kept = quarantined = 0
         reading = open_examples(source)
         with (
-            (folder / cleaned).open("x", encoding="utf-8") as kept_rows,
-            (folder / quarantine).open("x", encoding="utf-8") as removed_rows,
+            (folder / cleaned).open("x", encoding="utf-8") as kept_file,
+            (folder / quarantine).open("x", encoding="utf-8") as removed_file,
         ):
             for number, row, result in _numbered(reading):
                 reason = result.reason if isinstance(result, BadRow) else report.removed.get(number)
                 if reason is None and isinstance(row, Row):
                     kept += 1
-                    kept_rows.write(json_row(reading.named_values(row)))
+                    kept_file.write(json_row(reading.named_values(row)))
                 else:
                     quarantined += 1
                     values = row.values if isinstance(row, Row) else None
                     content = {"file": source.path, "line": number, "reason": reason, "row": values}
-                    removed_rows.write(json_row(content))
-        fixed.append(
-            {
-                "path": source.path,
-                "cleaned": str(out / cleaned),
-                "quarantine": str(out / quarantine),
-                "rows_in": kept + quarantined,
-                "kept": kept,
-                "quarantined": quarantined,
-            }
-        )
+                    removed_file.write(json_row(content))
+        paths = {"path": source.path, "cleaned": str(out / cleaned), "quarantine": str(out / quarantine)}
+        fixed.append(paths | {"rows_in": kept + quarantined, "kept": kept, "quarantined": quarantined})
     return fixed
 
 

@@ -121,7 +121,7 @@ def questions_main(settings: QuestionSettings) -> None:
             return
         with progress_bar("questions", len(requests), "request", done=answers.requests) as bar:
             answers.collect(llms, bar.update)
-    # Questions in the answers.
+    # Questions in the answers, with their passages (text, document, start).
     questions = [
         Question(text, *passages[request.row], style=request.kind, llm=request.llm, reason=reason)
         for request in requests
@@ -151,8 +151,8 @@ def read_passages(settings: QuestionFiles) -> list[Passage]:
 
     corpus = Corpus.open(settings.documents, settings.column, settings.id_column)
     if settings.id_column is None:
-        common = set.intersection(*(set(file.columns) for file in corpus.source.files))
-        corpus = replace(corpus, id_column=next((name for name in ("id", "_id") if name in common), None))
+        common_columns = set.intersection(*(set(file.columns) for file in corpus.source.files))
+        corpus = replace(corpus, id_column=next((name for name in ("id", "_id") if name in common_columns), None))
     splitter = MarkdownSplitter(settings.passage_characters)
     passages = list[Passage]()
     seen = set[str]()
@@ -219,17 +219,17 @@ def _estimate(
     )
 
 
-def _lines(answer: Answer, most: int) -> Iterator[tuple[str, str | None]]:
-    """Yield the lines of an answer with the reason why a line is not a question, or more than the `most` requested ones."""
-    asked = 0
+def _lines(answer: Answer, requested: int) -> Iterator[tuple[str, str | None]]:
+    """Yield the lines of an answer with the reason why a line is not a question, or exceeds the `requested` number."""
+    count = 0
     for text, reason in read_answer(answer.text, finished=answer.finished):
         if reason is None:
             words = len(_WORD.findall(text))
             if not _LEAST_WORDS <= words <= _MOST_WORDS:
                 reason = "too short" if words < _LEAST_WORDS else "too long"
             else:
-                asked += 1
-                reason = "more than requested" if asked > most else None
+                count += 1
+                reason = "more than requested" if count > requested else None
         yield text, reason
 
 
@@ -242,7 +242,7 @@ def kept(questions: Iterable[Question]) -> list[Question]:
 
 
 def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], settings: QuestionSettings) -> None:
-    """Mark questions as dropped that one of the filters of the settings applies to."""
+    """Set `reason` of each question that a filter of the settings drops."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     from angle_llm.model.encoder import SentenceEncoder
@@ -256,17 +256,17 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
             question.reason = "language"
 
     # Filters by an encoder.
-    left = kept(questions)
-    if {"repeated", "many documents", "not found"}.isdisjoint(settings.filters) or not left:
+    remaining = kept(questions)
+    if {"repeated", "many documents", "not found"}.isdisjoint(settings.filters) or not remaining:
         return
     encoder = SentenceEncoder.from_pretrained(settings.model, device=settings.device)
-    rows_QD = encoder.encode_query([question.query for question in left])
-    _drop_similar(left, rows_QD, settings)
+    rows_QD = encoder.encode_query([question.query for question in remaining])
+    _drop_similar(remaining, rows_QD, settings)
     if "not found" in settings.filters:
         passages_PD = encoder.encode_document([passage.text for passage in passages])
         blocks = grid_blocks(passages_PD, np.arange(len(passages)))
         passage_QR, _ = nearest(on_grid(rows_QD), blocks, settings.first)
-        for question, passage_R in zip(left, passage_QR, strict=True):
+        for question, passage_R in zip(remaining, passage_QR, strict=True):
             documents = {passages[number].document for number in passage_R}
             if question.reason is None and question.document not in documents:
                 question.reason = "not found"

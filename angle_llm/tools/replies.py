@@ -50,7 +50,8 @@ def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
         thoughts, rest = answer, ""
     lines = [Line(line, "thought") for line in (thoughts + end).splitlines()]
     if (items := _json_list(rest)) is not None:
-        return lines + [Line(item, None if item else "blank") for item in items] or [Line(answer, "blank")]
+        lines += [Line(item, None if item else "blank") for item in items]
+        return lines or [Line(answer, "blank")]
     texts = rest.splitlines()
     is_list = any(_MARKER.match(text) for text in texts)
     dropped = [_why_dropped(text, is_list) for text in texts]

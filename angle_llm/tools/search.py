@@ -78,7 +78,7 @@ def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array
     result does not depend on the size of the blocks. Vectors that are not finite give NaN. Memory is Q × R, and 256 × C
     for the cosines of a block.
     """
-    starts = range(0, max(1, len(queries_QD)), QUERIES_AT_ONCE)
+    starts = range(0, max(1, len(queries_QD)), QUERIES_AT_ONCE)  # one empty block without queries
     sizes = [len(queries_QD[start : start + QUERIES_AT_ONCE]) for start in starts]
     best_QR: list[tuple[Array, Array]] = [(np.empty((size, 0), dtype=np.int64), np.empty((size, 0))) for size in sizes]
     first = 0
@@ -192,17 +192,15 @@ def search_main(settings: SearchSettings) -> None:
 
     queries = [*settings.queries, *([] if settings.file is None else corpus_texts(settings.file, settings.column))]
     search = VectorSearch(settings.out, model=settings.model, side=settings.side, in_memory=False)
-    hits_of_query = search(queries, settings.top)
-    if settings.json:
-        for query, hits in zip(queries, hits_of_query, strict=True):
+    for query, hits in zip(queries, search(queries, settings.top), strict=True):
+        if settings.json:
             print(json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False))
-        return
-    for query, hits in zip(queries, hits_of_query, strict=True):
-        names = ["id" if any(hit.id is not None for hit in hits) else "row"]
-        names += [str(hit.row if hit.id is None else hit.id) for hit in hits]
-        width = max(map(len, names))
-        print(f"\n{query}\n  {'cosine':>7}  {names[0]:{width}}  text")
-        for hit, name in zip(hits, names[1:], strict=True):
+            continue
+        header = "id" if any(hit.id is not None for hit in hits) else "row"
+        names = [str(hit.row if hit.id is None else hit.id) for hit in hits]
+        width = max(map(len, [header, *names]))
+        print(f"\n{query}\n  {'cosine':>7}  {header:{width}}  text")
+        for hit, name in zip(hits, names, strict=True):
             text = hit.text or "(text not available; embed with --store-text)"
             line = " ".join(text.split())
             shown = line if len(line) <= _TEXT_SHOWN else f"{line[:_TEXT_SHOWN]}…"

@@ -62,7 +62,7 @@ def split_main(settings: SplitSettings) -> None:
         for name, text in content.items():
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
-    # Report.
+    # Write the parts, and print their sizes.
     write_folder(settings.out, fill)
     counts = " + ".join(f"{len(rows):,} in {name}.jsonl" for name, rows in rows_of_part.items())
     dropped = f" + {report.rows_in - len(texts):,} dropped" if report.rows_in > len(texts) else ""

@@ -86,7 +86,7 @@ def _read_judgements(path: Path, encoding: str) -> dict[str, list[Judgement]]:
                 f"{row.place}: query {query} and document {document} have the score {score:g} here and {first.score:g} in "
                 f"{row.unit} {first.line}. Remove one of them"
             )
-        if first.line == row.line:
+        if first.line == row.line:  # not a repeated judgement
             judgements.setdefault(query, []).append(first)
     return judgements
 
@@ -105,7 +105,7 @@ def _read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str
             f"{path.parent}: no file {path.name}; a BEIR folder has corpus.jsonl and queries.jsonl, or a Parquet file "
             "for each split in corpus/ and queries/"
         )
-    known: set[str] = set()
+    seen: set[str] = set()
     text_of: dict[str, str] = {}
     for row in reader_of(path, encoding=encoding).good_rows():
         parts = [row.values.get(name) for name in ("title", "text")]
@@ -113,9 +113,9 @@ def _read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str
         if not is_complete or not all(isinstance(part, str | None) for part in parts):
             raise DataError(f"{row.place}: expected _id, text and optionally title, got {row.values!r:.80}")
         key = str(row.values["_id"])
-        if key in known:
+        if key in seen:
             raise DataError(f"{row.place}: the id {key} occurs twice; remove one of the rows, or write another id")
-        known.add(key)
+        seen.add(key)
         if ids is None or key in ids:
             text_of[key] = " ".join(part for part in parts if part).strip()
     return text_of

@@ -361,7 +361,7 @@ class TsvFile(FileReader):
     @cached_property
     def _csv_quoting_at(self) -> int:
         """Line of the first cell that shows the quoting of CSV; 0 if a cell has quotes that are not this quoting."""
-        first = end = width = 0
+        quoting_line = end = width = 0
         lines = [_without_line_end(line).replace("\r", " ") + "\n" for _, line in self.lines()]
         lines = [line.replace("\0", " ") for line in lines]  # Python 3.10 reads no NUL
         reader = csv.reader(lines, delimiter="\t")
@@ -370,12 +370,12 @@ class TsvFile(FileReader):
             row = "".join(lines[start:end]).removesuffix("\n")
             width = width or len(cells)
             if not _CSV_ROW.fullmatch(row) or len(cells) not in (0, width):
-                return 0
+                return 0  # the quotes belong to the texts
             quoted_header = start == 0 and '"' in row and not self.header
             doubled = any('""' in cell[1:-1] for cell in _QUOTED.findall(row))
             if quoted_header or doubled or end - start > 1:
-                first = first or start + 1
-        return first
+                quoting_line = quoting_line or start + 1
+        return quoting_line
 
 
 class CsvFile(TsvFile):
@@ -554,13 +554,12 @@ class DatasetReader(RowsInMemory):
         except DataError:
             raise
         except Exception as error:  # many types: no network, unknown dataset, configuration or split, broken files
-            of = f" of configuration {configuration!r}" if configuration else ""
-            advice = (
-                "Check split and names"
-                if Path(name).exists()
-                else f"It is not a local path. {similar_paths(Path(name))}"
-            )
-            raise DataError(f"{name}: `datasets` could not load split {split!r}{of}: {error}. {advice}") from error
+            of_configuration = f" of configuration {configuration!r}" if configuration else ""
+            advice = "Check split and names"
+            if not Path(name).exists():
+                advice = f"It is not a local path. {similar_paths(Path(name))}"
+            problem = f"`datasets` could not load split {split!r}{of_configuration}: {error}"
+            raise DataError(f"{name}: {problem}. {advice}") from error
         super().__init__(dataset, name=name)
         self.identity = str(dataset._fingerprint)
 
@@ -578,14 +577,14 @@ def _check_space(name: str, builder: Any) -> None:
     if table.exists():  # from an earlier run
         return
     urls = [url for urls_of_split in (builder.config.data_files or {}).values() for url in urls_of_split]
-    size = builder.info.download_size or sum(map(xgetsize, urls))
-    present = 0
+    download_size = builder.info.download_size or sum(map(xgetsize, urls))
+    cached_size = 0
     for url in urls:
         if match := re.fullmatch("hf://datasets/([^@]+)@([^/]+)/(.+)", url):
             cached = try_to_load_from_cache(match[1], match[3], revision=match[2], repo_type="dataset")
-            present += Path(cached).stat().st_size if isinstance(cached, str) else 0
-    missing = max(size - present, 0) if any("://" in url for url in urls) else 0
-    needed = missing + (builder.info.dataset_size or size)
+            cached_size += Path(cached).stat().st_size if isinstance(cached, str) else 0
+    missing = max(download_size - cached_size, 0) if any("://" in url for url in urls) else 0
+    needed = missing + (builder.info.dataset_size or download_size)
     folder = next(parent for parent in table.parents if parent.exists())
     if needed > (free := shutil.disk_usage(folder).free):
         raise DataError(

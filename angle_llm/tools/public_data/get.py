@@ -94,9 +94,9 @@ def get_main(settings: GetSettings) -> None:
         print("Group of all STS sets: sts. Download: angle-llm data get NAME … --to DATA")
         return
     root = settings.to.expanduser()
-    # `sets` has the STS sets first, as data_sets.yaml, so their files exist when training data call `evaluated`.
-    tests = [file.path for entry in select_sets(["sts"]).values() for file in entry.files if "train" not in file.path]
-    evaluated = cache(lambda: evaluation_texts(data_file(root / path) for path in tests))
+    # `sets` has the STS sets first, as data_sets.yaml, so their files exist when training data call `sts_texts`.
+    paths = [file.path for entry in select_sets(["sts"]).values() for file in entry.files if "train" not in file.path]
+    sts_texts = cache(lambda: evaluation_texts(data_file(root / path) for path in paths))
     missing = _missing_files(sets, root)
     log(f"{len(missing)} files are missing, others complete")
 
@@ -104,10 +104,10 @@ def get_main(settings: GetSettings) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for entry, file in missing:
             source = _download(file)
-            new = Path(temporary, Path(file.path).name)
-            _convert(source, new, file, entry, evaluated)
-            check_file(new, file, f"{source.resolve()}, read as {file.path}")
-            with new.open("rb") as stream:
+            converted = Path(temporary, Path(file.path).name)
+            _convert(source, converted, file, entry, sts_texts)
+            check_file(converted, file, f"{source.resolve()}, read as {file.path}")
+            with converted.open("rb") as stream:
                 write_file(root / file.path, partial(shutil.copyfileobj, stream))
             log(f"{root / file.path}: {file.rows:,} rows")
 
@@ -138,8 +138,8 @@ def _download(file: PublicFile) -> Path:
         raise ConnectionError(f"{file.repo}/{file.source}: {error}. Run the same command again") from error
 
 
-def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, evaluated: Callable[[], set[str]]) -> None:
-    """Write a file of a data directory from the downloaded source. `evaluated` returns the texts of evaluation sets."""
+def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, sts_texts: Callable[[], set[str]]) -> None:
+    """Write a file of a data directory from the downloaded source. `sts_texts` returns the texts of evaluation sets."""
     rows: Iterable[Sequence[Any]]
     if entry.reader == "copy":
         shutil.copyfile(source, target)
@@ -147,10 +147,11 @@ def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, eva
     if entry.reader == "pairs":
         rows = read_pairs(source).pairs
         if ":" in file.part:
-            rows = rows[slice(*(int(bound) if bound else None for bound in file.part.split(":")))]
+            start, stop = (int(bound) if bound else None for bound in file.part.split(":"))
+            rows = rows[start:stop]
     elif entry.reader == "triples":
         triples = ([str(value) for value in row.values.values()] for row in resolve_source(source).good_rows())
-        rows = ([*triple, sts_overlap(triple, evaluated())] for triple in triples)
+        rows = ([*triple, sts_overlap(triple, sts_texts())] for triple in triples)
     else:
         folder = target.with_name("senteval")
         if not folder.exists():

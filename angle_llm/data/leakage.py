@@ -97,24 +97,25 @@ class FileKeys:
         pairs = pairs_of(example)
         if isinstance(example, LabelledText):  # evaluation sets may have the text with any class, or with this label
             pairs = [(example.text, _CLASS, float(key(example.label))), (example.text, example.label, 1.0)]
-        bare_of = {text: normalized(text) for left, right, _ in pairs for text in (left, right)}
-        near_pairs = [(pair_key(bare_of[left], bare_of[right]), score) for left, right, score in pairs]
+        normalized_of = {text: normalized(text) for left, right, _ in pairs for text in (left, right)}
+        near_pairs = [(pair_key(normalized_of[left], normalized_of[right]), score) for left, right, score in pairs]
         self.rows.append(
             RowKeys(
                 line=line,
                 exact=_row_key([(pair_key(left, right), score) for left, right, score in pairs]),
                 near=_row_key(near_pairs),
                 instructions=key(example.instruction or "", example.document_instruction or ""),
-                query=key(bare_of[pairs[0][0]]),
+                query=key(normalized_of[pairs[0][0]]),
                 pairs=near_pairs,
                 is_unlike_itself=any(
-                    bare_of[left] == bare_of[right] and score < CONTRADICTION for left, right, score in pairs
+                    normalized_of[left] == normalized_of[right] and score < CONTRADICTION
+                    for left, right, score in pairs
                 ),
             )
         )
         new = {key(text): text for text in texts_of(example) if key(text) not in self.texts}
         self.texts.update(new)
-        self.sentences.update(key(bare_of[text]) for text in new.values() if is_distinctive(bare_of[text]))
+        self.sentences.update(key(normalized_of[text]) for text in new.values() if is_distinctive(normalized_of[text]))
         return list(new.values())
 
     def report(self, kind: str, line: int, text: str, matching: str = "", reason: str = "") -> None:
@@ -171,13 +172,13 @@ class EvaluationSet:
         identity: str = "",
     ) -> EvaluationSet:
         """Create an evaluation set from pairs, single texts and queries."""
-        bare = cache(normalized)
+        normalize = cache(normalized)
         return cls(
             name=name,
             identity=identity,
-            pairs={pair_key(bare(left), bare(right)) for left, right in pairs},
-            sentences={key(bare(text)) for text in texts if is_distinctive(bare(text))},
-            queries={key(bare(text)) for text in queries},
+            pairs={pair_key(normalize(left), normalize(right)) for left, right in pairs},
+            sentences={key(normalize(text)) for text in texts if is_distinctive(normalize(text))},
+            queries={key(normalize(text)) for text in queries},
         )
 
 
@@ -196,12 +197,12 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
     ]
     shared_of_set: list[dict[str, set[int]]] = [{unit: set() for unit in keys} for keys in keys_of_set]
     for at in range(0, len(examples), len(examples) // _COMPARED + 1):
-        bare_of = {text: normalized(text) for text in texts_of(examples[at])}
+        normalized_of = {text: normalized(text) for text in texts_of(examples[at])}
         pairs = pairs_of(examples[at])
         example_keys = {
-            "pairs": {pair_key(bare_of[left], bare_of[right]) for left, right, _ in pairs},
-            "queries": {key(bare_of[pairs[0][0]])},
-            "texts of 4 words or more": set(map(key, bare_of.values())),
+            "pairs": {pair_key(normalized_of[left], normalized_of[right]) for left, right, _ in pairs},
+            "queries": {key(normalized_of[pairs[0][0]])},
+            "texts of 4 words or more": set(map(key, normalized_of.values())),
         }
         for keys, shared in zip(keys_of_set, shared_of_set, strict=True):
             for unit in shared:

@@ -187,22 +187,22 @@ def answer_ranks(
     """
     answers = [np.array(sorted(grades), dtype=np.intp) for grades in relevant]
     skipped = [rows if skip is None else np.append(rows, skip) for rows, skip in zip(answers, itself, strict=True)]
-    step = max(1, _SIMILARITIES // max(queries_QD.shape[1], min(_QUERIES, len(queries_QD)), 1))
+    candidates_at_once = max(1, _SIMILARITIES // max(queries_QD.shape[1], min(_QUERIES, len(queries_QD)), 1))
     ranks_of = []
     for first in range(0, len(queries_QD), _QUERIES):
         block_QD = unit_rows(queries_QD[first : first + _QUERIES])
-        numbers = range(first, first + len(block_QD))
+        queries = range(first, first + len(block_QD))
         similarities = [
-            unit_rows(candidates_CD[answers[query]]) @ row for query, row in zip(numbers, block_QD, strict=True)
+            unit_rows(candidates_CD[answers[query]]) @ row for query, row in zip(queries, block_QD, strict=True)
         ]
         ahead = [np.zeros(len(similar_R), dtype=np.int64) for similar_R in similarities]
-        for start in range(0, len(candidates_CD), step):
-            similar_QC = block_QD @ unit_rows(candidates_CD[start : start + step]).T
-            for query, similar_C, similar_R, ahead_R in zip(numbers, similar_QC, similarities, ahead, strict=True):
-                inside = skipped[query] - start
-                similar_C[inside[(inside >= 0) & (inside < len(similar_C))]] = -np.inf
+        for start in range(0, len(candidates_CD), candidates_at_once):
+            similar_QC = block_QD @ unit_rows(candidates_CD[start : start + candidates_at_once]).T
+            for query, similar_C, similar_R, ahead_R in zip(queries, similar_QC, similarities, ahead, strict=True):
+                position = skipped[query] - start  # in the block, if it is not negative or too large
+                similar_C[position[(position >= 0) & (position < len(similar_C))]] = -np.inf
                 ahead_R += (similar_C >= similar_R[:, None] - _TIE).sum(axis=1)
-        for query, similar_R, ahead_R in zip(numbers, similarities, ahead, strict=True):
+        for query, similar_R, ahead_R in zip(queries, similarities, ahead, strict=True):
             order = np.argsort(-np.round(similar_R / _TIE), kind="stable")
             ranks = ahead_R[order] + np.arange(1, len(order) + 1)
             ranks_of.append(dict(zip(answers[query][order].tolist(), ranks.tolist(), strict=True)))

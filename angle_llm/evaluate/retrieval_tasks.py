@@ -223,8 +223,8 @@ def read_classes(
     class_of = _classes(settings, source)
     candidates = class_of if reference is None else _classes(reference)
     if not {*class_of.values()} & {*candidates.values()}:
-        shown = [sorted({*labels.values()})[:3] for labels in (class_of, candidates)]
-        raise DataError(f"{settings.path}: expected classes of the reference, such as {shown[1]}; got {shown[0]}.")
+        expected, got = (sorted({*labels.values()})[:3] for labels in (candidates, class_of))
+        raise DataError(f"{settings.path}: expected classes of the reference, such as {expected}; got {got}.")
     counts = Counter(candidates.values())
     asked = {text: name for text, name in class_of.items() if reference is not None or counts[name] > 1}
     if not asked or len(counts) < 2:

@@ -247,9 +247,8 @@ class RetrievalSettings(RowSettings, EvalSettings):
             raise SettingsError(
                 f"--format {self.format} belongs to --pairs; files of --classes are labelled_text. Omit it."
             )
-        defaults = vars(RowSettings()) | {"corpus": None, "reference": None}
         sources_of = {"corpus": ["pairs"], "reference": ["classes"]}
-        for name, default in defaults.items():
+        for name, default in (vars(RowSettings()) | {"corpus": None, "reference": None}).items():
             sources = sources_of.get(name, ["pairs", "classes"])
             if getattr(self, name) != default and not any(getattr(self, source) for source in sources):
                 raise SettingsError(f"--{name.replace('_', '-')} belongs to --{' and --'.join(sources)}, got none.")

@@ -660,9 +660,9 @@ def reader_of(path: Path, *, tables: bool = False, encoding: str = "utf-8", cont
     Raises:
         DataError: for a file type that cannot be read.
     """
-    packed = path.suffix.lower() == ".gz"
-    extension = (path.with_suffix("") if packed else path).suffix.lower()
-    if packed and f"{extension}.gz" not in EXTENSIONS and extension in FILE_TYPES:
+    is_gzip = path.suffix.lower() == ".gz"
+    extension = (path.with_suffix("") if is_gzip else path).suffix.lower()
+    if is_gzip and f"{extension}.gz" not in EXTENSIONS and extension in FILE_TYPES:
         raise DataError(f"{path}: {extension} files are not read from .gz; unpack it")
     if tables and extension not in FILE_TYPES:
         raise DataError(f"{path}: unknown file name extension; known: {', '.join(FILE_TYPES)}, text files also .gz")

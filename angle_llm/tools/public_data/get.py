@@ -157,7 +157,7 @@ def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, sts
         if not folder.exists():
             with tarfile.open(source) as archive:
                 archive.extractall(folder, filter="data")  # paths and links that leave the folder are errors
-        folder = next(folder.rglob("STS"), folder / "STS").parent
+        folder = next(folder.rglob("STS"), folder / "STS").parent  # the folder with STS/
         rows = read_task(folder, file.part, "senteval").pairs
     write_json_lines(target, (dict(zip(entry.columns, row, strict=False)) for row in rows))
 

@@ -68,8 +68,6 @@ The pretrained model is saved in {model}. Its vectors are not trained for simila
 _CODE = 'rows = encoder.encode(["A man is eating.", "Someone eats."])'
 _CODE_OF_SIDES = """queries = encoder.encode_query(["Who eats?"])
     documents = encoder.encode_document(["A man is eating.", "Someone eats."])"""
-
-
 _NOT_BETTER = (
     "warning: this model is not better than before training (table above). Usual causes: a learning rate that is too high or "
     "too low (--optimizer.learning-rate), too many or too few steps, few or wrong data (`angle-llm data check`), evaluation "

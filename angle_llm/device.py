@@ -161,19 +161,18 @@ def compiled_if_equal(
     tolerance: float,
     **options: Any,
 ) -> Callable[..., Any]:
-    """Return a function compiled by `torch.compile`, or the function itself if results differ, with a warning that has `name`.
+    """Return a function compiled by `torch.compile`, or the function itself if compilation fails or results differ.
 
-    `results(function)` yields results of the compiled or the original function for the same inputs, `tolerance` is their
-    largest relative difference, and `options` are for `torch.compile`.
+    The second case logs a warning with `name`. `results(function)` yields results of the compiled or the original function
+    for the same inputs, `tolerance` is their largest relative difference, and `options` are for `torch.compile`.
     """
     import torch._dynamo  # slow to import
 
     if torch._dynamo.config.disable:
         return function
     compiled: Callable[..., Any] = torch._dynamo.config.patch(recompile_limit=64)(torch.compile(function, **options))
-    problem = trial_problem(
-        (relative_difference(*pair) for pair in zip(results(compiled), results(function), strict=True)), tolerance
-    )
+    pairs = zip(results(compiled), results(function), strict=True)  # the functions run when `trial_problem` iterates
+    problem = trial_problem((relative_difference(*pair) for pair in pairs), tolerance)
     if problem is None:
         return compiled
     log(f"warning: {name} not compiled: {problem}")
@@ -209,9 +208,8 @@ def keep_freed_memory() -> Iterator[None]:
     sets limits of glibc.
     """
     mallopt = _mallopt()
-    has_limits = "malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
-        name.startswith("MALLOC_") for name in os.environ
-    )
+    has_limits = any(name.startswith("MALLOC_") for name in os.environ)
+    has_limits |= "malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if mallopt is None or has_limits:
         yield
         return

@@ -88,9 +88,9 @@ def fine_tune(
     from angle_llm.train.callbacks import check_callbacks
 
     check_callbacks(callbacks)
-    known = fields(TrainSettings)
-    for name in overrides.keys() - {item.name for item in known}:
-        groups = [item.name for item in known if name in getattr(item.default_factory, "__dataclass_fields__", ())]
+    top_level = fields(TrainSettings)
+    for name in overrides.keys() - {item.name for item in top_level}:
+        groups = [item.name for item in top_level if name in getattr(item.default_factory, "__dataclass_fields__", ())]
         if groups:
             raise SettingsError(f"unknown setting {name!r}. Did you mean {groups[0]}={{{name!r}: …}}?")
     if not isinstance(settings, TrainSettings):
@@ -103,8 +103,8 @@ def fine_tune(
         overrides["data"] = _data_settings(data, rows)
     if evaluation is not None:
         overrides["evaluation"] = _evaluation_settings(evaluation, tasks)
-    plain = {name: settings_to_dict(value) if is_dataclass(value) else value for name, value in overrides.items()}
-    values = merged_settings(settings_to_dict(settings), plain)
+    changes = {name: settings_to_dict(value) if is_dataclass(value) else value for name, value in overrides.items()}
+    values = merged_settings(settings_to_dict(settings), changes)
     objects = PythonObjects(rows, tasks, None if loss is None else as_objective(loss), callbacks)
     return run_training(settings_from_dict(TrainSettings, values, "fine_tune"), objects)
 

@@ -111,8 +111,9 @@ class PromptTemplate:
                 f"prompt {self.name!r}: expected exactly one {PLACEHOLDER} in the template, got {count}: {self.template!r}. "
                 f"Write {PLACEHOLDER} once, where the text is inserted."
             )
-        places = self.template.count(INSTRUCTION)
-        if places > 1 or INSTRUCTION in self.tail or places != bool(self.instruction.strip()):
+        instructions = self.template.count(INSTRUCTION)
+        has_default = bool(self.instruction.strip())
+        if instructions > 1 or INSTRUCTION in self.tail or (instructions == 1) != has_default:
             raise SettingsError(
                 f"prompt {self.name!r}: expected {INSTRUCTION} once before {PLACEHOLDER} and a default `instruction`, or "
                 f"neither; got the template {self.template!r} and the instruction {self.instruction!r:.80}."

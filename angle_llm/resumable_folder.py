@@ -72,8 +72,7 @@ class ResumableFolder:
         """Store the arguments; only entering the context manager reads or creates the folder.
 
         Args:
-            identity: JSON object with the input, model and settings of the command; all parts must have the same
-                values.
+            identity: JSON object with the input, model and settings of the command; all parts must have the same values.
             option: Command line flag that names the folder, for error messages.
             index: Name of the file that `finish` writes when all parts are complete. The files of all parts are then in
                 the folder itself. None: no such file, and each part is a subfolder.
@@ -88,10 +87,10 @@ class ResumableFolder:
         check_resumable(self.path, self._option, self._index)
         self._acquire()
         try:
-            index = (read_object(self.path / self._index) if self._index is not None else None) or {}
+            index = {} if self._index is None else read_object(self.path / self._index) or {}
             self._indexed = {part["name"]: part for part in index.get("parts", ())}
-            written = read_object(self.path / IDENTITY) or index
-            changed = differences(written, self.identity)
+            stored = read_object(self.path / IDENTITY) or index  # `finish` moves the identity to the index
+            changed = differences(stored, self.identity)
             if changed and self.names():
                 raise FolderError(
                     f"{self.path} (up to {self.names()[-1]}) was started with other input, model or settings. Choose another "

@@ -76,9 +76,8 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
     if stopping.patience is not None:
         stop = EarlyStopping(stopping.patience, stopping.metric, stopping.least)
         objects = replace(objects, callbacks=[*objects.callbacks, stop])
-    if not settings.evaluation.every_steps and any(
-        isinstance(callback, EarlyStopping) for callback in objects.callbacks
-    ):
+    stops_early = any(isinstance(callback, EarlyStopping) for callback in objects.callbacks)
+    if stops_early and not settings.evaluation.every_steps:
         raise SettingsError(
             "early stopping counts evaluations: expected evaluation.tasks, and evaluation.every_steps above 0. Set them, such as "
             "--evaluation.every-steps 100; in Python: evaluation={'tasks': …, 'every_steps': 100}."

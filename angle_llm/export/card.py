@@ -58,27 +58,27 @@ class CardFacts:
             ArtifactError: if the folder has no encoder, or is damaged.
         """
         origin = _read_optional(folder / MERGE_NAME)
-        of_all: dict[str, Any] = {"origin": origin, "report": _read_optional(folder / REPORT_NAME)}
-        of_whole = of_all | {"base": origin.get("base"), "revision": origin.get("base_revision")}
+        common: dict[str, Any] = {"origin": origin, "report": _read_optional(folder / REPORT_NAME)}
+        of_merged = common | {"base": origin.get("base"), "revision": origin.get("base_revision")}
         # Exported encoders.
         if is_gguf_export(folder):
-            stored = Usage.read(folder)
+            gguf_usage = Usage.read(folder)
             _, pooling = stored_facts(folder / GGUF_NAME)
-            facts = ExportFacts(stored.prompt, pooling, stored.max_length, normalize=stored.normalize)
-            return cls(form="gguf", usage=facts, instructions=stored.described(), **of_whole)
+            facts = ExportFacts(gguf_usage.prompt, pooling, gguf_usage.max_length, normalize=gguf_usage.normalize)
+            return cls(form="gguf", usage=facts, instructions=gguf_usage.described(), **of_merged)
         exported = ExportFacts.read(folder)
         if exported is not None and is_onnx_folder(folder):
-            return cls(form="onnx", usage=exported, instructions=onnx_usage(folder), **of_whole)
+            return cls(form="onnx", usage=exported, instructions=onnx_usage(folder), **of_merged)
         if exported is not None:
             notes = program_notes(folder, exported)
-            return cls(form=LIBRARY, usage=exported, opens_in_library=True, notes=notes, **of_whole)
+            return cls(form=LIBRARY, usage=exported, opens_in_library=True, notes=notes, **of_merged)
         # Saved encoders.
         if not is_saved_encoder(folder):
             raise ArtifactError(f"{folder} is neither a saved encoder nor an exported encoder.{model_inside(folder)}")
         card = EncoderCard.read(folder)
         if card.base is None:
-            return cls(form="whole", usage=card, opens_in_library=opens_in_library(folder), **of_whole)
-        return cls(form="adapter", usage=card, base=card.base, revision=card.base_revision, **of_all)
+            return cls(form="whole", usage=card, opens_in_library=opens_in_library(folder), **of_merged)
+        return cls(form="adapter", usage=card, base=card.base, revision=card.base_revision, **common)
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
@@ -97,7 +97,6 @@ def model_card(
     """Return the model card of an encoder in Markdown, with the metadata that the hub reads.
 
     Args:
-        facts: facts about the encoder.
         repo: name of the repository or folder in the code examples of the card.
         license: license of the base model; None if it is unknown.
         settings: settings of the training run; None if they are unknown.
@@ -105,7 +104,7 @@ def model_card(
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    # Metadata for the hub.
+    # Metadata for the hub. In `EvalResult`, a task is also the type and the name of its dataset.
     name = repo.rpartition("/")[2]
     results = []
     for task, metric, score in scores:
@@ -135,8 +134,8 @@ def model_card(
         "scores": scores,
         "settings": yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) if settings else "",
     }
-    template = Path(__file__).with_name("model_card.md")
-    return str(ModelCard.from_template(data, template_path=str(template), **values)) + "\n"
+    template = str(Path(__file__).with_name("model_card.md"))
+    return str(ModelCard.from_template(data, template_path=template, **values)) + "\n"
 
 
 def file_name(name: str) -> str:

@@ -106,12 +106,12 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
 
     Exit code 3 if a server agrees with an encoder whose base is unknown: an untrained encoder would agree too.
 
-    `score_on` takes the path of a file of scored pairs, and returns a function from an encoder to its score on the
-    file.
+    `score_on` takes the path of a file of scored pairs, and returns a function from an encoder to its score on them.
     """
     from angle_llm.export.verify import VerifyOptions, verify
     from angle_llm.serve.client import is_server
 
+    forms = [*settings.forms, *settings.server]
     options = VerifyOptions(
         texts=None if settings.texts is None else _read_texts(settings.texts),
         score=None if settings.pairs is None else score_on(settings.pairs),
@@ -120,11 +120,11 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
         base=settings.base,
         server={"send_prompt": settings.send_prompt, "model": settings.server_model},
     )
-    result = verify([*settings.forms, *settings.server], options)
+    result = verify(forms, options)
     if settings.json is not None:
         write_json(settings.json, result.to_dict())
     print(result.text())
-    if result.holds and result.base_difference is None and any(map(is_server, [*settings.forms, *settings.server])):
+    if result.holds and result.base_difference is None and any(map(is_server, forms)):
         sys.exit(3)
     sys.exit(0 if result.holds else 1)
 

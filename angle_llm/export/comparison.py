@@ -101,8 +101,7 @@ class Comparison:
     mean_difference: float
     """Mean over the texts of 1 - cos between the embeddings by the two compared versions of the encoder."""
     largest_relative_difference: float
-    """Largest |v - u| / |u| over the texts, for embeddings u by the first stored version of the encoder and v by this
-    version."""
+    """Largest |v - u| / |u| over the texts, for embeddings u by the first stored version and v by this version."""
     worst_text: str
     """Text whose embeddings by the two compared versions of the encoder have the smallest cosine."""
     texts_with_other_tokens: int
@@ -110,8 +109,7 @@ class Comparison:
     problems: tuple[str, ...]
     """Differences that are not allowed, as text; empty if the two versions are the same encoder."""
     weights: WeightsCount | None = None
-    """Comparison of the stored weights, if one version is an adapter and the second may be its merged model; else
-    None."""
+    """Comparison of the stored weights, if one version is an adapter and the second may be its merged model; else None."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,7 @@ class Verification:
     texts: int
     first: FormFacts
     base_difference: float | None
-    """Mean 1 - cos between embeddings by the first stored version and by its untrained base model; None if the base is
-    unknown."""
+    """Mean 1 - cos between embeddings by the first stored version and by its untrained base; None if the base is unknown."""
     base_note: str
     """Reason why the untrained base model of the encoder is unknown; empty if it is known."""
     comparisons: tuple[Comparison, ...]
@@ -191,25 +188,24 @@ def compare_forms(
     """Compare a stored version of an encoder with the first version: facts, token ids, embeddings and Spearman.
 
     Args:
-        first, other: the two versions.
         texts: the encoded texts, each with its side.
         allowed: largest allowed 1 - cos; None: chosen by the stored dtypes.
         base_difference: mean 1 - cos between the first version and its untrained base; None: not compared.
     """
     # Facts, and token ids, which a server does not report.
-    ours, theirs = first.facts, other.facts
+    expected, facts = first.facts, other.facts
     problems = [
-        f"{name} {value}, expected {expected}"
+        f"{name} {getattr(facts, name)}, expected {getattr(expected, name)}"
         for name in ("prompt", "pooling", "max_length", "dimensions", "normalize")
-        if (value := getattr(theirs, name)) != (expected := getattr(ours, name))
+        if getattr(facts, name) != getattr(expected, name)
     ]
-    other_ids = sum(a != b for a, b in zip(first.ids, other.ids, strict=True)) if other.ids else 0
-    if other_ids:
-        problems.append(f"{other_ids} of {len(texts)} texts have different token ids")
+    different_ids = sum(a != b for a, b in zip(first.ids, other.ids, strict=True)) if other.ids else 0
+    if different_ids:
+        problems.append(f"{different_ids} of {len(texts)} texts have different token ids")
 
     # Directions and lengths of the vectors.
-    allowed = theirs.tolerance(ours) if allowed is None else allowed
-    if theirs.dimensions != ours.dimensions:
+    allowed = facts.tolerance(expected) if allowed is None else allowed
+    if facts.dimensions != expected.dimensions:
         differences_N = relative_N = np.full(len(texts), np.nan)
     else:
         differences_N = cosine_differences(other.rows_ND, first.rows_ND)
@@ -223,20 +219,29 @@ def compare_forms(
     largest_relative = max(TIMES_DIRECTION * np.sqrt(2 * allowed), LEAST_RELATIVE)
     if not largest <= allowed:  # true for NaN too
         problems.append(f"1-cos {largest:.1e} exceeds {allowed:.0e}, for the text {worst_text!r:.60}")
-    elif theirs.normalize and ours.normalize:
+    elif facts.normalize and expected.normalize:
         length_error = float(abs(np.linalg.norm(other.rows_ND, axis=1) - 1).max())
         if length_error > LENGTH_TOLERANCE:
             problems.append(f"the vectors have other lengths: expected 1, got a difference of {length_error:.1e}")
-    elif theirs.normalize == ours.normalize and relative > largest_relative:
+    elif facts.normalize == expected.normalize and relative > largest_relative:
         problems.append(f"the vectors have other lengths: the largest relative difference is {relative:.1e}")
-    problems += _base_problems(theirs, largest, mean, base_difference)
+    problems += _base_problems(facts, largest, mean, base_difference)
 
     # Spearman on scored pairs.
-    if ours.spearman is not None and theirs.spearman is not None:
-        apart = abs(theirs.spearman - ours.spearman)
-        if not apart <= (SPEARMAN_TOLERANCE_HALF if ours.is_rounded or theirs.is_rounded else SPEARMAN_TOLERANCE):
-            problems.append(f"Spearman {theirs.spearman:.2f}, expected {ours.spearman:.2f}")
-    return Comparison(theirs, allowed, largest, mean, relative, worst_text, other_ids, tuple(problems))
+    if expected.spearman is not None and facts.spearman is not None:
+        tolerance = SPEARMAN_TOLERANCE_HALF if expected.is_rounded or facts.is_rounded else SPEARMAN_TOLERANCE
+        if not abs(facts.spearman - expected.spearman) <= tolerance:  # true for NaN too
+            problems.append(f"Spearman {facts.spearman:.2f}, expected {expected.spearman:.2f}")
+    return Comparison(
+        form=facts,
+        tolerance=allowed,
+        largest_difference=largest,
+        mean_difference=mean,
+        largest_relative_difference=relative,
+        worst_text=worst_text,
+        texts_with_other_tokens=different_ids,
+        problems=tuple(problems),
+    )
 
 
 def _base_problems(form: FormFacts, largest: float, mean: float, base_difference: float | None) -> list[str]:

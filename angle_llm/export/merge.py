@@ -84,9 +84,7 @@ def merge(
     check: bool = True,
     device: str | None = None,
 ) -> Verification | None:
-    """Merge a saved LoRA adapter into its base, write the whole model to a folder, and return the verification.
-
-    The verification compares the merged model with the adapter.
+    """Merge a saved LoRA adapter into its base, write the whole model to a folder, and return its comparison with the adapter.
 
     With `others`, combine models of one base, tensor by tensor: W_i are the weights of model i with its adapter merged,
     and w_i its number in `weights`, divided by their sum. A mean of LoRA matrices would be another model.
@@ -95,7 +93,7 @@ def merge(
         slerp    (sin((1 - w_2) a) W_1 + sin(w_2 a) W_2) / sin(a), where a is the angle between the flattened tensors
                  (Shoemake 1985; as in mergekit); linear if |cos a| > 0.9995, or for a tensor of zeros
 
-    The verification compares the first encoder alone, in the new folder; then all weights with the combination.
+    The folder is first compared with the first encoder alone. Then its weights are replaced by the combination and compared.
 
     Args:
         run: folder of the adapter; with `others`, any of the models.
@@ -108,9 +106,9 @@ def merge(
         dtype: dtype of the merged weights, which are computed in float32 and rounded once.
         composite: of a multimodal base, write the composite model: the merged weights replace the weights of its text model,
             and all other tensors are unchanged. False: the text model alone.
-        check: False skips verification, for a machine that cannot hold the model. The folder records the omission, and
+        check: False skips the comparison, for a machine that cannot hold the model. The folder records the omission, and
             the result is None.
-        device: device of the verification; None: the best available.
+        device: device of the comparison; None: the best available.
 
     Raises:
         FileNotFoundError: if there is no adapter at `run`, or its base is missing.
@@ -135,9 +133,9 @@ def merge(
     merged = MergedWeights(weights_of_parts, shares, method == "slerp")
     encoder_folder = Path(sources[first].location.name)
     skeleton = parts[first].weights.skeleton
-    whole = _open_composite(parts[first], encoder_folder) if composite else None
+    composite_model = _open_composite(parts[first], encoder_folder) if composite else None
 
-    # Where the merged model comes from.
+    # Where the merged model comes from. An untrained base among the inputs is the base of the result.
     card = next((part for part in parts if part.source.card is None), parts[first]).card
     adapter = parts[first].adapter
     named_parts = [{"name": model, "weight": share} for model, share in zip(models, shares, strict=True)]
@@ -155,30 +153,29 @@ def merge(
         "layers": card.layers,
         **made_from,
         "dtype": dtype,
-        "composite": whole and whole.model_class,
+        "composite": composite_model and composite_model.model_class,
         "angle_llm": __version__,
     }
 
     def fill(folder: Path) -> Verification | None:
         # With several models, the first one alone is verified; then its weights are replaced.
         verified = MergedWeights([weights_of_parts[first]]) if check else merged
-        _write_weights(folder, skeleton, whole, verified, torch_dtype(dtype))
-        _write_usage(folder, skeleton, whole, encoder_folder, card, dtype)
+        _write_weights(folder, skeleton, composite_model, verified, torch_dtype(dtype))
+        _write_usage(folder, skeleton, composite_model, encoder_folder, card, dtype)
         write_json(folder / MERGE_NAME, provenance)
         name = f"{out} with the weights of {models[first]} alone" if others else str(out)
         verify_options = VerifyOptions(device=device, original_base=original)
         report = finish_folder(folder, encoder_folder, name, verify_options if check else None)
         if others and report is not None:
-            _write_weights(folder, skeleton, whole, merged, torch_dtype(dtype))
-            count = count_differences(
-                open_base(BackboneLocation(str(folder)), dtype=dtype), skeleton.state_dict(), merged
-            )
+            _write_weights(folder, skeleton, composite_model, merged, torch_dtype(dtype))
+            written = open_base(BackboneLocation(str(folder)), dtype=dtype)
+            count = count_differences(written, skeleton.state_dict(), merged)
             if count.wrong:
                 raise VerificationError(f"{out} was not written: {count}; most in {count.worst_tensor}.")
-            used = f"{method}, {' and '.join(f'{share:.4g}' for share in shares)}"
+            combination = f"{method}, {' and '.join(f'{share:.4g}' for share in shares)}"
             note = (
                 f"The comparison is of {file_name(models[first])} alone. Then the weights were replaced by the combination "
-                f"({used}): {count}."
+                f"({combination}): {count}."
             )
             report = replace(report, notes=(*report.notes, note))
         write_report(folder, report, str(out))
@@ -209,8 +206,10 @@ def _write_usage(
     `composite` is the composite model to write, if any. `source` is the folder of the encoder that is merged, and `card` its
     card.
     """
-    whole = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
-    whole.write(folder)
+    merged_card = replace(
+        card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None
+    )
+    merged_card.write(folder)
     for path in dense_folders(source, card.dense):
         shutil.copytree(path, folder / path.name)
     if composite is not None:
@@ -226,7 +225,7 @@ def _write_usage(
     write_earlier_names(folder)
     tokenizer = load_tokenizer(BackboneLocation(str(source)))
     tokenizer.save_pretrained(folder)
-    write_library_form(folder, skeleton, tokenizer, whole)
+    write_library_form(folder, skeleton, tokenizer, merged_card)
 
 
 class _Part(NamedTuple):
@@ -373,19 +372,21 @@ def _write_weights(
     from safetensors.torch import save_file
 
     state = skeleton.state_dict()
-    names = {name: name for name in state} if composite is None else composite.names
+    name_of_key = {name: name for name in state} if composite is None else composite.names
     kept = {} if composite is None else composite.kept
-    shapes = {key: tensor.to("meta") for key, tensor in kept.items()}
-    for key, name in names.items():
-        shapes[key] = state[name].to("meta", dtype if state[name].is_floating_point() else None)
-    split = split_torch_state_dict_into_shards(shapes, max_shard_size=SHARD_BYTES)
+    meta_tensors = {key: tensor.to("meta") for key, tensor in kept.items()}
+    for key, name in name_of_key.items():
+        meta_tensors[key] = state[name].to("meta", dtype if state[name].is_floating_point() else None)
+
+    def tensor_of(key: str) -> torch.Tensor:
+        if key in kept:
+            return kept[key]
+        tensor, _ = weights.tensor(name_of_key[key])
+        return tensor.to(meta_tensors[key].dtype).contiguous()
+
+    split = split_torch_state_dict_into_shards(meta_tensors, max_shard_size=SHARD_BYTES)
     for file, keys in split.filename_to_tensors.items():
-        tensors = {
-            key: weights.tensor(names[key])[0].to(shapes[key].dtype).contiguous() if key in names else kept[key]
-            for key in keys
-        }
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        del tensors  # free the memory before the next shard
+        save_file({key: tensor_of(key) for key in keys}, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / "model.safetensors.index.json", index)
@@ -406,13 +407,13 @@ class _Composite(NamedTuple):
         """Copy configuration, processor and tokenizer of the base into a folder with merged weights of a dtype."""
         from huggingface_hub import try_to_load_from_cache
 
-        def in_cache(name: str) -> Any:
+        def in_cache(name: str) -> Any:  # a path; None if unknown; else an object: the base has no such file
             return try_to_load_from_cache(self.base, name, revision=self.revision) if is_hub_id(self.base) else False
 
         unknown: list[str] = []
         for name in ("config.json", *PROCESSOR_FILES, *TOKENIZER_FILES):
             path = in_cache(name)
-            if not isinstance(path, str):  # one request to a hub that does not answer, which takes half a minute
+            if not isinstance(path, str):  # ask a hub that does not answer only once: it takes half a minute
                 path = None if unknown else model_file(self.base, name, self.revision)
             if path is not None:
                 shutil.copyfile(path, folder / name)
@@ -425,13 +426,12 @@ class _Composite(NamedTuple):
             )
         # With another dtype, transformers would round merged weights; version 4 reads the dtype of each part.
         config = read_json(folder / "config.json")
-        names = {"dtype": dtype, "torch_dtype": dtype}
-        changed = json.loads(
-            json.dumps(config),
-            object_hook=lambda part: {k: names[k] if k in names and v else v for k, v in part.items()},
+        dtypes = {"dtype": dtype, "torch_dtype": dtype}
+        changed = json.loads(  # also in nested objects
+            json.dumps(config), object_hook=lambda part: part | {key: dtype for key in dtypes if part.get(key)}
         )
         if changed != config or not (config.get("dtype") or config.get("torch_dtype")):
-            write_json(folder / "config.json", changed | names)
+            write_json(folder / "config.json", changed | dtypes)
         write_library_refusal(folder)
 
 

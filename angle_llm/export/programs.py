@@ -41,8 +41,8 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
     in_vllm = facts.pooling in ("last", "cls", "mean") and not wrong_attention
     programs = [
         name
-        for name, lacks in _PROGRAMS.items()
-        if model_type in _MEASURED - lacks
+        for name, unreadable_types in _PROGRAMS.items()
+        if model_type in _MEASURED - unreadable_types
         and (in_vllm or not name.startswith("vLLM"))
         and not (is_bidirectional and "transformers 4" in name)
     ]

@@ -4,8 +4,7 @@
 
 The upload is one commit, and the local folder is not changed. A push uploads the files of an encoder (`_ENCODER_FILES`),
 and deletes such files of an earlier push if the new encoder does not have them. It keeps all other files of the
-repository. The token comes from `hf auth login` or HF_TOKEN; it is not an argument and is never
-printed.
+repository. The token comes from `hf auth login` or HF_TOKEN; it is not an argument and is never printed.
 """
 
 from __future__ import annotations
@@ -73,10 +72,10 @@ def push(settings: PushSettings) -> str:
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ValueError(f"push: expected a repository USER/NAME, got {repo!r}.")
     facts = CardFacts.read(folder)
-    about = _training(settings, folder)
-    path = about.get("settings", {}).get("model", {}).get("path")
-    if facts.base is None and path:
-        base, revision = split_revision(path)
+    card_arguments = _training(settings, folder)
+    base_path = card_arguments.get("settings", {}).get("model", {}).get("path")
+    if facts.base is None and base_path:
+        base, revision = split_revision(base_path)
         facts = replace(facts, base=base, revision=revision)
     _check(facts, folder)
     # Files to upload.
@@ -88,10 +87,10 @@ def push(settings: PushSettings) -> str:
     lines = [f"skipped: {skipped}"] if skipped else []
     # Upload, or a list of the files.
     if settings.dry_run:
-        lines += [*sorted([*files, "README.md"]), "", model_card(facts, repo, **about)]
+        lines += [*sorted([*files, "README.md"]), "", model_card(facts, repo, **card_arguments)]
         lines.append("Nothing was uploaded: --dry-run.")
         return "\n".join(lines)
-    url = _upload(files, facts, repo, about, private=not settings.public)
+    url = _upload(files, facts, repo, card_arguments, private=not settings.public)
     return "\n".join([*lines, f"Uploaded to {url}. Its model card shows how to use it."])
 
 
@@ -167,21 +166,20 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     parent = folder.resolve().parent
     if run is None and (parent / "settings.yaml").is_file():
         run = parent
-    about: dict[str, Any] = {}
+    card_arguments: dict[str, Any] = {}
     if run is not None:
         try:
-            about["settings"] = _without_paths(
-                yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8")) or {}
-            )
+            stored = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8"))
+            card_arguments["settings"] = _without_paths(stored or {})
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
         best = read_json(run / "best.json") if (run / "best.json").is_file() else {}
         for name, score in list(best.items())[:1]:  # main metric first
             task, _, metric = name.rpartition("/")
-            about["scores"] = [(f"{task} during training, of the saved model", metric, float(score))]
+            card_arguments["scores"] = [(f"{task} during training, of the saved model", metric, float(score))]
     if settings.results is not None:
-        about["scores"] = _read_scores(settings.results)
-    return about
+        card_arguments["scores"] = _read_scores(settings.results)
+    return card_arguments
 
 
 def _read_scores(path: Path) -> list[tuple[str, str, float]]:
@@ -213,11 +211,11 @@ def _is_encoder_file(name: str) -> bool:
 
 
 def _upload(
-    files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: dict[str, Any], *, private: bool
+    files: dict[str, Path | bytes], facts: CardFacts, repo: str, card_arguments: dict[str, Any], *, private: bool
 ) -> str:
     """Upload files and model card to the hub in one commit, and return the address of the commit.
 
-    `files` maps repository paths to local paths or contents; `about` has more arguments of `model_card`. The repository
+    `files` maps repository paths to local paths or contents; `card_arguments` are more arguments of `model_card`. The repository
     `repo` is created if needed. The files of an earlier encoder that are not replaced are deleted; other files are kept.
 
     Raises:
@@ -233,7 +231,7 @@ def _upload(
         foreign = sorted(existing - {".gitattributes", "README.md"})
         if foreign and existing.isdisjoint([CARD_NAME, EXPORT_NAME, USAGE_NAME]):
             raise PushError(f"{repo} contains other files ({', '.join(foreign[:3])} …). Choose another name.")
-        readme = model_card(facts, repo, license=_license(api, facts.base), **about)
+        readme = model_card(facts, repo, license=_license(api, facts.base), **card_arguments)
         if not existing:
             api.create_repo(repo, private=private, exist_ok=True)
         deleted = sorted(name for name in existing - files.keys() if _is_encoder_file(name))

@@ -63,17 +63,15 @@ def export_sentence_transformers(
     check: bool = True,
     device: str | None = None,
 ) -> Verification | None:
-    """Export a saved encoder to a sentence-transformers folder, and return the verification.
-
-    The verification compares the folder with the encoder.
+    """Export a saved encoder to a sentence-transformers folder, and return the comparison of folder and encoder.
 
     Args:
         run: folder of the encoder: an adapter, which is merged first, or a whole model.
         out: folder to write.
         dtype: dtype of a merged adapter; None: float32. A whole model keeps its dtype.
         side: use only the prompt of queries, or only the prompt of documents, for all texts.
-        check: False skips the verification, which needs sentence-transformers; the result is then None.
-        device: device of the verification; None: the best available.
+        check: False skips the comparison, which needs sentence-transformers; the result is then None.
+        device: device of the comparison; None: the best available.
 
     Raises:
         FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
@@ -110,14 +108,14 @@ def export_sentence_transformers(
     tokenizers = SideTokenizers.of(tokenizer, card.prompt, card.max_length)
     query = card.prompt.query
     prompts = dict[str, str]()
-    default = None
-    is_prefix = not (query.tail or query.edits) and query.head == query.head.lstrip()
-    stored = tokenizers.query
-    cannot_include = is_prefix and stored.template.head and (changed_names(tokenizer) or _is_rebuilt(source, card))
+    default_name = None
+    is_prefix = not (query.tail or query.edits) and query.head == query.head.lstrip()  # as `library_prompts` needs it
+    included = tokenizers.query
+    cannot_include = is_prefix and included.template.head and (changed_names(tokenizer) or _is_rebuilt(source, card))
     if card.prompt.differ or cannot_include:
-        prompts, default = library_prompts(card.prompt, source)
-        stored = SentenceTokenizer(tokenizer, replace(load_prompt("plain"), append=query.append), card.max_length)
-    exported = prompt_tokenizer(stored)
+        prompts, default_name = library_prompts(card.prompt, source)
+        included = SentenceTokenizer(tokenizer, replace(load_prompt("plain"), append=query.append), card.max_length)
+    exported = prompt_tokenizer(included)
 
     def fill(folder: Path) -> Verification | None:
         # Weights.
@@ -142,9 +140,9 @@ def export_sentence_transformers(
         _check_tokenizers(folder, tokenizers, prompts, exported)
         # Files of the library, facts of the export, verification.
         backbone = open_base(BackboneLocation(str(folder)), dtype=card.dtype).skeleton
-        write_library_files(folder, backbone, card, prompts=prompts, default=default)
+        write_library_files(folder, backbone, card, prompts=prompts, default=default_name)
         facts = ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize)
-        replace(facts, head=prompts.get(default or ""), as_llama=as_llama, dense=card.dense).write(folder)
+        replace(facts, head=prompts.get(default_name or ""), as_llama=as_llama, dense=card.dense).write(folder)
         return finish_folder(folder, source, str(out), VerifyOptions(side=side, device=device) if check else None)
 
     return write_directory(target, fill)

@@ -77,7 +77,7 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
         steps.append({"type": "Replace", "pattern": {"Regex": r"\z"}, "content": merge_span})
     if head:  # not Replace at \A: tokenizers 0.23 doubles tokens after it
         steps.append({"type": "Prepend", "prepend": head})
-    # `tokenizers` finds special tokens in a text too, unless they are in the vocabulary only.
+    # Added tokens of the result. `tokenizers` finds special tokens in a text too, unless they are in the vocabulary only.
     kept = [token for token in spec["added_tokens"] if not token["special"]]
     plain_names: list[str] = []
     if steps:
@@ -88,6 +88,7 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
         if kept:
             _forget(spec["model"], {token["content"] for token in kept})
             start, end = _MARKS
+            # The normalizer removes the prompt that it has added to a name (see the module docstring).
             kept = [token | {"content": f"{start}{token['content']}{end}", "normalized": True} for token in kept]
             prompt_of_name = rf"\A{re.escape(head)}{start}|{end}\.?{re.escape(merge_span)}\z"
             steps.append({"type": "Replace", "pattern": {"Regex": prompt_of_name}, "content": ""})
@@ -95,8 +96,8 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
         spec["normalizer"] = {"type": "Sequence", "normalizers": [*steps, *([] if original is None else [original])]}
     vocabulary = spec["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        named = [token for token in spec["added_tokens"] if token["content"] in config.values()]
-        vocabulary |= {token["content"]: token["id"] for token in (*named, *kept)}
+        in_config = [token for token in spec["added_tokens"] if token["content"] in config.values()]  # `pad_token` etc.
+        vocabulary |= {token["content"]: token["id"] for token in (*in_config, *kept)}
         spec["added_tokens"] = kept
     else:
         for token in spec["added_tokens"] if steps else ():
@@ -186,11 +187,11 @@ def check_same_ids(
     Raises:
         ArtifactError: for a text with other ids.
     """
-    around = [text for end in TEXT_ENDS for text in (f"A man eats{end}", f"{end}A man eats")]
+    with_ends = [text for end in TEXT_ENDS for text in (f"A man eats{end}", f"{end}A man eats")]
     names = sentences.tokenizer.get_added_vocab()
-    named = [f"A man{name}eats" for name in names]
-    named += [f"A man {name} eats" for name in names if "▁" not in name]  # Gemma: other ids next to a space
-    for text in [*SENTENCES, *around, *named]:
+    with_names = [f"A man{name}eats" for name in names]
+    with_names += [f"A man {name} eats" for name in names if "▁" not in name]  # Gemma: other ids next to a space
+    for text in [*SENTENCES, *with_ends, *with_names]:
         if any(name in text for name in plain_names):
             continue
         try:

@@ -92,23 +92,22 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
     kinds = [kind_of(path) for path in paths]
     if kinds[0] in PACKAGES:
         raise ValueError(f"{names[0]} ({kinds[0]}) does not store how it was trained. Name the original encoder first.")
-    opening: dict[str, Any] = {"device": options.device, "original_base": options.original_base}
+    open_options: dict[str, Any] = {"device": options.device, "original_base": options.original_base}
 
     # Vectors of the first form and of its untrained base.
-    encoder = open_form(paths[0], {}, **opening)
+    encoder = open_form(paths[0], {}, **open_options)
     assert isinstance(encoder, SentenceEncoder)
     prompts = encoder.prompts if options.side is None else load_prompts(encoder.prompts.of(options.side))
     sides: Sides = SIDES if prompts.differ else [options.side]
-    texts, notes = options.texts, list[str]()
-    if texts is None:
-        texts, notes = _built_in_texts(encoder, paths)
+    texts, notes = _built_in_texts(encoder, paths) if options.texts is None else (options.texts, [])
     first = _encode(encoder, kinds[0], names[0], texts, options.score, sides)
     base_ND, base_note = _base_rows(encoder, paths[0], texts, options.device, sides, options.base)
     usage = {name: getattr(encoder, name) for name in ("pooling", "max_length", "normalize")} | {"prompt": prompts}
     del encoder  # one form in memory at a time
 
     # The first form must be trained.
-    base_difference, problems = None, list[str]()
+    problems = list[str]()
+    base_difference = None
     if base_ND is not None:
         base_difference = float(cosine_differences(base_ND, first.rows_ND).mean())
     elif "server" in kinds:
@@ -121,7 +120,7 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
     sided_texts = [(text, side) for side in sides for text in texts]
     comparisons = []
     for path, form_kind, name in zip(paths[1:], kinds[1:], names[1:], strict=True):
-        form = open_form(path, {**usage, **options.server}, **opening)
+        form = open_form(path, {**usage, **options.server}, **open_options)
         encoded = _encode(form, form_kind, name, texts, options.score, sides)
         expected_difference = base_difference if is_trained else None
         comparison = compare_forms(first, encoded, sided_texts, options.tolerance, expected_difference)
@@ -133,12 +132,13 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
         if isinstance(form, ServerModel):
             notes += [f"{name}: {note}" for note in form.notes]
             if form_problems:
-                original = open_form(paths[0], {}, **opening)
+                original = open_form(paths[0], {}, **open_options)
                 assert isinstance(original, SentenceEncoder)
                 convert_to_float32(original)
                 rows = (first.rows_ND, encoded.rows_ND, base_ND)
                 mistake = likely_mistake(original.with_prompt(prompts), form, *rows, sided_texts, comparison.tolerance)
-                form_problems += [f"likely mistake: {mistake}"] if mistake else []
+                if mistake:
+                    form_problems.append(f"likely mistake: {mistake}")
         comparisons.append(replace(comparison, weights=weights, problems=tuple(form_problems)))
         problems += [f"{name}: {problem}" for problem in form_problems]
         del form

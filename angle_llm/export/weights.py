@@ -75,16 +75,16 @@ class MergedWeights:
             return tensors[0], bounds[0]
         factors = self.shares
         if self.spherical:
-            a, b = (tensor.flatten().double() for tensor in tensors)
-            t = self.shares[1]
-            cosine = float(a @ b / a.norm() / b.norm())
+            first, second = (tensor.flatten().double() for tensor in tensors)
+            share = self.shares[1]
+            cosine = float(first @ second / first.norm() / second.norm())
             if abs(cosine) <= 0.9995:  # false for NaN, the cosine of a zero tensor
                 angle = math.acos(cosine)
-                factors = [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)]
-        parts = list(zip(factors, tensors, bounds, strict=True))
+                factors = [math.sin((1 - share) * angle) / math.sin(angle), math.sin(share * angle) / math.sin(angle)]
+        terms = list(zip(factors, tensors, bounds, strict=True))
         # 2^-24: the factors of slerp depend on the rounding of the tensors.
-        bound = sum(factor * (b + 2.0**-24 * tensor.abs()) for factor, tensor, b in parts) if exactly else 0
-        total: Any = sum(factor * tensor.double() for factor, tensor, _ in parts)
+        bound = sum(factor * (error + 2.0**-24 * tensor.abs()) for factor, tensor, error in terms) if exactly else 0
+        total: Any = sum(factor * tensor.double() for factor, tensor, _ in terms)
         return total, bound
 
 
@@ -135,14 +135,13 @@ def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool 
     if stored is None:
         return None
     base = open_adapters_base(adapter, EncoderCard.read(adapter), original=original)
-    wanted, stored_shapes = (  # shapes by name
-        {name: tensor.shape for name, tensor in weights.skeleton.state_dict().items()} for weights in (base, stored)
-    )
-    extra = stored_shapes.keys() - wanted.keys()  # biases of 0, if Qwen2 is stored as LLaMA
+    shapes = {name: tensor.shape for name, tensor in base.skeleton.state_dict().items()}
+    stored_shapes = {name: tensor.shape for name, tensor in stored.skeleton.state_dict().items()}
+    extra = stored_shapes.keys() - shapes.keys()  # biases of 0, if Qwen2 is stored as LLaMA
     common = {name: shape for name, shape in stored_shapes.items() if name not in extra}
-    if common != wanted or any(stored.read(name).any() for name in extra):
+    if common != shapes or any(stored.read(name).any() for name in extra):
         return None
-    return count_differences(stored, wanted, MergedWeights([(base, read_adapter(adapter))]))
+    return count_differences(stored, shapes, MergedWeights([(base, read_adapter(adapter))]))
 
 
 def count_differences(stored: BaseWeights, names: Iterable[str], merged: MergedWeights) -> WeightsCount:

@@ -76,13 +76,18 @@ class AngleObjective(ObjectiveFields, SumOfTerms):
     def terms(self) -> tuple[Term, ...]:
         """The terms with a weight above 0."""
         temperature, teacher_temperature = self.in_batch_temperature, self.teacher_temperature
-        form, angle = CONTRASTIVE_FORMS[self.contrastive_form], ANGLE_FORMS[self.angle_form]
         contrast = InBatchTerm(
-            self.in_batch_weight, temperature, self.positive_above, form, self.false_negatives, self.hardness_strength
+            weight=self.in_batch_weight,
+            temperature=temperature,
+            positive_above=self.positive_above,
+            form=CONTRASTIVE_FORMS[self.contrastive_form],
+            false_negatives=self.false_negatives,
+            hardness_strength=self.hardness_strength,
         )
+        angle = ANGLE_FORMS[self.angle_form]
         kl = partial(kl_loss, temperature=temperature, teacher_temperature=teacher_temperature)
-        scale = temperature / teacher_temperature
-        margin_mse = partial(margin_mse_loss, teacher_scale=scale, positive_above=self.positive_above)
+        teacher_scale = temperature / teacher_temperature
+        margin_mse = partial(margin_mse_loss, teacher_scale=teacher_scale, positive_above=self.positive_above)
         terms: tuple[Term, ...] = (
             RankingTerm("cosine", self.cosine_weight, cosine, self.cosine_temperature),
             contrast,

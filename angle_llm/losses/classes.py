@@ -44,25 +44,25 @@ class ClassTerm(Term):
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
         # Distinct labelled rows; anchors have another text of their class.
         relation = pairs.relation
-        label_P, text_N = relation.required("label", "class_weight"), relation.text_numbers(pairs.rows)
+        label_P = relation.required("label", "class_weight")
+        text_N = relation.text_numbers(pairs.rows)
         row_T, label_T = torch.unique(torch.stack((relation.left, label_P))[:, label_P >= 0], dim=1)
         _, class_T, rows_C = torch.unique(label_T, return_inverse=True, return_counts=True)
         text_key_T = class_T * pairs.rows + text_N[row_T]
         _, text_T, rows_G = torch.unique(text_key_T, return_inverse=True, return_counts=True)
-        positives_T = rows_C[class_T] - rows_G[text_T]
+        positives_T = rows_C[class_T] - rows_G[text_T]  # rows of the class, without those of the same text
         anchor_A, candidate_C = row_T[positives_T > 0], torch.unique(row_T)
-        anchors = max(len(anchor_A), 1)
         # The log-sum-exp over A(i).
         skips = MaskIndices(*equal_entries(text_N[anchor_A], text_N[candidate_C]))
-        compared = on_device(anchor_A, pairs.device), on_device(candidate_C, pairs.device)
-        others = NegativeLogSum(self.temperature, *compared, skips)
+        anchors_and_candidates = on_device(anchor_A, pairs.device), on_device(candidate_C, pairs.device)
+        others = NegativeLogSum(self.temperature, *anchors_and_candidates, skips)
         # The sum over positives, with the weight 1 / |P(i)|.
         weight_T = (1 / positives_T.double()).masked_fill(positives_T == 0, 0)
-        of_T = (on_device(index_T, pairs.device) for index_T in (row_T, class_T, text_T))
-        positives = WholeMatrix(partial(cohesion, weight_T, *of_T))
+        indices = (on_device(index_T, pairs.device) for index_T in (row_T, class_T, text_T))
+        positives = WholeMatrix(partial(cohesion, weight_T, *indices))
 
         def value(positives_1: Tensor, others_A: Tensor) -> Tensor:
-            return (others_A.sum() - positives_1.squeeze() / self.temperature) / anchors
+            return (others_A.sum() - positives_1.squeeze() / self.temperature) / max(len(anchor_A), 1)
 
         return BatchTerm((positives, others), value)
 

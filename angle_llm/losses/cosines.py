@@ -19,14 +19,13 @@ def mean_cosines(x_ND: Tensor, relation: Relation) -> dict[str, Tensor]:
     rows without a score (a text with two prompts has two rows); margin: positives - in_batch.
     """
     unit_ND = normalize(x_ND.detach(), dim=1)
-    left_P = relation.left
-    right_P = relation.right
+    left_P, right_P = relation.left, relation.right
     rows = len(x_ND)
     # The pairs of each kind; in_batch are all pairs of the batch without the distinct scored pairs.
     positive_P = relation.score > POSITIVE_ABOVE
-    two_P = left_P != right_P
+    two_rows_P = left_P != right_P
     distinct_P = _first_of_equal(torch.minimum(left_P, right_P) * rows + torch.maximum(left_P, right_P))
-    chosen_3P = torch.stack([positive_P & two_P, ~positive_P & two_P, distinct_P & two_P])
+    chosen_3P = torch.stack([positive_P, ~positive_P, distinct_P]) & two_rows_P
     # Sums of cosines by kind.
     index_2P = on_device(torch.stack([left_P, right_P]), unit_ND.device)
     cosine_P = (unit_ND[index_2P[0]] * unit_ND[index_2P[1]]).sum(dim=1)
@@ -35,6 +34,7 @@ def mean_cosines(x_ND: Tensor, relation: Relation) -> dict[str, Tensor]:
     means = {"positives": sums_3[0] / positives} if positives else {}
     means |= {"negatives": sums_3[1] / negatives} if negatives else {}
     if unscored := rows * (rows - 1) // 2 - scored:
+        # Sum over all pairs of rows: half of (|Σ u|² - Σ |u|²).
         total = (unit_ND.sum(dim=0).square().sum() - unit_ND.square().sum()) / 2
         means["in_batch"] = (total - sums_3[2]) / unscored
         if positives:

@@ -89,7 +89,9 @@ class NestedObjective(Objective):
             for width in (None, *self.dimensions):
                 value = self.plain(embeddings[:, start : start + (width or columns)], relation)
                 losses.append(weight * value.loss)
-                names = ([f"layer{depth}"] if depth else []) + ([f"dim{width}"] if width else [])
+                names = [f"layer{depth}"] if depth else []
+                names += [f"dim{width}"] if width else []
+                # The whole vector after all layers adds the terms of the plain loss.
                 parts |= {"_".join(names): value.loss.detach()} if names else value.parts
         return ObjectiveValue(torch.stack(losses).sum(), parts)
 

@@ -33,13 +33,14 @@ def kl_loss(cosine_P: Tensor, relation: Relation, temperature: float, teacher_te
     of a group that have a teacher score. Groups with fewer than two such pairs are skipped; without groups, loss and
     gradient are 0.
 
-    Source: `DistillKLDivLoss` in sentence-transformers 6.2, which multiplies by the square of the student's
-    temperature.
+    Source: `DistillKLDivLoss` in sentence-transformers 6.2, which multiplies by the square of the student's temperature.
     """
     teacher_P, group_P = (relation.required(name, "kl_weight") for name in ("teacher", "group"))
+    # K pairs with a teacher score, ordered by group.
     pair_K = (~teacher_P.isnan()).nonzero().squeeze(1)
     _, group_K, size_Q = torch.unique(group_P[pair_K], return_inverse=True, return_counts=True)
     pair_K = pair_K[group_K.argsort(stable=True)]
+    # Matrices with a row per group of at least two pairs. In a shorter row, the last pair is repeated, outside `in_group`.
     size_Q1, first_Q1 = size_Q[:, None], (size_Q.cumsum(0) - size_Q)[:, None]
     column_W = torch.arange(int(size_Q.max()) if len(size_Q) else 0, device=size_Q.device)
     compared_Q = size_Q >= 2

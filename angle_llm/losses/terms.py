@@ -252,8 +252,8 @@ def described(value: object) -> str:
     if code is None:
         return type(value).__qualname__
     # Values that the function captured or has as defaults: plain ones, because others may refer to the function.
-    held = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    held += getattr(value, "__defaults__", None) or ()
-    plain = [item for item in held if isinstance(item, str | int | float)]
+    captured = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    captured += getattr(value, "__defaults__", None) or ()
+    plain = [item for item in captured if isinstance(item, str | int | float)]
     content = f"{code.co_code!r} {code.co_names} {described(code.co_consts)} {plain}"
     return f"{code.co_name} {sha256(content.encode()).hexdigest()[:8]}"

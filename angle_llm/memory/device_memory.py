@@ -112,23 +112,23 @@ class Device:
         The peak is in the passes or in the update. Gradients of an earlier batch or micro-batch count in the passes.
         """
         part, offload = self.sharding.part, self.sharding.offload
-        weights_here, states_here = offload != "parameters", offload == "none"
-        nccl = EXCHANGE_CONTEXT if self.sharding.processes > 1 and self.kind == "cuda" else 0
+        has_weights, has_states = offload != "parameters", offload == "none"  # on the device
+        context = CONTEXT + (EXCHANGE_CONTEXT if self.sharding.processes > 1 and self.kind == "cuda" else 0)
         base = -(-self.base_bytes // self.sharding.processes) if self.sharding.fsdp else part(self.base_bytes, 3)
         passes = Memory(
-            base_weights=base * weights_here,
-            trained_weights=part(self.trained_bytes, 3) * weights_here,
-            optimizer=self._states * states_here,
+            base_weights=base if has_weights else 0,
+            trained_weights=part(self.trained_bytes, 3) if has_weights else 0,
+            optimizer=self._states if has_states else 0,
             gradients=part(self.trained_bytes, 2),
             activations=activations,
             embeddings=LOSS_COPIES * self.embedding_bytes + LOSS_BLOCKS,
             exchange=self._exchange,
-            allowance=CONTEXT + nccl + round(LOST[self.kind] * activations),
+            allowance=context + round(LOST[self.kind] * activations),
         )
         # On a GPU, AdamW updates all weights at once with a temporary copy; on a CPU one tensor after another.
-        copies = part(self.trained_bytes, 1) if self.kind == "cuda" and states_here else 0
+        copies = part(self.trained_bytes, 1) if self.kind == "cuda" and has_states else 0
         optimizer = passes.optimizer + copies
-        update = replace(passes, optimizer=optimizer, activations=0, embeddings=0, allowance=CONTEXT + nccl)
+        update = replace(passes, optimizer=optimizer, activations=0, embeddings=0, allowance=context)
         return max(passes, update, key=lambda memory: memory.total)
 
     @property

@@ -111,7 +111,8 @@ def forecast(settings: PlanSettings) -> Forecast:
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)
     layouts = LayoutSupport("padded", "as requested")
     if settings.layout == "auto":
-        causal, device = encoder.model.options.causal, torch.device(settings.device_kind)
+        causal = encoder.model.options.causal
+        device = torch.device(settings.device_kind)
         layouts = probe_layouts(encoder.model.backbone, encoder.pooling, causal=causal, device=device, trains=True)
         layouts = replace(layouts, last_only=layouts.last_only and settings.zero < 3)  # as in `load_encoder`
     if settings.activation_checkpointing == "always":
@@ -126,14 +127,14 @@ def forecast(settings: PlanSettings) -> Forecast:
 
     # 3. The token budget.
     sharding = Sharding(settings.processes, settings.zero, settings.offload, settings.fsdp)
-    steps = StepForecast.of(settings, encoder, backbone, data, losses, sharding, settings.device_kind)
-    choice = None if settings.memory is None else best_budget(settings, steps, round(settings.memory * GIB))
+    step_forecast = StepForecast.of(settings, encoder, backbone, data, losses, sharding, settings.device_kind)
+    choice = None if settings.memory is None else best_budget(settings, step_forecast, round(settings.memory * GIB))
     budget = default_budget(settings, budget_of(settings.device_kind)) if choice is None else choice.budget
 
     # 4. The first steps with this budget.
     planner = BatchPlanner(encoder, data, losses, settings.processes)
     work = _work(settings, planner, budget, FlopsPerToken.of(backbone, head.passes))
-    expected = steps.memory(work.kept_tokens, budget)
+    expected = step_forecast.memory(work.kept_tokens, budget)
     trainable, parameters = count_parameters(backbone)
     return Forecast(
         architecture=config.model_type,
@@ -142,10 +143,10 @@ def forecast(settings: PlanSettings) -> Forecast:
         work=work,
         budget=budget,
         choice=choice,
-        kept_per_token=steps.costs(checkpointing=budget.activation_checkpointing).kept_per_token,
+        kept_per_token=step_forecast.costs(checkpointing=budget.activation_checkpointing).kept_per_token,
         expected=expected,
-        at_budget=max(steps.full(budget), expected, key=lambda memory: memory.total),
-        host_bytes=steps.device.host_bytes,
+        at_budget=max(step_forecast.full(budget), expected, key=lambda memory: memory.total),
+        host_bytes=step_forecast.device.host_bytes,
     )
 
 
@@ -155,8 +156,8 @@ def _work(settings: PlanSettings, planner: BatchPlanner, budget: TokenBudget, fl
     data: Mixture = planner.data
     steps = StepSchedule(data.draws, settings).steps
     sampled = list(first_steps(planner, settings, budget))
-    in_steps = steps * settings.accumulation * settings.batch_size
-    drawn = min(in_steps, sum(data.draws.counts) * settings.epochs)
+    step_examples = steps * settings.accumulation * settings.batch_size
+    drawn = min(step_examples, sum(data.draws.counts) * settings.epochs)
     share = sum(len(indices) for batches, _ in sampled for indices in batches) / drawn
     # Groups that keep their activations, and groups with gradient caching (by the rule of `train/step`).
     plans = [group.plan for _, groups in sampled for group in groups]
@@ -165,14 +166,14 @@ def _work(settings: PlanSettings, planner: BatchPlanner, budget: TokenBudget, fl
     kept += [texts.computed_tokens for plan in cached for texts in plan.groups]
     # Tokens and operations of the run.
     computed = sum(plan.computed_tokens for plan in plans) / share
-    twice = sum(plan.computed_tokens for plan in cached) / share
-    again = computed if budget.activation_checkpointing else 0
+    encoded_again = sum(plan.computed_tokens for plan in cached) / share
+    recomputed = computed if budget.activation_checkpointing else 0  # by activation checkpointing
     return Work(
         examples=len(data),
         steps=steps,
         logical_tokens=round(sum(plan.logical_tokens for plan in plans) / share),
         computed_tokens=round(computed),
-        operations=computed * (flops.forward + flops.backward) + (twice + again) * flops.forward,
+        operations=computed * (flops.forward + flops.backward) + (encoded_again + recomputed) * flops.forward,
         sampled_groups=len(plans),
         cached_groups=len(cached),
         largest_group=max(plan.largest_share for plan in plans),
@@ -186,15 +187,13 @@ def render(settings: PlanSettings, result: Forecast) -> str:
     # Model, run and budgets.
     work = result.work
     bits = f", linear layers in {settings.model.bits} bits" if settings.model.bits else ""
-    half = ", products in bfloat16" if settings.autocasts else ""
-    cached = (
-        f"{work.cached_groups} of {work.sampled_groups} are encoded twice (larger than graph_tokens)"
-        if work.cached_groups
-        else "none is encoded twice"
-    )
+    autocast = ", products in bfloat16" if settings.autocasts else ""
+    cached = "none is encoded twice"
+    if work.cached_groups:
+        cached = f"{work.cached_groups} of {work.sampled_groups} are encoded twice (larger than graph_tokens)"
     per_step = settings.accumulation * settings.batch_size
     lines = [
-        f"model       {settings.model.path}: {result.architecture}, {settings.loaded_model.dtype}{bits}{half}",
+        f"model       {settings.model.path}: {result.architecture}, {settings.loaded_model.dtype}{bits}{autocast}",
         f"parameters  {result.parameters:,}, trained {result.trainable:,} ({result.trainable / result.parameters:.2%})",
         f"run         {work.examples:,} examples, {work.steps:,} steps of {per_step:,} examples",
         f"tokens      {work.logical_tokens:,} in the texts, {work.computed_tokens:,} computed "
@@ -206,9 +205,8 @@ def render(settings: PlanSettings, result: Forecast) -> str:
         f"{'GiB on one device':26}{'expected':>10}{'full budget':>14}",
     ]
     # Memory by purpose.
-    parts = {
-        name.replace("_", " "): (size, vars(result.at_budget)[name]) for name, size in vars(result.expected).items()
-    }
+    at_budget = vars(result.at_budget)
+    parts = {name.replace("_", " "): (size, at_budget[name]) for name, size in vars(result.expected).items()}
     parts["total"] = (result.expected.total, result.at_budget.total)
     lines += [f"  {name:24}{_gib(size):>10}{_gib(full):>14}" for name, (size, full) in parts.items() if size or full]
     if result.host_bytes:
@@ -221,8 +219,10 @@ def render(settings: PlanSettings, result: Forecast) -> str:
     if result.choice is not None:
         needed = f"{_gib(result.choice.forecast_bytes)} of {settings.memory:g} GiB in the largest step"
         budget = result.budget
-        always = " --activation-checkpointing always" if budget.activation_checkpointing else ""
-        flags = f"  --micro-batch-tokens {budget.micro_batch_tokens} --graph-tokens {budget.graph_tokens}{always}"
+        checkpointing = " --activation-checkpointing always" if budget.activation_checkpointing else ""
+        flags = (
+            f"  --micro-batch-tokens {budget.micro_batch_tokens} --graph-tokens {budget.graph_tokens}{checkpointing}"
+        )
         if result.choice.fits:
             lines += [f"\nThese budgets fit ({needed}). To set them yourself:", flags]
         else:

@@ -167,7 +167,8 @@ class StepForecast:
         if checkpointing not in self._costs:
             if checkpointing:
                 self.model.checkpoint_activations(True)
-            micro_batch, on_gpu = self.texts.make(), self.device.kind == "cuda"
+            micro_batch = self.texts.make()
+            on_gpu = self.device.kind == "cuda"
             passes = count_passes(self.model, micro_batch, on_gpu=on_gpu)
             if checkpointing:
                 self.model.checkpoint_activations(False)

@@ -169,17 +169,17 @@ class BatchPlanner:
         """
         self._vectors = vectors or {}
         self.encoder, self.data, self.losses, self.world_size = encoder, data, losses, world_size
-        encoders = [encoder if dataset.prompt is None else encoder.with_prompt(dataset.prompt) for dataset in data.sets]
+        set_encoders = [encoder if part.prompt is None else encoder.with_prompt(part.prompt) for part in data.sets]
         tokenizers = {
             set_encoder.prompts.of(side).fingerprint: set_encoder.for_side(side).tokenizers.selected
-            for set_encoder in (encoder, *encoders)
+            for set_encoder in (encoder, *set_encoders)
             for side in SIDES
         }
         self._tokenizers = list(tokenizers.values())
-        number = {fingerprint: n for n, fingerprint in enumerate(tokenizers)}
+        number_of_prompt = {fingerprint: number for number, fingerprint in enumerate(tokenizers)}
         self.prompts = [
-            (number[set_encoder.prompts.query.fingerprint], number[set_encoder.prompts.document.fingerprint])
-            for set_encoder in encoders
+            (number_of_prompt[prompts.query.fingerprint], number_of_prompt[prompts.document.fingerprint])
+            for prompts in (set_encoder.prompts for set_encoder in set_encoders)
         ]
         """(query prompt number, document prompt number) of each dataset."""
         # A loss whose rows are not embeddings has no negatives, so prompts do not matter. A class belongs to its dataset.

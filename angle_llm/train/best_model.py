@@ -92,19 +92,20 @@ class BestModel:
         evaluate = self._evaluate
         if evaluate is None or self.evaluated == step:
             return False
-        device = self._strategy.processes.device
+        processes = self._strategy.processes
+        device = processes.device
         state = random_state(device)  # an evaluation task can set seeds, as mteb does
         try:
             with self._strategy.guard_ranks():
-                of_rank = evaluate(self._encoder)
+                rank_values = evaluate(self._encoder)
         finally:
             set_random_state(state, device)
-        values = self._strategy.processes.from_main(lambda: dict(of_rank))
+        values = processes.from_main(lambda: dict(rank_values))
         # Log.
         name, score = next(iter(values.items()))
         logged = {f"evaluation/{name}": value for name, value in values.items()}
         metrics.log({"step": step, "evaluation": score, **logged})
-        if self._strategy.processes.is_main:
+        if processes.is_main:
             log(f"step {step}: evaluation {name} {score:.2f}")
         # Keep the model if it is the best so far.
         best = deciding_metric(self.best)
@@ -112,9 +113,8 @@ class BestModel:
             self.start = values
             self._keep_items("start")
         elif best is None or score > best or (math.isnan(best) and not math.isnan(score)):
-            self._strategy.processes.from_main(
-                lambda: write_json(self.folder.with_name(BEST_METRICS), plain(values), writer="")
-            )
+            path = self.folder.with_name(BEST_METRICS)
+            processes.from_main(lambda: write_json(path, plain(values), writer=""))
             self._save()
             self.best = values
             self._keep_items("best")

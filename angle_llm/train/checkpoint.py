@@ -96,7 +96,8 @@ class Checkpoints:
         values = processes.from_main(lambda: self._find(tensors))
         if values is None:
             return Progress()
-        strategy.load_state(*(processes.broadcast(tensors.get(name)) for name in FILES))
+        weights, optimizer = (processes.broadcast(tensors.get(name)) for name in FILES)
+        strategy.load_state(weights, optimizer)
         progress, states = values["progress"], values["random"]
         if values.get("scale") is not None:  # not in checkpoints of earlier versions
             strategy.scale = GradientScale(**values["scale"])

@@ -97,8 +97,8 @@ class Processes:
         from accelerate.utils import InitProcessGroupKwargs
 
         with_deepspeed = _flag(os.environ, "ACCELERATE_USE_DEEPSPEED")
-        several = with_deepspeed or int(os.environ.get("WORLD_SIZE", "1")) > 1
-        on_cpu = _flag(os.environ, "ACCELERATE_USE_CPU") or (several and not torch.accelerator.is_available())
+        needs_group = with_deepspeed or int(os.environ.get("WORLD_SIZE", "1")) > 1
+        on_cpu = _flag(os.environ, "ACCELERATE_USE_CPU") or (needs_group and not torch.accelerator.is_available())
         backend = "gloo" if on_cpu else "nccl" if torch.cuda.is_available() else None
         accelerator = Accelerator(
             # True would disable DeepSpeed; False without a GPU would not connect the processes.
@@ -106,7 +106,7 @@ class Processes:
             mixed_precision="no",  # the settings choose the dtype, not the launcher
             deepspeed_plugin=_deepspeed_plugin() if with_deepspeed else None,
             # ProcessWatch detects a lost process; a rank that writes or reads data may take long.
-            kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(days=1))] if several else [],
+            kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(days=1))] if needs_group else [],
         )
         if _flag(os.environ, "ACCELERATE_USE_FSDP"):  # else transformers loads no weights on some ranks
             os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
@@ -229,7 +229,7 @@ class Processes:
 
         Rank 0 passes the tensors by name, all other ranks pass None.
         """
-        shapes = self.from_main(lambda: {name: (one.shape, one.dtype) for name, one in (tensors or {}).items()})
+        shapes = self.from_main(lambda: {name: (value.shape, value.dtype) for name, value in (tensors or {}).items()})
         for name, (shape, dtype) in shapes.items():
             tensor = tensors[name] if tensors is not None else torch.empty(shape, dtype=dtype)
             on_device = tensor.to(self.device).contiguous()
@@ -255,9 +255,6 @@ class Processes:
 
 def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Check that the launcher selects a supported strategy.
-
-    Not supported: FSDP of version 1 or with offload, DeepSpeed on the CPU, mixed precision in a DeepSpeed config, and tensor,
-    pipeline or sequence parallelism.
 
     Args:
         kind: distributed type of Accelerate, such as `MULTI_GPU`.
@@ -293,7 +290,9 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
             "the DeepSpeed config enables bf16 or fp16, which would round the adapter and its optimizer state. Remove that "
             "section: model.dtype sets the dtype of the base, the adapter stays float32."
         )
-    if "pipeline" in deepspeed_config or any(deepspeed_config.get(f"{one}_parallel") for one in ("tensor", "sequence")):
+    if "pipeline" in deepspeed_config or any(
+        deepspeed_config.get(f"{name}_parallel") for name in ("tensor", "sequence")
+    ):
         raise SettingsError(
             "the DeepSpeed config selects tensor, pipeline or sequence parallelism, but every rank encodes its own texts. "
             "Remove that section. To partition weights, use ZeRO-3."
@@ -366,15 +365,15 @@ class ProcessWatch:
 
     def __enter__(self) -> ProcessWatch:
         if self._processes.world_size > 1:
-            run = self._processes.from_main(lambda: os.urandom(8).hex())  # a restarted run can have the same store
+            run_id = self._processes.from_main(lambda: os.urandom(8).hex())  # a restarted run can have the same store
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            limit = timedelta(seconds=LOST_SECONDS)
-            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
-            self._store = PrefixStore(f"angle_llm/{run}", store)
+            timeout = timedelta(seconds=LOST_SECONDS)
+            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            self._store = PrefixStore(f"angle_llm/{run_id}", store)
             self._ranks = [str(rank) for rank in range(self._processes.world_size)]
-            self._store.set(self._ranks[self._processes.rank], "0,0,")
-            self._places = self._processes.gather((_machine(), socket.gethostname(), os.getpid()))
-            for rank, (machine, _, pid) in enumerate(self._places):
+            self._store.set(self._ranks[self._processes.rank], "0,0,")  # as in `_exchange_counters`
+            self._process_ids = self._processes.gather((_machine(), socket.gethostname(), os.getpid()))
+            for rank, (machine, _, pid) in enumerate(self._process_ids):
                 if machine == _machine():
                     with suppress(OSError, AttributeError):  # Linux only
                         self._handles[rank] = os.pidfd_open(pid)
@@ -388,13 +387,14 @@ class ProcessWatch:
     ) -> None:
         if self._processes.world_size == 1:
             return
+        exchanging, watching = self._threads
         if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection")):
             # `_watch` names the lost rank and ends this process, on a busy machine after more than `LOST_SECONDS`.
-            self._threads[1].join(3 * LOST_SECONDS)
+            watching.join(3 * LOST_SECONDS)
         left = error is None or isinstance(error, SystemExit)  # SystemExit: all ranks stop together
         self._last = LEFT if left else f"{FAILED}: {type(error).__name__}: {error}"
         self._stopped.set()
-        self._threads[0].join(LOST_SECONDS if left else 2 * INTERVAL)  # without LEFT, this rank counts as lost
+        exchanging.join(LOST_SECONDS if left else 2 * INTERVAL)  # without LEFT, this rank counts as lost
         if self._processes.is_main and not left:
             time.sleep(2 * INTERVAL)  # the store can end with this process: other ranks must read it before
         for handle in self._handles.values():
@@ -417,9 +417,9 @@ class ProcessWatch:
         Also if ranks have called different operations.
         """
         last = self._counters
-        unanswered = 0
-        stuck = 0
-        before: tuple[int, str] | None = None
+        last_mismatch: tuple[int, str] | None = None
+        # Numbers of intervals: without an answer of the store, with one mismatch, without an increment (by rank).
+        unanswered = stuck = 0
         silent = [0] * self._processes.world_size
         while not self._stopped.wait(INTERVAL):
             counters = self._counters
@@ -428,7 +428,7 @@ class ProcessWatch:
                     if not self._stopped.wait(GRACE_SECONDS):  # else this process has ended with its own error
                         self._exit(rank, counter.decode(errors="replace"))
                     return
-            unanswered = unanswered + 1 if counters is last else 0
+            unanswered = unanswered + 1 if counters is last else 0  # every answer is a new list
             if unanswered * INTERVAL >= LOST_SECONDS:  # the store is part of rank 0 or its launcher
                 self._exit(0, "or its launcher was killed or stopped, or has failed")
             if counters is not last:
@@ -438,9 +438,9 @@ class ProcessWatch:
                         self._exit(rank, "was killed or stopped")
                 last = counters
                 # The operation of a silent rank is out of date: it may hold the GIL, longer with more LOST_SECONDS.
-                mismatch = None if max(silent) >= STALE else _mismatch([_operation(one) for one in counters])
-                stuck = stuck + 1 if mismatch is not None and mismatch == before else 0
-                before = mismatch
+                mismatch = None if max(silent) >= STALE else _mismatch(list(map(_operation, counters)))
+                stuck = stuck + 1 if mismatch is not None and mismatch == last_mismatch else 0
+                last_mismatch = mismatch
                 if mismatch is not None and stuck * INTERVAL >= STUCK_SECONDS:
                     self._exit(*mismatch, is_alive=True)
 
@@ -454,9 +454,9 @@ class ProcessWatch:
             what: end of the sentence "rank N …", such as `was killed or stopped`.
             is_alive: whether the rank ends itself, with a message of its own.
         """
-        machine, host, pid = self._places[rank]
+        machine, host, pid = self._process_ids[rank]
         if not (is_alive or what.startswith(FAILED)):
-            with suppress(OSError):  # the launcher would wait for a process that is only stopped
+            with suppress(OSError):  # the process may have ended
                 if rank in self._handles:
                     signal.pidfd_send_signal(self._handles[rank], signal.SIGKILL)
                 elif machine == _machine():  # no handles, as on macOS

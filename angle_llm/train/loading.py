@@ -96,8 +96,7 @@ def load_encoder(
     Raises:
         RemoteRankError: with ZeRO-3 or FSDP, if another rank failed.
         SettingsError: if the model cannot be trained with the task of the settings.
-        ArtifactError, SettingsError, QuantizationError, ValueError, FileNotFoundError: see
-            `SentenceEncoder.from_pretrained`.
+        ArtifactError, SettingsError, QuantizationError, ValueError, FileNotFoundError: see `SentenceEncoder.from_pretrained`.
     """
     encoder = _with_equal_layouts(_with_weights(source, settings, processes), processes)
     path = settings.model.path

@@ -196,7 +196,7 @@ class Metrics:
             for prefix, numbers in (("loss", batch.parts), ("cosine", batch.cosines)):
                 for name, value in numbers.items():
                     parts.setdefault(f"{prefix}/{name}", []).append(value)
-        values = {
+        numbers_of_step = {
             "step": step,
             "epoch": epoch,
             "loss": mean_loss(results),
@@ -204,7 +204,7 @@ class Metrics:
             "learning_rate": rate,
             **counts,
         }
-        self.log(values, notes={"layout": results[0].plan.layout, "reason": results[0].plan.reason})
+        self.log(numbers_of_step, notes={"layout": results[0].plan.layout, "reason": results[0].plan.reason})
 
 
 def mean_loss(results: Sequence[StepResult]) -> float:
@@ -227,8 +227,7 @@ class StepMeter:
         `logical_tokens` is the number of tokens of all texts. `computed_tokens` is the number of tokens that the model
         computed, padding included and shared prefixes counted once. `utilisation` is the fraction of the peak
         operations of all devices; forward passes that gradient caching and activation checkpointing repeat are counted.
-        `imbalance` is the maximum over ranks of the computed tokens, divided by the mean
-        over ranks.
+        `imbalance` is the maximum over ranks of the computed tokens, divided by the mean over ranks.
         """
         computed = sum(result.plan.computed_tokens for result in results)
         repeated = sum(result.plan.computed_tokens for result in results if result.cached)

@@ -105,14 +105,13 @@ def make_losses(settings: TrainSettings, loss: Objective | None = None) -> list[
             "terms of the teacher in objective, and pass no loss."
         )
     # Every setting must be used.
-    if loss is not None and (
-        settings.pretraining.task is not None or any(objective != ObjectiveSettings() for objective in objectives)
-    ):
+    is_set = any(objective != ObjectiveSettings() for objective in objectives)
+    if loss is not None and (is_set or settings.pretraining.task is not None):
         raise SettingsError(
             "loss excludes the settings objective and pretraining.task. To add a term to the AnglE objective, pass a list: "
             "loss=[AngleObjective(…), term]."
         )
-    if settings.objective.teacher is not None and not any("teacher_vectors" in loss.needs for loss in losses):
+    if settings.objective.teacher is not None and not any("teacher_vectors" in set_loss.needs for set_loss in losses):
         raise SettingsError(
             "--objective.teacher: expected --objective.teacher-vector-weight or --objective.teacher-similarity-weight above 0, "
             "got 0 for both. Set one of them, such as to 1."

@@ -196,9 +196,9 @@ def output_layer(source: ModelSource, backbone: Any) -> nn.Module:
     output: nn.Module = model.get_output_embeddings()
     with evaluating(model):
         ids_BT = torch.arange(3, 8)[None]  # any ids
-        plain = output(model.base_model(input_ids=ids_BT).last_hidden_state)
+        expected_logits = output(model.base_model(input_ids=ids_BT).last_hidden_state)
         logits = model(input_ids=ids_BT).logits
-    if relative_difference(plain, logits) > _LOGIT_TOLERANCE:
+    if relative_difference(expected_logits, logits) > _LOGIT_TOLERANCE:
         raise SettingsError(
             f"--pretraining.task mntp: expected logits that are the output of the last layer; {model.config.model_type} changes "
             "them (scaling, a cap, or another layer). Use another model, or --pretraining.task simcse."

@@ -106,7 +106,7 @@ class FineTuned:
                 axes.plot(steps, values, marker="o" if name == DECIDES else "", label=name.removeprefix("cosine/"))
             axes.set_xlabel("step")
             axes.set_ylabel(next(iter(self.best)) if title == "evaluation" and self.best else title)
-        figure.legend(handles=axes.get_lines(), loc="outside right upper")  # of the cosines
+        figure.legend(handles=axes.get_lines(), loc="outside right upper")  # the curves of the last panel, the cosines
         pyplot.close(figure)  # a notebook would show it twice
         return figure
 
@@ -179,9 +179,9 @@ class Run:
         """
         settings = self.settings
         path = self.folder / "settings.yaml"
-        before = (load_settings(TrainSettings, path) if path.exists() else settings).identity
-        if before != settings.identity:
-            changed = differences(settings_to_dict(before), settings_to_dict(settings.identity))
+        stored = (load_settings(TrainSettings, path) if path.exists() else settings).identity
+        if stored != settings.identity:
+            changed = differences(settings_to_dict(stored), settings_to_dict(settings.identity))
             raise SettingsError(
                 f"{self.folder} contains a run with other settings ({', '.join(changed)}). Choose another --run-dir, or remove "
                 "that directory."
@@ -227,5 +227,6 @@ class Run:
                 **scores,
                 "metrics": metrics,
                 "encoder": result.used,
+                "budget": result.budget,
             }
-            write_json(self.folder / RESULT, plain({**content, "budget": result.budget}), writer="")
+            write_json(self.folder / RESULT, plain(content), writer="")

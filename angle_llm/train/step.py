@@ -208,9 +208,9 @@ def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[lis
     for planned in batches:
         # Rows of the texts, in the plan and in the batch.
         batch = planned.batch
-        batch_row: dict[int, int] = {}  # row in the plan → row in the batch
-        row_of = plan.row_of[first : first + len(batch)]
-        row_of_N = torch.tensor([batch_row.setdefault(row, len(batch_row)) for row in row_of], dtype=torch.int64)
+        plan_rows = plan.row_of[first : first + len(batch)]
+        batch_row_of = {row: number for number, row in enumerate(dict.fromkeys(plan_rows))}  # by row in the plan
+        row_of_N = torch.tensor([batch_row_of[row] for row in plan_rows], dtype=torch.int64)  # row of each text
         first += len(batch)
         # Pairs of rows, and data of the texts by row.
         left_P, right_P = row_of_N[batch.left], row_of_N[batch.right]
@@ -218,7 +218,7 @@ def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[lis
         _, first_text = np.unique(row_of_N.numpy(), return_index=True)  # first text of each row
         vectors = {name: tensor[first_text] for name, tensor in planned.vectors.items()}
         scored = Relation(left_P, right_P, batch.score, batch.group, batch.teacher, text, label=batch.label, **vectors)
-        yield list(batch_row), scored
+        yield list(batch_row_of), scored
 
 
 def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:

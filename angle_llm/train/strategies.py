@@ -255,7 +255,7 @@ class FsdpStrategy(PartitionedStrategy):
     """
 
     def _placed(self, model: EmbeddingModel) -> nn.Module:  # type: ignore[override]
-        """Partition the frozen weights; those of rank 0 are used. A device holds one whole layer at a time."""
+        """Partition the frozen weights of rank 0 over all ranks. A device holds one whole layer at a time."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 

@@ -178,10 +178,9 @@ class Trainer:
         # Speed, strategy, checkpoints and the saved model. Matrix products in float32 use TF32 on a GPU; the peak of these
         # products is measured with the same precision.
         self._precision = "high" if encoder.dtype == torch.float32 else "highest"
+        product_dtype = torch.bfloat16 if encoder.model.options.autocasts else encoder.dtype
         with matmul_precision(self._processes.device, self._precision):
-            peak = peak_flops(
-                self._processes.device, torch.bfloat16 if encoder.model.options.autocasts else encoder.dtype
-            )
+            peak = peak_flops(self._processes.device, product_dtype)
         self._meter = StepMeter(encoder, peak, self._processes.world_size)
         self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
         self._strategy.check_replicas()
@@ -236,7 +235,7 @@ class Trainer:
                 self._call("on_end")
             except Exception as error:
                 if self._learns:
-                    with exit_lock:  # even if another rank is lost
+                    with exit_lock:  # if another rank is lost, `ProcessWatch` waits for the saved files
                         self._model.rescue()
                 if is_kernel_error(error):
                     raise TrainingError(
@@ -249,16 +248,14 @@ class Trainer:
         # Result.
         encoder = self._encoder
         model = self._model
-        used = {"prompt": encoder.prompts.name, "pooling": encoder.pooling, "max_length": encoder.max_length}
-        verdict = model.verdict() if main else None
         result = FineTuned(
             folder=model.folder,
             steps=self._step,
             best=model.best,
             start=model.start,
             budget=self._budget,
-            used=used,
-            verdict=verdict,
+            used={"prompt": encoder.prompts.name, "pooling": encoder.pooling, "max_length": encoder.max_length},
+            verdict=model.verdict() if main else None,
             stopped=self._state.stopped if self._step < self._schedule.steps else None,
         )
         if result.stopped is not None:
@@ -315,7 +312,7 @@ class Trainer:
         self._step += 1
         if norm is None and (scale := self._strategy.scale) is not None:
             self._run.log(f"step {self._step}: float16 overflow, no weight changes; gradient scale {scale.factor:g}")
-        self._learns |= norm is None or norm > 0
+        self._learns |= norm is None or norm > 0  # None: the gradient overflowed, so it is not 0
         if not self._learns and self._step == min(_FIRST_STEPS, self._schedule.steps):
             raise TrainingError(
                 f"step {self._step}: the gradient is exactly 0, as in all steps before (loss {mean_loss(results):.3g}). "
@@ -346,20 +343,21 @@ class Trainer:
             TrainingError: if memory does not suffice for a single text.
         """
         strategy, device = self._strategy, self._processes.device
-        strategy.model.train()
+        model = strategy.model
+        model.train()
         generators = torch_state(device)
         batches = [batch for group in groups for batch in group.batches]
         while True:
             try:
                 weight = 1 / len(batches)
-                kept = self._budget.graph_tokens
+                graph_tokens = self._budget.graph_tokens
                 with matmul_precision(device, self._precision):
                     return [
-                        group_step(strategy.model, plan, some, graph_tokens=kept, weight=weight, strategy=strategy)
-                        for some, plan in groups
+                        group_step(model, plan, planned, graph_tokens=graph_tokens, weight=weight, strategy=strategy)
+                        for planned, plan in groups
                     ]
             except RankMemoryError as error:
-                reason = str(error)
+                reason = str(error)  # in the handler, the error would keep the tensors of its frames alive
             self._use_less_memory(groups, reason)
             groups = self._planner.grouped(batches, self._budget)
             strategy.zero_grad()
@@ -421,36 +419,34 @@ class Trainer:
         step = self._step
         schedule = self._schedule
         model = self._model
-        signal = self._signal()
-        changed = step == 0 or self._learns
+        signal_number = self._signal()
+        is_new = step == 0 or self._learns  # otherwise the model equals the model before training
         stops = self._state.stopped is not None and step > 0
-        if (schedule.evaluates_at(step) or stops) and changed and not signal:
+        if (schedule.evaluates_at(step) or stops) and is_new and not signal_number:
             if model.evaluate(step, self._metrics):
                 self._call("on_evaluation")
                 stops = self._state.stopped is not None and step > 0
-            signal = self._signal()
+            signal_number = self._signal()
         is_due = step > self._resumed and schedule.saves_at(step, stops=stops)
-        if signal or is_due:
+        if signal_number or is_due:
             self._strategy.check_replicas()
-            metrics_bytes = self._metrics.bytes_on_disk()
-            stopped = self._state.stopped if stops else None
             path = self._checkpoints.write(
                 Progress(
                     step=step,
-                    metrics_bytes=metrics_bytes,
+                    metrics_bytes=self._metrics.bytes_on_disk(),
                     evaluated=model.evaluated,
                     start=model.start,
                     best=model.best,
                     budget=self._budget,
-                    stopped=stopped,
+                    stopped=self._state.stopped if stops else None,
                 )
             )
             self._call("on_checkpoint")
-            if signal:
+            if signal_number:
                 self._run.log(
                     f"checkpoint of step {step} in {path}; to resume, start again with --resume auto (in Python: resume='auto')"
                 )
-                raise Interrupted(128 + signal)
+                raise Interrupted(128 + signal_number)
         return stops
 
     def _signal(self) -> int:

@@ -68,16 +68,14 @@ def export_gguf(
     side: Side | None = None,
     check: bool = True,
 ) -> Verification | None:
-    """Export a saved encoder to a folder with a GGUF file and its usage, and return the verification.
-
-    The verification compares the folder with the encoder.
+    """Export a saved encoder to a folder with a GGUF file and its usage; return the comparison of folder and encoder.
 
     Args:
         run: folder of the encoder: an adapter, which is merged in float32 first, or a whole model.
         out: folder to write.
         dtype: type of the weight matrices; vectors stay in float32. None: float32.
         side: use only the prompt of queries, or only the prompt of documents, for all texts.
-        check: False skips the verification, which needs xllamacpp; the result is then None.
+        check: False skips the comparison, which needs xllamacpp; the result is then None.
 
     Raises:
         FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
@@ -174,27 +172,28 @@ def _add_tensors(writer: gguf.GGUFWriter, weights: BaseWeights, architecture: st
     Vectors are stored in float32, and rows that Q8_0 cannot divide into blocks in float16.
     """
     config: Any = weights.skeleton.config
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
-    kinds = gguf.GGMLQuantizationType
-    matrices = {"float32": kinds.F32, "float16": kinds.F16, "q8_0": kinds.Q8_0}[dtype]
-    lazy: Any = gguf.LazyNumpyTensor
+    gguf_names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    types = gguf.GGMLQuantizationType
+    matrix_type = {"float32": types.F32, "float16": types.F16, "q8_0": types.Q8_0}[dtype]
+    lazy_tensor: Any = gguf.LazyNumpyTensor
 
-    def read(source: str) -> Any:
-        values = _converted(source, weights.read(source).float(), config, architecture)
+    def read(name: str) -> Any:
+        values = _converted(name, weights.read(name).float(), config, architecture)
         limit = torch.finfo(torch.float16 if dtype == "float16" else torch.float32).max
-        if not float(values.abs().max()) <= limit:
-            raise ArtifactError(f"{source} has values that are not finite in {dtype}. Choose another --dtype.")
+        if not float(values.abs().max()) <= limit:  # true for NaN too
+            raise ArtifactError(f"{name} has values that are not finite in {dtype}. Choose another --dtype.")
         return values.contiguous().numpy()
 
-    for source, parameter in weights.skeleton.state_dict().items():
-        quantization = matrices if parameter.ndim > 1 else kinds.F32
-        if parameter.shape[-1] % gguf.GGML_QUANT_SIZES[quantization][0]:
-            quantization = kinds.F16
-        meta = lazy.meta_with_dtype_and_shape(np.float32, tuple(parameter.shape))
-        values = gguf.quants.quantize(lazy(meta=meta, args=(source,), func=read), quantization)
-        name = names.get_name(f"model.{source}", try_suffixes=(".weight", ".bias"))
-        assert name is not None, source
-        writer.add_tensor(name, values, raw_dtype=quantization)
+    for name, parameter in weights.skeleton.state_dict().items():
+        tensor_type = matrix_type if parameter.ndim > 1 else types.F32
+        block_size, _ = gguf.GGML_QUANT_SIZES[tensor_type]
+        if parameter.shape[-1] % block_size:
+            tensor_type = types.F16
+        meta = lazy_tensor.meta_with_dtype_and_shape(np.float32, tuple(parameter.shape))
+        values = gguf.quants.quantize(lazy_tensor(meta=meta, args=(name,), func=read), tensor_type)
+        gguf_name = gguf_names.get_name(f"model.{name}", try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
+        writer.add_tensor(gguf_name, values, raw_dtype=tensor_type)
 
 
 def _converted(source: str, values: Tensor, config: Any, architecture: str) -> Tensor:
@@ -300,28 +299,29 @@ class Vocabulary:
         # Names and types of all token ids.
         ids = self.spec["model"]["vocab"]
         merges = self.spec["model"]["merges"]
-        kinds = gguf.TokenType
+        token_type = gguf.TokenType
         names = {number: name for name, number in ids.items()}
-        types = dict.fromkeys(ids.values(), kinds.NORMAL)
+        types = dict.fromkeys(ids.values(), token_type.NORMAL)
         for token in self.spec["added_tokens"]:
             names[token["id"]] = token["content"]
-            types[token["id"]] = kinds.UNUSED if token["special"] else kinds.USER_DEFINED
+            types[token["id"]] = token_type.UNUSED if token["special"] else token_type.USER_DEFINED
         tokens = [names.get(number, f"[PAD{number}]") for number in range(size)]
         # Vocabulary.
         writer.add_tokenizer_model("llama" if self.sentencepiece else "gpt2")
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(tokens)
-        writer.add_token_types([types.get(number, kinds.UNUSED) for number in range(size)])
+        writer.add_token_types([types.get(number, token_type.UNUSED) for number in range(size)])
         if self.sentencepiece:  # joins the pair with the highest score; BPE joins the pair of the lowest rank
+            # Of several merges into one token, the first has the rank.
             rank = {"".join(pair): number for number, pair in reversed(list(enumerate(merges)))}
             writer.add_token_scores([-float(rank.get(token, len(merges))) for token in tokens])
         else:
             writer.add_token_merges([" ".join(pair) for pair in merges])
         # Special tokens.
         for name, added in (("bos", self.bos), ("eos", self.eos), ("unk", None), ("pad", None)):
-            number = getattr(self.tokenizer, f"{name}_token_id") if added is None else added
-            if number is not None:
-                getattr(writer, f"add_{name}_token_id")(number)
+            token_id = getattr(self.tokenizer, f"{name}_token_id") if added is None else added
+            if token_id is not None:
+                getattr(writer, f"add_{name}_token_id")(token_id)
         writer.add_add_bos_token(self.bos is not None)
         writer.add_add_eos_token(self.eos is not None)
         writer.add_add_space_prefix(self.add_space)

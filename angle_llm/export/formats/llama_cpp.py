@@ -195,12 +195,12 @@ class LlamaCppModel:
             if self.usage.unicode:
                 text = unicodedata.normalize(self.usage.unicode, text)
             formatted = prompt.head + text + prompt.tail
-            plain = request.as_text and not any(name in formatted for name in self.usage.special_names)
-            if plain and len(self._ids(formatted)) <= self.max_length:
+            can_be_text = request.as_text and not any(name in formatted for name in self.usage.special_names)
+            if can_be_text and len(self._ids(formatted)) <= self.max_length:
                 contents.append(formatted)
                 continue
-            middle = {"content": request.head + text + request.merge_span, "parse_special": False}
-            ids = self._post("/tokenize", middle)["tokens"]
+            body = {"content": request.head + text + request.merge_span, "parse_special": False}
+            ids = self._post("/tokenize", body)["tokens"]
             contents.append([*request.before, *ids[: request.most], *request.after])
         return contents
 

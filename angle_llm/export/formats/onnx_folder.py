@@ -36,7 +36,7 @@ def onnx_usage(folder: Path) -> str:
     library = read_json(folder / "config_sentence_transformers.json")
     heads = {name: head for name, head in library["prompts"].items() if head}
     texts = "[head + text for text in texts]" if heads else "texts"
-    shown = f"head = {next(iter(heads.values()))!r}  # of {', '.join(map(repr, heads))}: {heads}\n" if heads else ""
+    head_line = f"head = {next(iter(heads.values()))!r}  # of {', '.join(map(repr, heads))}: {heads}\n" if heads else ""
     return f"""```python
 import numpy as np
 import onnxruntime
@@ -44,7 +44,7 @@ from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file("tokenizer.json")  # cuts and pads{"" if heads else ", and adds the prompt"}
 session = onnxruntime.InferenceSession("{GRAPH_NAME}")
-{shown}found = tokenizer.encode_batch({texts})
+{head_line}found = tokenizer.encode_batch({texts})
 ids, mask = (np.array([getattr(one, name) for one in found]) for name in ("ids", "attention_mask"))
 (rows,) = session.run(["sentence_embedding"], {{"input_ids": ids, "attention_mask": mask}})
 ```"""
@@ -77,7 +77,7 @@ class OnnxModel:
         with as_artifact_error(folder):
             self.session: Any = runtime.InferenceSession(str(folder / GRAPH_NAME), providers=["CPUExecutionProvider"])
             self.tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            self.max_length = int((self.tokenizer.truncation or {})["max_length"])
+            self.max_length = int((self.tokenizer.truncation or {})["max_length"])  # a KeyError is converted too
         self.texts_together = texts_together
         self.side: Side | None = None
 

@@ -58,16 +58,14 @@ def export_onnx(
     side: Side | None = None,
     check: bool = True,
 ) -> Verification | None:
-    """Export a saved encoder to a folder with an ONNX graph and its tokenizer, and return the verification.
-
-    The verification compares the folder with the encoder.
+    """Export a saved encoder to a folder with an ONNX graph and its tokenizer; return the comparison of folder and encoder.
 
     Args:
         run: folder of the encoder: an adapter, which is merged first, or a whole model.
         out: folder to write.
         dtype: "int8" quantizes the weights of linear layers to 8 bits. None: float32.
         side: use only the prompt of queries, or only the prompt of documents, for all texts.
-        check: False skips the verification; the result is then None.
+        check: False skips the comparison; the result is then None.
 
     Raises:
         FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
@@ -155,11 +153,11 @@ class _Graph(nn.Module):
             name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
             for name, module in backbone.named_modules()
         )
-        self.positions = "position_ids" in parameters and not by_ids
+        self.has_positions = "position_ids" in parameters and not by_ids
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         options: dict[str, Any] = dict(self.options)
-        if self.positions:
+        if self.has_positions:
             options["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
         states_BTD = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **options).last_hidden_state
         rows_BD = self.dense(self.pool(states_BTD, attention_mask))

@@ -170,6 +170,7 @@ def compiled_if_equal(
 
     if torch._dynamo.config.disable:
         return function
+    # The limit also counts models of other sizes. torch.compile has no such option in torch 2.9.
     compiled: Callable[..., Any] = torch._dynamo.config.patch(recompile_limit=64)(torch.compile(function, **options))
     pairs = zip(results(compiled), results(function), strict=True)  # the functions run when `trial_problem` iterates
     problem = trial_problem((relative_difference(*pair) for pair in pairs), tolerance)

@@ -66,6 +66,9 @@ def open_form(
             layers and dimensions; for servers also send_prompt and model.
         device: device of the computation; None: the best available.
         original_base: apply an adapter to the stored base weights, not to the values in training (rounded, dequantised).
+
+    Raises:
+        ServerError, FileNotFoundError, ArtifactError, MissingLibraryError: see `verify`.
     """
     kind = kind_of(path)
     if kind == "server":

@@ -206,10 +206,8 @@ def _write_usage(
     `composite` is the composite model to write, if any. `source` is the folder of the encoder that is merged, and `card` its
     card.
     """
-    merged_card = replace(
-        card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None
-    )
-    merged_card.write(folder)
+    new_card = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
+    new_card.write(folder)
     for path in dense_folders(source, card.dense):
         shutil.copytree(path, folder / path.name)
     if composite is not None:
@@ -225,7 +223,7 @@ def _write_usage(
     write_earlier_names(folder)
     tokenizer = load_tokenizer(BackboneLocation(str(source)))
     tokenizer.save_pretrained(folder)
-    write_library_form(folder, skeleton, tokenizer, merged_card)
+    write_library_form(folder, skeleton, tokenizer, new_card)
 
 
 class _Part(NamedTuple):

@@ -174,7 +174,8 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
         best = read_json(run / "best.json") if (run / "best.json").is_file() else {}
-        for name, score in list(best.items())[:1]:  # main metric first
+        if best:
+            name, score = next(iter(best.items()))  # the first metric selects the best model
             task, _, metric = name.rpartition("/")
             card_arguments["scores"] = [(f"{task} during training, of the saved model", metric, float(score))]
     if settings.results is not None:

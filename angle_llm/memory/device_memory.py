@@ -143,7 +143,7 @@ class Device:
     def _exchange(self) -> int:
         """Bytes of the buffers for gradient reduction and for gathered weights."""
         if not self.sharding.zero:  # DataParallelStrategy copies the gradients to sum them
-            return self.gathered_bytes + self.trained_bytes * (self.sharding.processes > 1)
+            return self.gathered_bytes + (self.trained_bytes if self.sharding.processes > 1 else 0)
         gathered = min(self.base_bytes + self.trained_bytes, 2 * LIVE_NUMBERS) if self.sharding.zero == 3 else 0
         return 4 * self.bucket_numbers + gathered
 

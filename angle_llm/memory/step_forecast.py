@@ -172,8 +172,7 @@ class StepForecast:
             passes = count_passes(self.model, micro_batch, on_gpu=on_gpu)
             if checkpointing:
                 self.model.checkpoint_activations(False)
-            # The meta model predicts no tokens. Cross-entropy keeps a logarithm per logit, and its backward pass two
-            # gradients.
+            # The meta model predicts no tokens. Cross-entropy keeps a logarithm per logit, its backward pass two gradients.
             logits = self.encoder.model.head.logits_per_token
             in_blocks = on_gpu and micro_batch.sequence is not None
             tokens = padded_length(self.texts.computed_tokens) if in_blocks else self.texts.computed_tokens

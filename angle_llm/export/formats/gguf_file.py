@@ -128,7 +128,7 @@ def export_gguf(
 def write_gguf(
     file: Path, weights: BaseWeights, vocabulary: Vocabulary, pooling: str, max_length: int, dtype: str
 ) -> None:
-    """Write a GGUF file.
+    """Write the weights and the tokenizer of an encoder to a GGUF file; `dtype` is a key of `FILE_TYPES`.
 
     Raises:
         ArtifactError: for a model that llama.cpp does not have.

@@ -256,6 +256,9 @@ class Processes:
 def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Check that the launcher selects a supported strategy.
 
+    Not supported: FSDP of version 1 or with offload, DeepSpeed on the CPU, mixed precision in a DeepSpeed config, and tensor,
+    pipeline or sequence parallelism.
+
     Args:
         kind: distributed type of Accelerate, such as `MULTI_GPU`.
         deepspeed_config: configuration of DeepSpeed; empty without DeepSpeed.

@@ -18,6 +18,7 @@ import pytest
 import torch
 import transformers
 from cases import one_in
+from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from tiny import PeftLora, add_adapter, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
@@ -285,7 +286,8 @@ def test_compiled_swiglu_layers_equal_the_original_ones(monkeypatch: pytest.Monk
             monkeypatch.setattr(module, name, compiled)
     counter.frame_count = 0  # without the graphs of the trial, which has gradients enabled
     found = rows_and_gradients(encoder)
-    assert max(errors(found, expected)) == 0
+    exact = Version(torch.__version__) >= Version("2.13")  # before, the backend computes a sigmoid from an exponential
+    assert max(errors(found, expected)) <= (0 if exact else 1e-6)
     with torch.no_grad():
         encoder.model(**encoder.plan(["Another length."], 10_000).micro_batches[0].inputs(CPU))
     assert counter.frame_count == 2

@@ -330,7 +330,7 @@ def _deepspeed_plugin() -> Any:
 
 INTERVAL = 1.0
 """Seconds after which a process increments its counter in the store again, to show that the process is alive."""
-LOST_SECONDS = int(os.environ.get("ANGLE_LLM_LOST_SECONDS", "12"))
+LOST_SECONDS = 12
 """A rank is lost if its counter has not changed for this many seconds. Calls that hold the GIL delay increments, such as a
 long compilation on a slow machine; the environment variable ANGLE_LLM_LOST_SECONDS allows more time."""
 STALE = 3
@@ -360,6 +360,7 @@ class ProcessWatch:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
+        self._lost_seconds = int(os.environ.get("ANGLE_LLM_LOST_SECONDS", LOST_SECONDS))
         self._stopped = threading.Event()
         self._last = LEFT
         self._handles: dict[int, int] = {}
@@ -370,7 +371,7 @@ class ProcessWatch:
         if self._processes.world_size > 1:
             run_id = self._processes.from_main(lambda: os.urandom(8).hex())  # a restarted run can have the same store
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            timeout = timedelta(seconds=LOST_SECONDS)
+            timeout = timedelta(seconds=self._lost_seconds)
             store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
             self._store = PrefixStore(f"angle_llm/{run_id}", store)
             self._ranks = [str(rank) for rank in range(self._processes.world_size)]
@@ -393,11 +394,11 @@ class ProcessWatch:
         exchanging, watching = self._threads
         if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection")):
             # `_watch` names the lost rank and ends this process, on a busy machine after more than `LOST_SECONDS`.
-            watching.join(3 * LOST_SECONDS)
+            watching.join(3 * self._lost_seconds)
         left = error is None or isinstance(error, SystemExit)  # SystemExit: all ranks stop together
         self._last = LEFT if left else f"{FAILED}: {type(error).__name__}: {error}"
         self._stopped.set()
-        exchanging.join(LOST_SECONDS if left else 2 * INTERVAL)  # without LEFT, this rank counts as lost
+        exchanging.join(self._lost_seconds if left else 2 * INTERVAL)  # without LEFT, this rank counts as lost
         if self._processes.is_main and not left:
             time.sleep(2 * INTERVAL)  # the store can end with this process: other ranks must read it before
         for handle in self._handles.values():
@@ -432,12 +433,12 @@ class ProcessWatch:
                         self._exit(rank, counter.decode(errors="replace"))
                     return
             unanswered = unanswered + 1 if counters is last else 0  # every answer is a new list
-            if unanswered * INTERVAL >= LOST_SECONDS:  # the store is part of rank 0 or its launcher
+            if unanswered * INTERVAL >= self._lost_seconds:  # the store is part of rank 0 or its launcher
                 self._exit(0, "or its launcher was killed or stopped, or has failed")
             if counters is not last:
                 for rank, counter in enumerate(counters):
                     silent[rank] = silent[rank] + 1 if counter == last[rank] != LEFT.encode() else 0
-                    if silent[rank] * INTERVAL >= LOST_SECONDS:
+                    if silent[rank] * INTERVAL >= self._lost_seconds:
                         self._exit(rank, "was killed or stopped")
                 last = counters
                 # The operation of a silent rank is out of date: it may hold the GIL, longer with more LOST_SECONDS.

@@ -151,8 +151,8 @@ def table() -> Iterator[dict[tuple[str, str], str]]:
 QUICK = ("llama-2", "gemma-3", "bert")
 """Families whose variants are compared in `make test`, except `dense` (`test_dense.py`)."""
 
-ONE_PROMPT = (*QUICK, "smollm2", "qwen3.5", "modernbert", "embedding-gemma-2")
-"""Families whose variant `one prompt` is compared in `make test`: those with tokenizers, layers or classes of their own."""
+ONE_PROMPT = (*QUICK, "smollm2", "embedding-gemma-2")
+"""Families whose variant `one prompt` is compared in `make test`."""
 
 SLOW = pytest.mark.slow
 QUICK_TEXTS = [text for text in TEXTS if text not in MARKUP] + MARKUP[::7]

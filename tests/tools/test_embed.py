@@ -148,7 +148,7 @@ def test_a_vector_that_is_not_finite_is_refused_with_its_line(
     assert [path.name for path in (tmp_path / "out").glob("*.parquet")] == ["shard-000000.parquet"]
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("one_file", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_before_any_write_it_resumes_to_the_same_bytes(
     one_file: bool, step: int, encoder: SentenceEncoder, lines: Path, tmp_path: Path

@@ -31,6 +31,7 @@ TEXTS = [LabelledText(f"{name} {number} " * (number % 5 + 1), name) for name in 
 LOSS = AngleObjective(in_batch_weight=0.0, class_weight=1.0)
 
 
+@pytest.mark.slow
 def test_updates_do_not_depend_on_processes_or_kept_graphs(tmp_path: Path) -> None:
     done = run("python", Path(__file__), str(tmp_path), seconds=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]

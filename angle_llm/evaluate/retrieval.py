@@ -204,7 +204,7 @@ def answer_ranks(
                 ahead_R += (similar_C >= similar_R[:, None] - _TIE).sum(axis=1)
         for query, similar_R, ahead_R in zip(queries, similarities, ahead, strict=True):
             order = np.argsort(-np.round(similar_R / _TIE), kind="stable")
-            ranks = ahead_R[order] + np.arange(1, len(order) + 1)
+            ranks = ahead_R[order] + np.arange(1, len(order) + 1)  # other candidates ahead, and answers up to this one
             ranks_of.append(dict(zip(answers[query][order].tolist(), ranks.tolist(), strict=True)))
     return ranks_of
 

@@ -237,7 +237,7 @@ class _Part(NamedTuple):
 
 
 def _open_parts(sources: Sequence[ModelSource], first: ModelSource, target: Path, original: bool) -> list[_Part]:
-    """Open the inputs of a merge. `original` opens bases as stored.
+    """Open the inputs of a merge. `original` opens bases as stored, instead of rounded or quantized as in training.
 
     A model without a card is the untrained base of `first`, and gets its card.
 

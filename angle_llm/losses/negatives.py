@@ -136,7 +136,7 @@ class NegativeLogSum:
     def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
         """Backward pass: add the gradient with respect to the embeddings to `into_ND` in place, block by block.
 
-        The derivative of value = logsumexp(s) with respect to s_k is exp(s_k - value).
+        The derivative of value = logsumexp(s), for the logits s of `_logits`, with respect to s_k is exp(s_k - value).
         """
         value_L = value_V.masked_fill(value_V == -math.inf, 0)  # a line without negatives: exp(-inf - 0) is 0
         for a in slices(len(self.anchor_L), square_side(x_ND.shape[1])):

@@ -230,6 +230,7 @@ class TeacherSimilarityTerm(Term):
         alone_N = teacher_log_sum_N == -torch.inf  # rows to which no other text is compared: loss 0
 
         def value(expectation_N: Tensor, model_log_sum_N: Tensor) -> Tensor:
+            # KL = Σ p (log p - cos / temperature) + log Σ exp(cos / temperature), with the softmax p of the teacher.
             return mean_of_rows((expectation_N + model_log_sum_N).masked_fill(alone_N, 0.0))
 
         return BatchTerm((expectation, model_log_sum), value)

@@ -163,7 +163,7 @@ def _work(settings: PlanSettings, planner: BatchPlanner, budget: TokenBudget, fl
     plans = [group.plan for _, groups in sampled for group in groups]
     cached = [plan for plan in plans if plan.largest_share > budget.graph_tokens]
     kept = [plan.largest_share for plan in plans if plan.largest_share <= budget.graph_tokens]
-    kept += [texts.computed_tokens for plan in cached for texts in plan.groups]
+    kept += [micro_batch.computed_tokens for plan in cached for micro_batch in plan.groups]
     # Tokens and operations of the run.
     computed = sum(plan.computed_tokens for plan in plans) / share
     encoded_again = sum(plan.computed_tokens for plan in cached) / share

@@ -342,7 +342,7 @@ def _load_incomplete(settings_type: type[Settings], path: str) -> Settings:
     if isinstance(content, dict) and not content.keys() >= set(required):
         hints = get_type_hints(settings_type, include_extras=True)
         namespace = {
-            **dict.fromkeys(required, MISSING),
+            **dict.fromkeys(required, MISSING),  # the values of the file replace these defaults
             "__annotations__": {name: hints[name] for name in required},
             "__post_init__": lambda _: None,
         }

@@ -230,7 +230,7 @@ def search_folder(
         for hits, positions, cosines_R in zip(hits_of_query, position_QR.tolist(), cosine_QR.tolist(), strict=True):
             worst = hits[-1].cosine if len(hits) == top else -np.inf
             for position, cosine in zip(positions, cosines_R, strict=True):
-                if cosine <= worst:
+                if cosine <= worst:  # so are the following cosines; of equal ones, the first row is kept
                     break
                 id, text = (column[position] if column else None for column in (piece.id, piece.text))
                 hits.append(Hit(cosine, int(piece.row[position]), id, text))

@@ -187,6 +187,7 @@ class Trainer:
         self._checkpoints = Checkpoints(settings, identity, self._strategy)
         self._callbacks = callbacks
         self._state = TrainingState(run.folder, self._schedule.steps, encoder)
+        self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
         # Set by `fit`.
         self._step = self._resumed = 0
         """Number of completed optimizer steps, now and in the checkpoint that the run resumed from."""
@@ -194,7 +195,6 @@ class Trainer:
         """Whether a gradient was not 0 so far."""
         self._metrics: Metrics
         self._signals: StopSignals
-        self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
 
     def fit(self) -> FineTuned:
         """Train from the first step, or from a checkpoint, to the end, and return the results of the run.

@@ -142,7 +142,7 @@ def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
             raise ValueError(f"{path_or_id}: expected one revision, got @{pinned} and revision={revision!r}.")
         revision = pinned
     # The files that show what kind of model it is.
-    folder, commit = _local_path(path_or_id), None
+    folder, commit = _local_path(path_or_id), None  # of a hub id, no folder exists
     location = BackboneLocation(str(folder))
     if not (is_saved_encoder(folder) or _is_adapter(folder)):
         location = locate(path_or_id)

@@ -118,7 +118,7 @@ class SentenceTransformersFolder:
             # Modules and options.
             pooling_path, dense, normalize = read_modules(folder)
             options = _read_options(folder)
-            # Settings of the library: these two with the listed values only.
+            # Settings of the library: all are allowed (None), but these two with a listed value, or without a value.
             config, config_path = _read_config(folder, "config_sentence_transformers.json")
             known = dict.fromkeys(config) | {"model_type": ["SentenceTransformer"], "truncate_dim": []}
             check_settings(config_path, config, known)

@@ -319,7 +319,7 @@ class TokenCounter:
 
 
 def open_tokens(settings: ModelSettings) -> TokenCounter:
-    """Open the tokenizer of a saved encoder or base model as a token token_counter. Raises the errors of opening the model."""
+    """Open the tokenizer of a saved encoder or base model as a token counter. Raises the errors of opening the model."""
     from angle_llm.model.meta_model import tiny_encoder_copy
     from angle_llm.model.source.resolve import resolve_model
     from angle_llm.model.source.tokenizer import SideTokenizers

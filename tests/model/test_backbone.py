@@ -1,6 +1,7 @@
 """The backbone: locating, loading, kind, fingerprint, and weights tensor by tensor."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from transformers import (
     XLNetConfig,
 )
 
+from angle_llm import SentenceEncoder
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.quantization import dequantize
 from angle_llm.model.source import backbone
@@ -188,9 +190,7 @@ def test_a_gguf_file_has_the_same_weights_and_a_tokenizer(tmp_path: Path) -> Non
     assert_same_weights(load_backbone(locate(str(tmp_path / "plain"))), published)
 
 
-def test_the_header_of_a_gguf_file_is_read_once_by_each_function(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_header_of_a_gguf_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     location = locate(str(write_gguf(tiny_backbone("llama-tied"), tmp_path / "tiny.gguf")))
     originals = gguf.GGUFReader, gguf.get_tensor_name_map
     read, build = [], gguf.GGUFReader._build_fields
@@ -200,7 +200,8 @@ def test_the_header_of_a_gguf_file_is_read_once_by_each_function(
         return build(reader, *given)
 
     monkeypatch.setattr(gguf.GGUFReader, "_build_fields", counted)
-    for load in (load_tokenizer, lambda location: load_backbone(location, dtype="float32")):
+    encoder = partial(SentenceEncoder.from_pretrained, tmp_path / "tiny.gguf", prompt="summarize_one_word")
+    for load in (load_tokenizer, partial(load_backbone, dtype="float32"), lambda _: encoder()):
         read.clear()
         load(location)
         assert read == [np.ndarray]

@@ -47,6 +47,15 @@ def test_a_plain_token_beyond_the_embeddings_is_refused(base: Path, tmp_path: Pa
         SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu")
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_weight_that_is_not_finite_is_refused(value: float, tmp_path: Path) -> None:
+    tensors = load_file(save_tiny_base("llama", tmp_path) / "model.safetensors")
+    tensors["embed_tokens.weight"][-1, -1] = value  # a token of no test text
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ArtifactError, match=r"embed_tokens\.weight is not finite"):
+        SentenceEncoder.from_pretrained(tmp_path, device="cpu")
+
+
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     save_tiny_base("llama", tmp_path)
     path = tmp_path / "tokenizer.json"

@@ -25,7 +25,13 @@ from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.lora import is_adapted, without_adapter
 from angle_llm.model.layers.quantization import QuantizationError, bits_of
 from angle_llm.model.layers.quantized_layers import Bits, bits_text
-from angle_llm.model.source.backbone import BackboneLocation, load_backbone, load_tokenizer, state_sizes
+from angle_llm.model.source.backbone import (
+    BackboneLocation,
+    header_read_once,
+    load_backbone,
+    load_tokenizer,
+    state_sizes,
+)
 from angle_llm.model.source.checks import (
     ArtifactError,
     check_loaded,
@@ -105,8 +111,9 @@ def load_parts(
         lora = read_peft_adapter(adapter_folder, base, prompt or (library and library.prompt))
     # Weights and tokenizer, on the device: the probes run where the model will run.
     bits = None if bits == "auto" else bits
-    backbone = load_backbone(source.backbone, dtype=dtype, revision=revision, bits=bits, device=device)
-    tokenizer = load_tokenizer(*source.tokenizer)
+    with header_read_once(source.backbone):
+        backbone = load_backbone(source.backbone, dtype=dtype, revision=revision, bits=bits, device=device)
+        tokenizer = load_tokenizer(*source.tokenizer)
     check_loaded(backbone, tokenizer, source.path)
     dense = read_dense(source.dense, state_sizes(backbone)[0])
     card = saved if library is None else card_of(library, tokenizer, backbone, dtype)

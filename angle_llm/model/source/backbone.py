@@ -92,7 +92,7 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
     """Load the tokenizer from the folder, GGUF file or hub repository of a model."""
     from transformers import AutoTokenizer
 
-    with as_artifact_error(f"the tokenizer in {location.name}"), _header_read_once(location):
+    with as_artifact_error(f"the tokenizer in {location.name}"), header_read_once(location):
         return AutoTokenizer.from_pretrained(
             location.name, revision=revision, trust_remote_code=False, **location.arguments
         )
@@ -137,7 +137,7 @@ def open_pretrained(
         arguments["device_map"] = {"": device}
     if location.is_local and not location.gguf_file:
         check_model_files(Path(location.name))
-    with as_artifact_error(location.name), _without_load_report(), _header_read_once(location):
+    with as_artifact_error(location.name), _without_load_report(), header_read_once(location):
         config, composite = _read_config(location, revision)
         if composite is not None:
             arguments["key_mapping"] = {TEXT_PREFIX: ""}
@@ -164,19 +164,23 @@ def open_pretrained(
 
 
 @contextmanager
-def _header_read_once(location: BackboneLocation) -> Iterator[None]:
+def header_read_once(location: BackboneLocation) -> Iterator[None]:
     """Make `transformers` read the header of a GGUF file once inside this context, and map the names of its tensors once.
 
     It reads the header for the configuration and again for the weights, with a new memory map for each token of the
     vocabulary, and maps all names again for each module. SmolLM2 opens in 5 instead of 22 seconds of CPU time.
 
     Two names of the module `gguf` are replaced inside the context; `transformers` imports these names when it needs
-    them. Not thread-safe.
+    them. A context inside another one reads nothing again. Not thread-safe.
     """
     if location.gguf_file is None:
         yield
         return
     import gguf
+
+    if hasattr(gguf.GGUFReader, "cache_info"):  # replaced by an outer context
+        yield
+        return
 
     class Reader(gguf.GGUFReader):
         @property

@@ -200,5 +200,6 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
         )
     # Weights that are not finite.
     for name, weight in backbone.named_parameters():  # a probe can miss them: fused attention skips some values
-        if weight.is_floating_point() and not bool(torch.isfinite(weight.sum(dtype=torch.float32))):
+        extremes = weight.aminmax() if weight.is_floating_point() and weight.numel() else ()  # NaN if one weight is
+        if not all(bool(value.isfinite()) for value in extremes):
             raise ArtifactError(f"{place}: {name} is not finite. The weights are damaged; fetch or save them again.")

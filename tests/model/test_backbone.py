@@ -200,8 +200,11 @@ def test_the_header_of_a_gguf_file_is_read_once(tmp_path: Path, monkeypatch: pyt
         return build(reader, *given)
 
     monkeypatch.setattr(gguf.GGUFReader, "_build_fields", counted)
-    encoder = partial(SentenceEncoder.from_pretrained, tmp_path / "tiny.gguf", prompt="summarize_one_word")
-    for load in (load_tokenizer, partial(load_backbone, dtype="float32"), lambda _: encoder()):
+
+    def load_encoder(_: BackboneLocation) -> None:
+        SentenceEncoder.from_pretrained(tmp_path / "tiny.gguf", prompt="plain")
+
+    for load in (load_tokenizer, partial(load_backbone, dtype="float32"), load_encoder):
         read.clear()
         load(location)
         assert read == [np.ndarray]

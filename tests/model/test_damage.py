@@ -6,6 +6,7 @@ import pickle
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 from tiny_tokenizers import VOCABULARY
-from transformers import AddedToken, AutoTokenizer
+from transformers import AddedToken, AutoModel, AutoTokenizer
 
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.source.checks import CARD_NAME, TOKENIZER_FILES, ArtifactError, as_artifact_error
+from angle_llm.model.source.checks import CARD_NAME, TOKENIZER_FILES, ArtifactError, as_artifact_error, check_loaded
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,15 @@ def test_one_weight_that_is_not_finite_is_refused(value: float, tmp_path: Path) 
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ArtifactError, match=r"embed_tokens\.weight is not finite"):
         SentenceEncoder.from_pretrained(tmp_path, device="cpu")
+
+
+def test_a_weight_in_fp8_is_checked_too(base: Path) -> None:
+    backbone, tokenizer = AutoModel.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    for value in (1.0, torch.nan):
+        weight = torch.full((2, 2), value).to(torch.float8_e4m3fn)
+        backbone.register_parameter("scale", torch.nn.Parameter(weight, requires_grad=False))
+        with nullcontext() if value == 1 else pytest.raises(ArtifactError, match="scale is not finite"):
+            check_loaded(backbone, tokenizer, base)
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -200,6 +200,8 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
         )
     # Weights that are not finite.
     for name, weight in backbone.named_parameters():  # a probe can miss them: fused attention skips some values
-        extremes = weight.aminmax() if weight.is_floating_point() and weight.numel() else ()  # NaN if one weight is
-        if not all(bool(value.isfinite()) for value in extremes):
+        if not weight.is_floating_point() or not weight.numel():
+            continue
+        extremes = (weight.float() if weight.itemsize == 1 else weight).aminmax()  # torch has none of FP8
+        if not all(bool(value.isfinite()) for value in extremes):  # both are NaN if one weight is NaN
             raise ArtifactError(f"{place}: {name} is not finite. The weights are damaged; fetch or save them again.")

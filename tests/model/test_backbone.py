@@ -42,7 +42,9 @@ from angle_llm.model.source import backbone
 from angle_llm.model.source.backbone import (
     BackboneLocation,
     absolute_name,
+    header_read_once,
     load_backbone,
+    load_config,
     load_tokenizer,
     probes_as_causal,
     torch_dtype,
@@ -190,7 +192,7 @@ def test_a_gguf_file_has_the_same_weights_and_a_tokenizer(tmp_path: Path) -> Non
     assert_same_weights(load_backbone(locate(str(tmp_path / "plain"))), published)
 
 
-def test_the_header_of_a_gguf_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_reader_parses_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     location = locate(str(write_gguf(tiny_backbone("llama-tied"), tmp_path / "tiny.gguf")))
     originals = gguf.GGUFReader, gguf.get_tensor_name_map
     read, build = [], gguf.GGUFReader._build_fields
@@ -201,13 +203,17 @@ def test_the_header_of_a_gguf_file_is_read_once(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(gguf.GGUFReader, "_build_fields", counted)
 
-    def load_encoder(_: BackboneLocation) -> None:
-        SentenceEncoder.from_pretrained(tmp_path / "tiny.gguf", prompt="plain")
-
-    for load in (load_tokenizer, partial(load_backbone, dtype="float32"), load_encoder):
+    for load in (
+        partial(load_config, location),
+        partial(load_tokenizer, location),
+        partial(load_backbone, location, dtype="float32"),
+        partial(SentenceEncoder.from_pretrained, tmp_path / "tiny.gguf", prompt="plain"),
+    ):
         read.clear()
-        load(location)
+        load()
         assert read == [np.ndarray]
+    with pytest.raises(ZeroDivisionError), header_read_once(location), header_read_once(location):
+        1 / 0  # noqa: B018
     assert (gguf.GGUFReader, gguf.get_tensor_name_map) == originals
 
 

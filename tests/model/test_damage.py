@@ -48,22 +48,34 @@ def test_a_plain_token_beyond_the_embeddings_is_refused(base: Path, tmp_path: Pa
         SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_one_weight_that_is_not_finite_is_refused(value: float, tmp_path: Path) -> None:
-    tensors = load_file(save_tiny_base("llama", tmp_path) / "model.safetensors")
-    tensors["embed_tokens.weight"][-1, -1] = value  # a token of no test text
+def test_one_weight_that_is_not_finite_is_refused(value: float, dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = load_file(save_tiny_base("llama", tmp_path, dtype) / "model.safetensors")
+    tensors["embed_tokens.weight"][-1, -1] = value  # no probe text contains this token
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ArtifactError, match=r"embed_tokens\.weight is not finite"):
         SentenceEncoder.from_pretrained(tmp_path, device="cpu")
 
 
-def test_a_weight_in_fp8_is_checked_too(base: Path) -> None:
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("weight", "finite"),
+    [
+        (torch.ones(2, 2).to(FP8), True),
+        (torch.full((2, 2), torch.nan).to(FP8), False),
+        (torch.full((2, 2), 3e38), True),  # the sum is not finite
+        (torch.empty(0), True),
+    ],
+    ids=["fp8", "fp8 with nan", "large", "empty"],
+)
+def test_a_further_weight_is_checked(weight: torch.Tensor, finite: bool, base: Path) -> None:
     backbone, tokenizer = AutoModel.from_pretrained(base), AutoTokenizer.from_pretrained(base)
-    for value in (1.0, torch.nan):
-        weight = torch.full((2, 2), value).to(torch.float8_e4m3fn)
-        backbone.register_parameter("scale", torch.nn.Parameter(weight, requires_grad=False))
-        with nullcontext() if value == 1 else pytest.raises(ArtifactError, match="scale is not finite"):
-            check_loaded(backbone, tokenizer, base)
+    backbone.register_parameter("further", torch.nn.Parameter(weight))
+    with nullcontext() if finite else pytest.raises(ArtifactError, match="further is not finite"):
+        check_loaded(backbone, tokenizer, base)
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:

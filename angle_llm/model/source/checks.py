@@ -202,7 +202,7 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
     for name, weight in backbone.named_parameters():  # a probe can miss them: fused attention skips some values
         if not weight.is_floating_point() or not weight.numel():
             continue
-        weight = weight.detach()  # otherwise autograd keeps the copy in float32
-        extremes = (weight.float() if weight.itemsize == 1 else weight).aminmax()  # `aminmax` does not support FP8
+        values = weight.detach()  # otherwise autograd keeps the copy in float32
+        extremes = (values.float() if values.itemsize == 1 else values).aminmax()  # `aminmax` does not support FP8
         if not all(bool(value.isfinite()) for value in extremes):  # both are NaN if one weight is NaN
             raise ArtifactError(f"{place}: {name} is not finite. The weights are damaged; fetch or save them again.")

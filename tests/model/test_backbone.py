@@ -212,8 +212,8 @@ def test_gguf_reader_parses_a_file_once(tmp_path: Path, monkeypatch: pytest.Monk
         read.clear()
         load()
         assert read == [np.ndarray]
-    with pytest.raises(ZeroDivisionError), header_read_once(location), header_read_once(location):
-        1 / 0  # noqa: B018
+    with pytest.raises(KeyError), header_read_once(location), header_read_once(location):
+        raise KeyError
     assert (gguf.GGUFReader, gguf.get_tensor_name_map) == originals
 
 

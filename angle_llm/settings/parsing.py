@@ -12,6 +12,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
@@ -273,15 +274,25 @@ def parse_settings(
     values = None if isinstance(defaults, type) else defaults
     loaded, rest = config_defaults(settings_type, sys.argv[1:] if arguments is None else arguments, values)
     names = {argument.partition("=")[0].replace("_", "-") for argument in rest}
-    for flag in _mapping_flags(loaded) if loaded else ():  # tyro has a flag for each key in place of these flags
-        if flag in names:
-            raise SettingsError(f"{flag} is set by --config. Change single values with {flag}.NAME VALUE.")
+    for flag in list(_mapping_flags(loaded)) if loaded else ():
+        if (
+            flag in names
+        ):  # this flag replaces the mapping of the file; tyro would have a flag for each of its keys only
+            loaded = _without_mapping(loaded, flag.removeprefix("--").replace("-", "_").split("."))
     default = loaded or values
     options: dict[str, Any] = {} if default is None else {"default": default}
     text = describe(settings_type, description)
     settings: Any = tyro.cli(settings_type, prog=prog, args=rest, description=text, **options)
     # An incomplete file has another type, without checks, until flags complete it (`_load_incomplete`).
     return settings if type(settings) is settings_type else settings_type(**vars(settings))
+
+
+def _without_mapping(settings: Any, names: Sequence[str]) -> Any:
+    """Return settings with an empty mapping; `names` are the names of its groups and its own name."""
+    name, *rest = names
+    changed = copy(settings)  # `replace` would check the values, and a required value may still be missing
+    object.__setattr__(changed, name, _without_mapping(getattr(settings, name), rest) if rest else {})
+    return changed
 
 
 def _mapping_flags(settings: Any, prefix: str = "--") -> Iterator[str]:

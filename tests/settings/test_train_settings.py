@@ -131,13 +131,24 @@ def test_an_invalid_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.data.columns == {"text1": "question"}
 
 
-def test_a_mapping_of_a_settings_file_is_changed_value_by_value(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "where", "columns"),
+    [
+        ([], {"overlap": 0}, {"text1": "a", "text2": "b"}),
+        (["--data.where"], {}, {"text1": "a", "text2": "b"}),
+        (["--data.where", "--data.limit", "8"], {}, {"text1": "a", "text2": "b"}),
+        (["--data.where", "language", "en"], {"language": "en"}, {"text1": "a", "text2": "b"}),
+        (["--data.columns", "anchor", "c", "--data.where.overlap", "1"], {"overlap": 1}, {"anchor": "c"}),
+        (["--data.columns.text1", "c"], {"overlap": 0}, {"text1": "c", "text2": "b"}),
+    ],
+)
+def test_a_flag_replaces_a_mapping_of_a_settings_file_or_a_value_of_it(
+    tmp_path: Path, flags: list[str], where: dict[str, Any], columns: dict[str, str]
+) -> None:
     path = tmp_path / "train.yaml"
-    path.write_text("{data: {path: x.jsonl, columns: {text1: a}}}")
-    with pytest.raises(SettingsError, match=r"--data\.columns is set by --config\. .*--data\.columns\.NAME VALUE"):
-        parse_settings(TrainSettings(), ["--config", str(path), "--data.columns", "text1", "b"])
-    found = parse_settings(TrainSettings(), ["--config", str(path), "--data.columns.text1", "b"])
-    assert found.data.columns == {"text1": "b"}
+    path.write_text("{data: {path: x.jsonl, where: {overlap: 0}, columns: {text1: a, text2: b}}}")
+    found = parse_settings(TrainSettings(), ["--config", str(path), *flags])
+    assert (found.data.where, found.data.columns, found.data.path) == (where, columns, "x.jsonl")
 
 
 def test_every_field_is_documented_in_the_source_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

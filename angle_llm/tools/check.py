@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 RECOMMENDED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("recommended.yaml").read_text(encoding="utf-8"))
 """Content of recommended.yaml: training settings by kind of model, and settings of the objective by data format."""
-_LARGE = 1_000_000_000
-"""Number of weights above which a decoder gets the settings `large_decoder`."""
+_MEDIUM, _LARGE = 1_000_000_000, 3_000_000_000
+"""Numbers of weights above which a decoder gets the settings `medium_decoder` and `large_decoder`."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _model_kind(token_counter: TokenCounter) -> str:
     if not token_counter.encoder.model.options.causal and token_counter.encoder.attention != "bidirectional":
         return "small_encoder"
     weights = sum(parameter.numel() for parameter in meta_backbone(token_counter.config, torch.float32).parameters())
-    return "large_decoder" if weights > _LARGE else "small_decoder"
+    return "large_decoder" if weights > _LARGE else "medium_decoder" if weights > _MEDIUM else "small_decoder"
 
 
 def _train_flags(

@@ -423,15 +423,22 @@ def test_printed_trainings_are_recommended_and_run(
     assert parse_settings(TrainSettings(), on_triples).model.max_length == 40
 
 
-def test_large_decoders_are_trained_in_four_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [(24, (None, "bfloat16", 16, 5e-4, 32)), (60, (4, None, 32, 1e-4, 128))],  # more than 1 and 3 billion weights
+)
+def test_settings_follow_the_size_of_a_decoder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layers: int, expected: tuple[object, ...]
+) -> None:
     folder = save_tiny_base("llama", tmp_path / "base")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(
-        json.dumps(config | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24})
+        json.dumps(config | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": layers})
     )
     (flags,) = printed_trainings(capsys, write(tmp_path / "x.jsonl", PAIR, OTHER), "--model", str(folder))
     found = parse_settings(TrainSettings(), flags)
-    assert (found.model.bits, found.lora.rank, found.optimizer.learning_rate, found.batch_size) == (4, 32, 1e-4, 128)
+    model = found.model
+    assert (model.bits, model.dtype, found.lora.rank, found.optimizer.learning_rate, found.batch_size) == expected
 
 
 def test_cleaned_rows_are_json(tmp_path: Path) -> None:

@@ -274,12 +274,11 @@ def parse_settings(
     values = None if isinstance(defaults, type) else defaults
     loaded, rest = config_defaults(settings_type, sys.argv[1:] if arguments is None else arguments, values)
     names = {argument.partition("=")[0].replace("_", "-") for argument in rest}
-    for flag in list(_mapping_flags(loaded)) if loaded else ():
-        if (
-            flag in names
-        ):  # this flag replaces the mapping of the file; tyro would have a flag for each of its keys only
-            loaded = _without_mapping(loaded, flag.removeprefix("--").replace("-", "_").split("."))
-    default = loaded or values
+    default = values if loaded is None else loaded
+    for flag in [] if default is None else list(_mapping_flags(default)):
+        # The flag replaces the whole mapping. tyro has it for an empty mapping, otherwise only a flag for each key.
+        if flag in names:
+            default = _without_mapping(default, flag.removeprefix("--").replace("-", "_").split("."))
     options: dict[str, Any] = {} if default is None else {"default": default}
     text = describe(settings_type, description)
     settings: Any = tyro.cli(settings_type, prog=prog, args=rest, description=text, **options)

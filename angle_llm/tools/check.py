@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RECOMMENDED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("recommended.yaml").read_text(encoding="utf-8"))
 """Content of recommended.yaml: training settings by kind of model, and settings of the objective by data format."""
-_MEDIUM, _LARGE = 1_000_000_000, 3_000_000_000
+_MEDIUM, _LARGE = 1_000_000_000, 4_000_000_000
 """Numbers of weights above which a decoder gets the settings `medium_decoder` and `large_decoder`."""
 
 

@@ -147,8 +147,10 @@ def test_a_flag_replaces_a_mapping_of_a_settings_file_or_a_value_of_it(
 ) -> None:
     path = tmp_path / "train.yaml"
     path.write_text("{data: {path: x.jsonl, where: {overlap: 0}, columns: {text1: a, text2: b}}}")
-    found = parse_settings(TrainSettings(), ["--config", str(path), *flags])
-    assert (found.data.where, found.data.columns, found.data.path) == (where, columns, "x.jsonl")
+    of_file = parse_settings(TrainSettings(), ["--config", str(path), *flags])
+    of_program = parse_settings(load_settings(TrainSettings, path), flags)  # defaults of a recipe
+    for found in (of_file, of_program):
+        assert (found.data.where, found.data.columns, found.data.path) == (where, columns, "x.jsonl")
 
 
 def test_every_field_is_documented_in_the_source_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -425,7 +425,7 @@ def test_printed_trainings_are_recommended_and_run(
 
 @pytest.mark.parametrize(
     ("layers", "expected"),
-    [(24, (None, 16, 5e-4, 32)), (72, (4, 32, 1e-4, 128))],  # more than 1 and 3 billion weights
+    [(24, (None, 16, 5e-4, 32)), (96, (4, 32, 1e-4, 128))],  # more than 1 and 4 billion weights
 )
 def test_settings_follow_the_size_of_a_decoder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], layers: int, expected: tuple[object, ...]

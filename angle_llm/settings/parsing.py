@@ -276,8 +276,7 @@ def parse_settings(
     names = {argument.partition("=")[0].replace("_", "-") for argument in rest}
     default = values if loaded is None else loaded
     for flag in [] if default is None else list(_mapping_flags(default)):
-        # The flag replaces the whole mapping. tyro has it for an empty mapping, otherwise only a flag for each key.
-        if flag in names:
+        if flag in names:  # it replaces the whole mapping
             default = _without_mapping(default, flag.removeprefix("--").replace("-", "_").split("."))
     options: dict[str, Any] = {} if default is None else {"default": default}
     text = describe(settings_type, description)

@@ -141,7 +141,7 @@ BY_COMPUTE = {
 }
 """Model and training data → grids and rows, ordered by operations."""
 OPERATIONS = {"real_llm": 5.36e9}
-"""Grid → operations per computed token of a training step of LoRA, as `angle-llm plan` prints them."""
+"""Grid → operations per computed token of a training step of LoRA, as `angle-llm plan` prints them; of the 1.5B model."""
 SMOLLM2_OPERATIONS = 0.455e9
 """Operations per computed token of SmolLM2-135M, the model of the other grids."""
 MEMBERS = {

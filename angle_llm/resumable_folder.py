@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from angle_llm.io import (
     FolderError,
@@ -34,6 +34,9 @@ from angle_llm.io import (
     sync_folder,
     write_json,
 )
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 IDENTITY, MANIFEST = "identity.json", "manifest.json"
 
@@ -85,7 +88,7 @@ class ResumableFolder:
 
     def __enter__(self) -> ResumableFolder:
         check_resumable(self.path, self._option, self._index)
-        self._acquire()
+        self._lock = lock_folder(self.path, self._rank)
         try:
             index = {} if self._index is None else read_object(self.path / self._index) or {}
             self._indexed = {part["name"]: part for part in index.get("parts", ())}
@@ -104,27 +107,8 @@ class ResumableFolder:
             raise
         return self
 
-    def _acquire(self) -> None:
-        """Create the folder, and acquire the lock file of this rank in the folder.
-
-        Raises:
-            FolderError: if another process holds the lock.
-        """
-        from filelock import FileLock, Timeout
-
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(self.path / f".lock-{self._rank:05d}", timeout=0)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise FolderError(
-                f"another process writes to {self.path}: another command, or a process whose launcher was killed. Wait "
-                "for it, or end it."
-            ) from None
-
     def __exit__(self, *_: object) -> None:
-        Path(self._lock.lock_file).unlink(missing_ok=True)  # so that a refused command changes nothing
-        self._lock.release()
+        unlock_folder(self._lock)
 
     def names(self) -> list[str]:
         """Return the sorted names of all complete parts of the results; their files are not checked.
@@ -207,7 +191,7 @@ class ResumableFolder:
             FolderError: if another process writes to the folder.
         """
         if self.path.exists():
-            self._acquire()
+            self._lock = lock_folder(self.path, self._rank)
             try:
                 for name in names:
                     self.remove(name)
@@ -251,6 +235,32 @@ class ResumableFolder:
     def _signature(self, body: Mapping[str, Any]) -> str:
         """Return the SHA-256 of the identity of the folder and all further entries (`body`) of a manifest."""
         return hashlib.sha256(json.dumps([self.identity, body], sort_keys=True).encode()).hexdigest()
+
+
+def lock_folder(folder: Path, rank: int = 0) -> FileLock:
+    """Create a folder, and acquire the lock file of a rank in it; the system releases the lock when the process ends.
+
+    Raises:
+        FolderError: if another process holds the lock.
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f".lock-{rank:05d}", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise FolderError(
+            f"another process writes to {folder}: another command, or a process whose launcher was killed. Wait for it, or "
+            "end it."
+        ) from None
+    return lock
+
+
+def unlock_folder(lock: FileLock) -> None:
+    """Remove a lock file that `lock_folder` returned, so that a refused command changes nothing, and release the lock."""
+    Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()
 
 
 def check_resumable(path: Path, option: str, index: str | None = None) -> None:

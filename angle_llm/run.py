@@ -129,7 +129,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
             budget=budget,
             vectors=vectors,
             callbacks=objects.callbacks,
-            more_identity=objects.identity(),
+            more_identity=objects.identity() | ({} if evaluate is None else {"evaluation files": evaluate.digest}),
         )
         run.prepare()
         result = trainer.fit()

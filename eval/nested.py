@@ -1,7 +1,7 @@
 """Nested evaluation: STS scores of an encoder that is cut to fewer layers and dimensions.
 
     python eval/nested.py --model DIR --tasks starter:graded_pairs.tsv --layers 6 12 --dimensions 64 128
-    python eval/nested.py --model DIR --data-dir DATA --tasks stsb sick
+    python eval/nested.py --model DIR --data-dir DATA --tasks stsb sickr
 
     sentences ──► the first m layers ──► (N, D) ──► the first k columns ──► Spearman per task
 

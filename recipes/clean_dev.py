@@ -1,7 +1,7 @@
 """Build a development set of scored pairs that shares no sentence with test sets or training data.
 
-    python recipes/clean_dev.py sts/sts12.train.tsv stsb/train.tsv stsb/dev.tsv --against sts/sts12.test.tsv sts/sts14.test.tsv \\
-        sts/sts15.test.tsv stsb/test.tsv sick/test.tsv nli/nli_triplets.jsonl.gz --out clean_dev.tsv
+    python recipes/clean_dev.py sts/sts12.train.tsv stsb/train.jsonl stsb/dev.jsonl --against sts/sts12.test.tsv \\
+        sts/sts14.test.tsv sts/sts15.test.tsv stsb/test.jsonl sick/test.jsonl nli/nli_triplets.jsonl.gz --out clean_dev.tsv
 
 The pairs of STS-B were collected from the tests of SemEval: 1,028 of the 1,500 pairs of its development set are in STS12,
 STS14 and STS15. Settings that are chosen on them are chosen on the test. A pair is removed if one of its sentences occurs

@@ -1,13 +1,15 @@
 """Train on the train split of a dataset and evaluate on its test split: "non-transfer" STS in AnglE (arXiv 2309.12871).
 
     python recipes/sts_finetune.py
-    python recipes/sts_finetune.py --data.path DATA/stsb/train.tsv --data.score-range 0 5 --test.path DATA/stsb/test.tsv
+    python recipes/sts_finetune.py --data.path DATA/stsb/train.jsonl --data.limit None --data.score-range 0 5 \\
+        --test.path DATA/stsb/test.jsonl
     accelerate launch recipes/sts_finetune.py --data.path train.jsonl --test.path test.jsonl --test.score-range 0 1
 
 Prints the Spearman correlation of cosine and score on the test pairs, before and after training. Without options it
-trains on the starter triples and tests on the starter graded pairs. Any file of scored pairs works; labels 0 and 1 are
-scores too. QNLI needs the score range 1 0, because its label 0 means that the sentence contains the answer. For long
-texts set --model.max-length. `eval/grids/nontransfer.yaml` has the experiments of docs/results.md.
+trains on the starter triples and tests on the starter graded pairs. It trains on a sample of 1,024 rows unless
+--data.limit is set. Any file of scored pairs works; labels 0 and 1 are scores too. QNLI needs the score range 1 0,
+because its label 0 means that the sentence contains the answer. For long texts set --model.max-length.
+`eval/grids/nontransfer.yaml` has the experiments of docs/results.md.
 """
 
 import os

@@ -12,6 +12,7 @@ from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm import fine_tune
 from angle_llm.data import DataError
+from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import DepthsHead, EmbeddingModel
 from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
@@ -156,6 +157,14 @@ def test_evaluation_files_are_compared_with_the_training_data(
     with pytest.raises(AssertionError, match="called too early"):
         fine_tune(mine)
     assert re.search(r"valid\.tsv.* 1 of its 2 pairs, 1 of its 2 queries", capsys.readouterr().out)
+
+
+def test_a_second_run_in_the_same_directory_is_refused(settings: TrainSettings) -> None:
+    with Run.start(settings), pytest.raises(FolderError, match="another process writes"), Run.start(settings):
+        pass
+    assert not settings.run_path.exists()
+    with Run.start(settings):
+        pass
 
 
 def test_ranks_with_other_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

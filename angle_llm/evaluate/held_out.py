@@ -6,11 +6,13 @@ other texts of the file, so that no second file is encoded), a BEIR folder, or a
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +22,7 @@ import numpy as np
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.leakage import EvaluationSet, count_shared
-from angle_llm.data.sources import MTEB, Source, evaluation_source
+from angle_llm.data.sources import MTEB, Source, evaluation_source, resolve_source
 from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
 from angle_llm.evaluate.bootstrap import compare as compare_pairs
 from angle_llm.evaluate.encoding import Encode, Rows, encode_distinct, encode_functions, encode_sides
@@ -93,6 +95,8 @@ class HeldOutEvaluation:
     """TASK/METRIC that selects the best model; None: the first metric of the first task. It is the first metric in
     results."""
     micro_batch_tokens: int | None
+    digest: str = ""
+    """Hash of the files of the tasks."""
     items: Mapping[str, Items] = field(default_factory=dict)
     """Values of the pairs or queries in the last evaluation, by task, for `verdict`."""
 
@@ -186,7 +190,11 @@ def held_out_evaluation(
     ]
     names = unique_names([task.name for task in tasks], sources)
     named = {source.text: replace(task, name=name) for source, task, name in zip(sources, tasks, names, strict=True)}
-    return HeldOutEvaluation(named, settings.metric, micro_batch_tokens)
+    opened = [source for source in sources if source.path is not None]
+    if settings.corpus is not None:
+        opened.append(resolve_source(settings.corpus))
+    digest = sha256(json.dumps([source.fingerprint() for source in opened]).encode()).hexdigest()[:16]
+    return HeldOutEvaluation(named, settings.metric, micro_batch_tokens, digest)
 
 
 def cached(encode: Encode) -> Encode:

@@ -6,6 +6,7 @@ The model is built without weights (`model/meta_model`), and the batches of the 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -154,10 +155,11 @@ def _work(settings: PlanSettings, planner: BatchPlanner, budget: TokenBudget, fl
     """Return the work of a run, extrapolated from its first steps."""
     # The first steps, and their share of the examples that the run draws.
     data: Mixture = planner.data
-    steps = StepSchedule(data.draws, settings).steps
+    schedule = StepSchedule(data.draws, settings)
     sampled = list(first_steps(planner, settings, budget))
-    step_examples = steps * settings.accumulation * settings.batch_size
-    drawn = min(step_examples, sum(data.draws.counts) * settings.epochs)
+    epochs, more_steps = divmod(schedule.steps, schedule.steps_per_epoch)
+    last_epoch = islice(schedule.after(0), more_steps)
+    drawn = epochs * sum(data.draws.counts) + sum(len(batch) for _, batches in last_epoch for batch in batches)
     share = sum(len(indices) for batches, _ in sampled for indices in batches) / drawn
     # Groups that keep their activations, and groups with gradient caching (by the rule of `train/step`).
     plans = [group.plan for _, groups in sampled for group in groups]
@@ -170,7 +172,7 @@ def _work(settings: PlanSettings, planner: BatchPlanner, budget: TokenBudget, fl
     recomputed = computed if budget.activation_checkpointing else 0  # by activation checkpointing
     return Work(
         examples=len(data),
-        steps=steps,
+        steps=schedule.steps,
         logical_tokens=round(sum(plan.logical_tokens for plan in plans) / share),
         computed_tokens=round(computed),
         operations=computed * (flops.forward + flops.backward) + (encoded_again + recomputed) * flops.forward,

@@ -342,6 +342,7 @@ class TrainSettings:
             "objective.*": self.pretraining.task == "mntp" and self.objective != ObjectiveSettings(),
             "objective.cosine-weight": self.objective.cosine_weight > 0,  # all pairs of SimCSE have the same score
             "objective.angle-weight": self.objective.angle_weight > 0,
+            "objective.class-weight": self.objective.class_weight > 0,
             "objective.teacher": self.objective.teacher is not None,
             "objective.kl-weight": self.objective.kl_weight > 0,
             "objective.margin-mse-weight": self.objective.margin_mse_weight > 0,

@@ -46,8 +46,9 @@ class StepSchedule:
     def __init__(self, draws: Draws, settings: TrainSettings) -> None:
         self._draws = draws
         self._settings = settings
-        self._steps_per_epoch = math.ceil(draws.batches(settings.batch_size) / settings.accumulation)
-        steps = self._steps_per_epoch * settings.epochs
+        self.steps_per_epoch = math.ceil(draws.batches(settings.batch_size) / settings.accumulation)
+        """Number of optimizer steps in an epoch."""
+        steps = self.steps_per_epoch * settings.epochs
         self.steps = min(steps, settings.max_steps or steps)
         """Number of optimizer steps of the run."""
         self.warmup = settings.optimizer.warmup_steps(self.steps)
@@ -60,9 +61,9 @@ class StepSchedule:
         if settings.max_steps is not None and settings.max_steps > self.steps:
             messages.append(
                 f"--max-steps is {settings.max_steps}, but the run ends after {self.steps} (epochs: {settings.epochs}, steps in "
-                f"an epoch: {self._steps_per_epoch}). For more steps, raise --epochs."
+                f"an epoch: {self.steps_per_epoch}). For more steps, raise --epochs."
             )
-        if self.warmup >= self.steps:
+        if self.warmup >= self.steps and settings.optimizer.schedule != "constant":
             messages.append(f"the warm-up takes {self.warmup} of {self.steps} steps: the learning rate never falls")
         return messages
 
@@ -72,7 +73,7 @@ class StepSchedule:
         A batch is a list of example indices. A step has up to `accumulation` batches, whose gradients are averaged.
         """
         settings = self._settings
-        epoch, skipped = divmod(done, self._steps_per_epoch)
+        epoch, skipped = divmod(done, self.steps_per_epoch)
         first = skipped * settings.accumulation
         while done < self.steps:
             batches = self._draws.epoch(epoch, settings.batch_size, seed=settings.seed, first=first)
@@ -176,6 +177,8 @@ class BatchPlanner:
             for side in SIDES
         }
         self._tokenizers = list(tokenizers.values())
+        self.prompt_fingerprints = list(tokenizers)
+        """Hashes of the prompts by number."""
         number_of_prompt = {fingerprint: number for number, fingerprint in enumerate(tokenizers)}
         self.prompts = [
             (number_of_prompt[prompts.query.fingerprint], number_of_prompt[prompts.document.fingerprint])

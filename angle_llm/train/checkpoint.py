@@ -41,7 +41,7 @@ Tensors = dict[str, dict[str, Tensor]]
 """Content of the safetensors files of a checkpoint: name in `FILES` → tensors by name."""
 
 
-class CheckpointError(RuntimeError):
+class CheckpointFileError(RuntimeError):
     """Raised when a checkpoint cannot be written or read; the message names the file and what to do."""
 
 
@@ -87,7 +87,7 @@ class Checkpoints:
         Later checkpoints are removed. Without a checkpoint, the result is `Progress()`.
 
         Raises:
-            CheckpointError: if the selected checkpoint is damaged, or all checkpoints are damaged.
+            CheckpointFileError: if the selected checkpoint is damaged, or all checkpoints are damaged.
             FolderError: if the checkpoints belong to another run.
             SettingsError: if `--resume` names no checkpoint of this run.
         """
@@ -119,7 +119,7 @@ class Checkpoints:
         and later checkpoints are removed.
 
         Raises:
-            CheckpointError: if no checkpoint is complete.
+            CheckpointFileError: if no checkpoint is complete.
         """
         # Start over, or list the candidates.
         for path in self.folder.glob(".step-*"):  # incomplete, from a killed run
@@ -149,9 +149,8 @@ class Checkpoints:
                     log(f"warning: {problem}. Resuming from {name}.")
                 self._retain(_step_of(name))
                 return values
-        raise CheckpointError(
-            f"no checkpoint is complete: {'; '.join(damaged)}. Restore the files, or start over with --resume never."
-        )
+        advice = "start over with --resume never" if resume == "auto" else "use the newest complete one: --resume auto"
+        raise CheckpointFileError(f"no complete checkpoint: {'; '.join(damaged)}. Restore the files, or {advice}.")
 
     def _read(self, name: str, tensors: Tensors) -> dict[str, Any]:
         """Return the manifest values of the checkpoint `name`, and add its tensors to `tensors`.
@@ -171,7 +170,7 @@ class Checkpoints:
         """Write a checkpoint, remove all but the newest `checkpoint.keep` checkpoints, and return its path.
 
         Raises:
-            CheckpointError: if the disk is full or the folder is not writable; earlier checkpoints are kept.
+            CheckpointFileError: if the disk is full or the folder is not writable; earlier checkpoints are kept.
         """
         strategy, processes = self._strategy, self._strategy.processes
         tensors = {"optimizer": strategy.optimizer_state()}
@@ -187,7 +186,7 @@ class Checkpoints:
         `values` goes to the manifest.
 
         Raises:
-            CheckpointError: if the checkpoint cannot be written.
+            CheckpointFileError: if the checkpoint cannot be written.
         """
         path = self.folder / f"step-{step:06d}"
 
@@ -203,7 +202,7 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             names = checkpoint_names(self.folder)
             kept = f"{names[-1]} is kept: resume with --resume auto" if names else "There is no earlier checkpoint"
-            raise CheckpointError(
+            raise CheckpointFileError(
                 f"checkpoint {path} could not be written: {error}. Make the folder writable or free disk space. {kept}."
             ) from error
         return path

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from angle_llm.io import differences, log, plain, write_json
 from angle_llm.model.source.checks import is_saved_encoder
+from angle_llm.resumable_folder import lock_folder, unlock_folder
 from angle_llm.settings.parsing import SettingsError, load_settings, need_library, save_settings, settings_to_dict
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.best_model import RESCUE_FOLDER, deciding_metric
@@ -36,6 +37,7 @@ from angle_llm.train.distributed import Processes, ProcessWatch, RemoteRankError
 from angle_llm.train.token_budget import TokenBudget
 
 if TYPE_CHECKING:
+    from filelock import FileLock
     from matplotlib.figure import Figure
 
     from angle_llm.model.encoder import SentenceEncoder
@@ -137,6 +139,7 @@ class Run:
         """Check the run directory; raise `SettingsError` if the run must not write to it (see `start`)."""
         self.settings, self.processes = settings, processes
         self.folder = settings.run_path
+        self._lock: FileLock | None = None
         self.starts_over = processes.from_main(self._check)
         """Whether the run starts at step 1, not from a checkpoint."""
 
@@ -149,6 +152,7 @@ class Run:
 
         Raises:
             RemoteRankError: on every rank, if settings or rows in memory differ between ranks.
+            FolderError: if another process trains in the directory.
             SettingsError: if the launch is not supported, the directory belongs to another or a finished run, the directory
                 has checkpoints and `resume` is None, or the checkpoint that `resume` names does not exist.
         """
@@ -162,8 +166,11 @@ class Run:
                 )
         run = cls(settings, processes)
         run.log(str(run.processes))
-        with ProcessWatch(run.processes):
-            yield run
+        try:
+            with ProcessWatch(run.processes):
+                yield run
+        finally:
+            run.unlock()
 
     def log(self, line: str) -> None:
         """Log a line, on the main process only."""
@@ -171,9 +178,10 @@ class Run:
             log(line)
 
     def _check(self) -> bool:
-        """Check that the run directory is new or belongs to this run, and return whether the run starts at step 1.
+        """Check that the run directory is new or belongs to this run, lock it, and return whether the run starts at step 1.
 
         Raises:
+            FolderError: if another process trains in the directory.
             SettingsError: if the directory belongs to another or a finished run, it has checkpoints and `resume` is None, or
                 the checkpoint that `resume` names does not exist.
         """
@@ -200,7 +208,15 @@ class Run:
                 f"{self.folder} contains a run that is not finished, with the checkpoint {names[-1]}. Set --resume auto to "
                 "continue it, or --resume never to remove its checkpoints and start again."
             )
+        self._lock = lock_folder(self.folder)
         return starts_over
+
+    def unlock(self) -> None:
+        """Release the lock of the run directory, and remove the directory if nothing was written to it."""
+        if self._lock is not None:
+            unlock_folder(self._lock)
+            with suppress(OSError):  # not empty
+                self.folder.rmdir()
 
     def prepare(self) -> None:
         """Create the run directory, remove an earlier result.json, and write settings.yaml, on the main process."""

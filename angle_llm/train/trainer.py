@@ -173,6 +173,7 @@ class Trainer:
                 "learned from them. Use texts that belong together, such as a title with its body or a question with its "
                 f"answer. {SINGLE_TEXTS}."
             )
+        identity["prompts"] = "+".join(self._planner.prompt_fingerprints)
         for fact, value in {**identity, "tokens and layout": self._planner.digest()}.items():
             self._processes.check_equal(fact, value)
         # Speed, strategy, checkpoints and the saved model. Matrix products in float32 use TF32 on a GPU; the peak of these
@@ -204,7 +205,7 @@ class Trainer:
                 Also for a gradient of 0 in all first steps, too little memory for a single text, or an error of a compiled
                 kernel.
             RankMemoryError: if an evaluation does not have enough memory for a single text.
-            CheckpointError: if a checkpoint cannot be written, or no checkpoint can be read.
+            CheckpointFileError: if a checkpoint cannot be written, or no checkpoint can be read.
             FolderError: if the checkpoints belong to another run.
             RemoteRankError: if another rank failed.
             Interrupted: a `SystemExit`, if a signal stopped the run after a checkpoint.

@@ -19,7 +19,7 @@ from torch import nn
 from angle_llm.io import FolderError
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import CheckpointSettings, OptimizerSettings, TrainSettings
-from angle_llm.train.checkpoint import CheckpointError, Checkpoints, Progress
+from angle_llm.train.checkpoint import CheckpointFileError, Checkpoints, Progress
 from angle_llm.train.distributed import Processes
 from angle_llm.train.strategies import DataParallelStrategy
 from angle_llm.train.token_budget import TokenBudget
@@ -132,13 +132,13 @@ def test_all_damaged_is_an_error_that_names_each(tmp_path: Path) -> None:
     (small.folder / "step-000002/optimizer.safetensors").unlink()
     os.truncate(small.folder / "step-000001/weights.safetensors", 10)
     (small.folder / "step-000001/.DS_Store").write_text("a file that is not read")
-    for which in ("auto", "step-000001"):
-        with pytest.raises(CheckpointError, match="--resume never") as error:
+    for which, advice in (("auto", "--resume never"), ("step-000001", "--resume auto")):
+        with pytest.raises(CheckpointFileError, match=f"Restore the files, or .*{advice}") as error:
             resume(tmp_path, which)
         assert "step-000001/weights.safetensors" in str(error.value)
         assert ("step-000002/optimizer.safetensors" in str(error.value)) == (which == "auto")
     (small.folder / "step-000001").rename(small.folder / "step-000009")
-    with pytest.raises(CheckpointError, match=r"step-000009/manifest\.json"):
+    with pytest.raises(CheckpointFileError, match=r"step-000009/manifest\.json"):
         resume(tmp_path, "step-000009")
 
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_nothing_changes(tmp_path: Pa
     with pytest.raises(FolderError, match=r"step-000002.*--run-dir.*settings"):
         elsewhere.resume()
     smaller = DataParallelStrategy(nn.Linear(5, 4), OptimizerSettings(), Processes())
-    with pytest.raises(CheckpointError, match="step-000002"):
+    with pytest.raises(CheckpointFileError, match="step-000002"):
         Checkpoints(replace(other.settings, resume="step-000002"), IDENTITY, smaller).resume()
     assert all(torch.equal(parameter, before[name]) for name, parameter in other.strategy.weights.items())
     assert checkpoint_names(tmp_path) == ["step-000001", "step-000002"]
@@ -196,14 +196,14 @@ def test_starting_over_removes_checkpoints_and_auto_reports_that_there_are_none(
 def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = Small(tmp_path, keep=1).write(1)
     for error, expected in (
-        (OSError(errno.ENOSPC, "No space left on device"), CheckpointError),
+        (OSError(errno.ENOSPC, "No space left on device"), CheckpointFileError),
         (KeyboardInterrupt(), KeyboardInterrupt),
     ):
         with monkeypatch.context() as patch:
             patch.setattr("angle_llm.train.checkpoint.save_file", Mock(side_effect=error))
             with pytest.raises(expected) as raised:
                 small.write(2)
-        if expected is CheckpointError:
+        if expected is CheckpointFileError:
             assert all(text in str(raised.value) for text in ("step-000002", "No space left", "--resume auto"))
         assert not list(small.folder.glob(".step-*"))
         assert checkpoint_names(tmp_path) == ["step-000001"]

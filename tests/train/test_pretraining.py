@@ -328,6 +328,11 @@ def test_masked_tokens_do_not_depend_on_the_number_of_processes(strategies: list
             {"pretraining": {"task": "simcse"}, "objective": {"cosine_weight": 1}},
             "--pretraining.task and --objective.cosine-weight exclude",
         ),
+        (
+            "llama",
+            {"pretraining": {"task": "simcse"}, "objective": {"class_weight": 1}},
+            "--pretraining.task and --objective.class-weight exclude",
+        ),
         ("llama", {"pretraining": {"task": "simcse"}}, "Set --lora.dropout 0.1"),
     ],
 )

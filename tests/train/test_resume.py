@@ -193,6 +193,23 @@ def test_other_base_weights_are_refused(mine: TrainSettings, tmp_path: Path) -> 
         fine_tune(short)
 
 
+def test_other_prompts_and_evaluation_files_are_refused(mine: TrainSettings, tmp_path: Path) -> None:
+    pairs, prompt = tmp_path / "pairs.tsv", tmp_path / "mine.yaml"
+    pairs.write_text(Path(mine.evaluation.tasks[0]).read_text())
+    prompt.write_text("name: mine\ntemplate: 'Text: {text}'\n")
+    model, evaluation = replace(mine.model, prompt=str(prompt)), EvaluationSettings(tasks=[str(pairs)])
+    checkpoints = CheckpointSettings(every_steps=1)
+    short = replace(mine, model=model, max_steps=1, evaluation=evaluation, checkpoint=checkpoints)
+    fine_tune(short)
+    for file, words in ((prompt, ("Text", "Title")), (pairs, ("runs", "sleeps"))):
+        before = file.read_text()
+        file.write_text(before.replace(*words))
+        with pytest.raises(FolderError, match="prompts" if file == prompt else "evaluation files"):
+            fine_tune(short)
+        file.write_text(before)
+    fine_tune(short)
+
+
 def test_files_that_a_kill_or_a_user_removed(
     mine: TrainSettings, undisturbed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

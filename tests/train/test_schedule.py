@@ -43,7 +43,7 @@ def test_steps_with_evaluations_and_checkpoints() -> None:
 
 def test_settings_without_effect_give_warnings() -> None:
     def warnings(**changed: Any) -> list[str]:
-        optimizer = OptimizerSettings(warmup=changed.pop("warmup", 0))
+        optimizer = OptimizerSettings(warmup=changed.pop("warmup", 0), schedule=changed.pop("schedule", "linear"))
         settings = TrainSettings(batch_size=3, epochs=2, optimizer=optimizer, **changed)
         return StepSchedule(Draws((10,), (10,)), settings).warnings()
 
@@ -52,6 +52,7 @@ def test_settings_without_effect_give_warnings() -> None:
     assert "--max-steps" in message
     (message,) = warnings(warmup=8)
     assert "warm-up" in message
+    assert warnings(warmup=8, schedule="constant") == []
 
 
 @pytest.mark.parametrize("done", range(12))

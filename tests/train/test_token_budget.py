@@ -6,6 +6,8 @@ from tiny import tiny_encoder
 from torch.utils.checkpoint import CheckpointError
 
 from angle_llm.device import is_out_of_memory
+from angle_llm.train.checkpoint import CheckpointFileError
+from angle_llm.train.distributed import RemoteRankError
 from angle_llm.train.token_budget import (
     RankMemoryError,
     TokenBudget,
@@ -51,7 +53,14 @@ def test_errors_of_compiled_kernels_are_distinguished_from_others() -> None:
     assert is_kernel_error(InternalTorchDynamoError("graph"))
     assert is_kernel_error(CheckpointError("a recomputed tensor differs"))
     assert is_kernel_error(RuntimeError("Triton compilation failed: triton.runtime.errors.OutOfResources"))
-    others = [RuntimeError("shapes differ"), OSError("/data/triton/sts.tsv"), ValueError("loss is nan"), None]
+    others: list[Exception | None] = [
+        CheckpointFileError("no space left on device"),
+        RuntimeError("shapes differ"),
+        OSError("/data/triton/sts.tsv"),
+        ValueError("loss is nan"),
+        None,
+    ]
+    others.append(RemoteRankError("rank 0 failed: CheckpointFileError: no space left on device"))
     for other in others:
         assert not is_kernel_error(other)
     outer = RuntimeError("in layer 3")

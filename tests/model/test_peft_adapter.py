@@ -123,6 +123,23 @@ def test_a_folder_alone_opens_with_the_base_that_it_names(name: str, tokenizer: 
     assert tokens.tokenizers.selected(TEXTS) == encoder.tokenize(TEXTS)
 
 
+def test_a_folder_alone_has_pooling_and_length_of_its_base(tmp_path: Path) -> None:
+    adapter = save_origin("bert", tmp_path, "FEATURE_EXTRACTION")
+    usage: dict[str, Any] = {"prompt": "plain", "pooling": "cls", "max_length": 33}
+    SentenceEncoder.from_pretrained(tmp_path / "base", device="cpu", **usage).save_pretrained(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "base", dirs_exist_ok=True)
+    (tmp_path / "base/angle_llm.json").rename(tmp_path / "card.json")  # what is left is a folder of sentence-transformers
+    encoder = SentenceEncoder.from_pretrained(adapter, prompt="plain", device="cpu")
+    assert (encoder.pooling, encoder.max_length) == ("cls", 33)
+    assert np.array_equal(encoder.encode(TEXTS), open_adapter(tmp_path, prompt="plain").encode(TEXTS))
+    with pytest.raises(ValueError, match=r"--prompt"):
+        SentenceEncoder.from_pretrained(adapter, device="cpu")
+    (tmp_path / "base/modules.json").unlink()
+    (tmp_path / "card.json").rename(tmp_path / "base/angle_llm.json")
+    with pytest.raises(ArtifactError, match="is a saved encoder"):
+        SentenceEncoder.from_pretrained(adapter, prompt="plain", device="cpu")
+
+
 def test_a_folder_with_the_configuration_of_its_base_is_an_adapter(origin: Path) -> None:
     """LLM2Vec stores adapters with `config.json`. With model weights, the folder can be opened in two ways."""
     expected = open_adapter(origin).encode(TEXTS)

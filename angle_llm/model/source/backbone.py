@@ -27,6 +27,13 @@ from angle_llm.model.source.composite import COMPOSITE, TEXT_PREFIX, Composite, 
 from angle_llm.settings.parsing import unknown_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LLAMA_3_SCALING = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""Scaling of the rotary embeddings of all published LLaMA 3 models, without the factor (8 or 32)."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ def open_pretrained(
         config, composite = _read_config(location, revision)
         if composite is not None:
             arguments["key_mapping"] = {TEXT_PREFIX: ""}
-        if composite is not None or location.bidirectional:
+        if composite is not None or location.bidirectional or location.gguf_file:
             arguments["config"] = config
         model, report = getattr(transformers, class_name).from_pretrained(
             location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
@@ -265,10 +272,49 @@ def _read_config(location: BackboneLocation, revision: str | None) -> tuple[Any,
     config = AutoConfig.from_pretrained(location.name, revision=revision, trust_remote_code=False, **location.arguments)
     if location.gguf_file is not None:
         config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
+        _complete_gguf_config(config, str(Path(location.name) / location.gguf_file))
     config, composite = text_part(config, location.name)
     if location.bidirectional:
         config.get_text_config().is_causal = False
     return config, composite
+
+
+def _complete_gguf_config(config: Any, path: str) -> None:
+    """Set what `transformers` 5.23 does not read from GGUF files of most families, such as LLaMA 3 and Gemma-3.
+
+    These are the scaling of rotary embeddings, biases of attention, and the scale of attention scores of Gemma. Of the
+    scaling of LLaMA 3, a file has a divisor for each frequency; the parameters are those of all published models.
+
+    Raises:
+        ArtifactError: for a scaling of another type.
+    """
+    import gguf
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    reader = gguf.GGUFReader(path)
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    metadata = {name.partition(".")[2]: field for name, field in reader.fields.items()}  # without the architecture
+    if "blk.0.attn_q.bias" in tensors and hasattr(config, "attention_bias"):
+        config.attention_bias = True
+    if hasattr(config, "query_pre_attn_scalar"):  # in the models of 27B, the size is not that of a head (llama.cpp)
+        is_27b = (config.model_type, config.num_hidden_layers) in (("gemma2", 46), ("gemma3_text", 62))
+        size = config.hidden_size // config.num_attention_heads if is_27b else config.head_dim
+        config.query_pre_attn_scalar = size
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)  # Gemma-3 has parameters for each type of layer
+    if not rope or rope.get("rope_type", "default") != "default":  # no rotary embeddings, or read by `transformers`
+        return
+    scaling = metadata["rope.scaling.type"].contents() if "rope.scaling.type" in metadata else "none"
+    divisors = tensors.get("rope_freqs.weight")
+    if scaling == "linear":
+        rope |= {"rope_type": "linear", "factor": metadata["rope.scaling.factor"].contents()}
+    elif divisors is not None and (divisors != 1).any():
+        plain = rope["rope_theta"] ** -(torch.arange(len(divisors)) / len(divisors))
+        rope |= LLAMA_3_SCALING | {"factor": round(float(divisors.max()), 3)}
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        scaling = "llama3" if np.allclose(plain / scaled, divisors, rtol=1e-4) else "of unknown parameters"
+    if scaling not in ("none", "linear", "llama3"):
+        raise ArtifactError(f"{path}: rotary scaling {scaling} of a GGUF file is not supported. Use the model folder.")
 
 
 def is_made_bidirectional(backbone: nn.Module) -> bool:

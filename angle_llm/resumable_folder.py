@@ -259,7 +259,8 @@ def lock_folder(folder: Path, rank: int = 0) -> FileLock:
 
 def unlock_folder(lock: FileLock) -> None:
     """Remove a lock file that `lock_folder` returned, so that a refused command changes nothing, and release the lock."""
-    Path(lock.lock_file).unlink(missing_ok=True)
+    with suppress(PermissionError):  # Windows, where filelock removes the file
+        Path(lock.lock_file).unlink(missing_ok=True)
     lock.release()
 
 

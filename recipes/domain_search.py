@@ -282,18 +282,23 @@ def fill_beir(held: list[tuple[str, str]], corpus: dict[str, str], folder: Path)
 def write_real(path: str, folder: Path) -> None:
     """Write questions of people as the BEIR folder FOLDER/real. Answers of a question are the passages in its answer.
 
-    A passage is in an answer if one contains the other, up to white space; an answer of up to three words must be the
-    whole passage. An answer without a passage is added as a text to search in.
+    A passage is in an answer if one contains the other, up to white space; a passage or an answer of up to three words must
+    equal the other. An answer without a passage is added as a text to search in.
     """
     texts = {
         row.values["text"]: row.values["_id"] for row in resolve_source(folder / CORPUS).good_rows(("_id", "text"))
     }
     flat = {text: " ".join(text.split()) for text in texts}
+    long = {text for text in texts if is_distinctive(normalized(text))}
     pairs, added = list[tuple[str, str]](), dict[str, str]()
     for query, answer in read_examples(DataSource(path=path)).pairs:
         whole = " ".join(answer.split())
         part = is_distinctive(normalized(whole))
-        found = [text for text, passage in flat.items() if passage in whole or (part and whole in passage)]
+        found = [
+            text
+            for text, passage in flat.items()
+            if passage == whole or (text in long and passage in whole) or (part and whole in passage)
+        ]
         if not found:
             added.setdefault(answer, f"real{len(added)}")
         pairs += [(query, text) for text in found or [answer]]
@@ -313,9 +318,9 @@ def read_questions(path: Path) -> Material:
     ]
     corpus = dict[str, str]()
     for passage in passages:
-        corpus.setdefault(passage["text"], f"{passage['document']}#{passage['start']}")
+        corpus.setdefault(passage["text"].strip(), f"{passage['document']}#{passage['start']}")
     print(f"{path}: {len(rows):,} questions, {len(passages):,} passages\n{EASIER}", flush=True)
-    pairs = [(row["query"], row["positive"]) for row in rows]
+    pairs = [(row["query"], row["positive"].strip()) for row in rows]  # as `read_beir` reads texts
     return Material(pairs, {}, corpus, [row["document"] for row in rows])
 
 

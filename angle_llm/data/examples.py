@@ -112,11 +112,16 @@ class ExampleReader:
     def named_values(self, row: Row) -> dict[str, Any]:
         """Return the values of a row with integer labels replaced by their names, for copies of the row.
 
-        Columns that this reader uses as numbers are unchanged: the score and filters.
+        Columns that this reader uses as numbers are unchanged: the score and filters. In a copy without names of labels, -1
+        would be a class, so it becomes None (NLI formats skip -1).
         """
         numbers = {self.columns.get("score"), self.columns.get("scores"), *self.settings.where}
         labels = {name: names for name, names in self._files[row.file].label_names.items() if name not in numbers}
-        return {name: label_word(value, labels.get(name, [])) for name, value in row.values.items()}
+        values = {name: label_word(value, labels.get(name, [])) for name, value in row.values.items()}
+        column = self.columns.get("label")
+        if self.format == "labelled_text" and column in labels and str(values.get(column)).strip() == "-1":
+            values[column] = None
+        return values
 
     @cached_property
     def _files(self) -> dict[str, FileReader]:
@@ -166,7 +171,8 @@ class ExampleReader:
             if str(fields.get("label")).strip() == "-1":  # a row without a label, in `datasets`
                 return Dropped("no gold label")
             fields["label"] = label_word(fields.get("label"), labels)
-            if (number := str(fields["label"]).strip()).isdecimal() and number not in labels:
+            label, number = fields["label"], str(fields["label"]).strip()
+            if type(label) is int or (number.isdecimal() and number not in labels):
                 raise RowError(f"label is {number}, expected a number from 0 to {len(labels) - 1}: {', '.join(labels)}")
         result = FORMATS[self.format].read(fields, self.settings.score_range)
         if isinstance(result, Dropped) or not fields.keys() & set(INSTRUCTIONS):
@@ -287,13 +293,14 @@ def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
 def label_word(value: Any, names: list[str]) -> Any:
     """Return `names[value]` if `value` is an integer label, or its digits, in range, else `value`; of a list, each item.
 
-    Datasets number their labels in different orders, so a label number has no meaning without its name.
+    Digits that are a name are unchanged: the names 1 to 5 do not equal their integers, 0 to 4. Datasets number their labels in
+    different orders, so a label number has no meaning without its name.
     """
     if isinstance(value, list) and names:
         return [label_word(item, names) for item in value]
     number = str(value).strip()
-    is_number = isinstance(value, int | str) and not isinstance(value, bool) and number.isdecimal()
-    return names[int(number)] if is_number and number not in names and int(number) < len(names) else value
+    is_number = (type(value) is int or (isinstance(value, str) and number not in names)) and number.isdecimal()
+    return names[int(number)] if is_number and int(number) < len(names) else value
 
 
 # ------------------------------------------------------------------------------------------------ loading

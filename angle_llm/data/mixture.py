@@ -21,7 +21,7 @@ import numpy as np
 from angle_llm.data.examples import DataReport, load_examples
 from angle_llm.data.formats import DataError, Example, LabelledText
 from angle_llm.data.order import Draws, Order
-from angle_llm.data.sources import EXTENSIONS, MEMORY, STARTER, Source, find_path
+from angle_llm.data.sources import MEMORY, STARTER, Source, find_path, without_extension
 from angle_llm.data.store import digest_of
 from angle_llm.settings.train import DataSettings, DataSource, MixedSet
 
@@ -173,8 +173,7 @@ def _names(paths: Sequence[str]) -> list[str]:
     """Return a short, distinct name for each path: the file name without extension; a repeated name gets #2, #3, …"""
     names: list[str] = []
     for path in paths:
-        extension = next((known for known in sorted(EXTENSIONS, key=len, reverse=True) if path.endswith(known)), "")
-        short = Path(path).name.removesuffix(extension).removeprefix(STARTER).removeprefix(MEMORY) or path
+        short = without_extension(path).removeprefix(STARTER).removeprefix(MEMORY) or path
         same = sum(name == short or name.startswith(f"{short}#") for name in names)
         names.append(f"{short}#{same + 1}" if same else short)
     return names

@@ -335,6 +335,14 @@ def find_path(path: str) -> Path:
     return here
 
 
+def without_extension(path: str | Path) -> str:
+    """Return the name of a file without its known extension: `faq.valid` for `data/faq.valid.jsonl.gz`."""
+    name = Path(path).name
+    return name.removesuffix(
+        next((known for known in sorted(EXTENSIONS, key=len, reverse=True) if name.endswith(known)), "")
+    )
+
+
 def _starter_file(name: str) -> Path:
     """Return the path of a data file bundled with the package. Raises `DataError` for an unknown name."""
     known = sorted(path.name for path in _STARTER_FOLDER.iterdir() if path.suffix in (".gz", ".tsv"))

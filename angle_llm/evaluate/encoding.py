@@ -199,11 +199,11 @@ def encode_functions(
 def write_results(
     settings: EvalSettings, metric: str, report: str, content: Mapping[str, Any], encoder: EncoderFacts
 ) -> None:
-    """Print the report of an evaluation; with `--json`, also write the results to the JSON file.
+    """Write the results of an evaluation to the JSON file of `--json`, if it is set, and print the report.
 
     The file has the model, metric, `content` (the results), encoder and settings. NaN and infinity become null.
     """
-    print(report, end="")
     if settings.json is not None:
         head = {"model": settings.model, "metric": metric}
         write_json(settings.json, plain({**head, **content, "encoder": asdict(encoder), "settings": asdict(settings)}))
+    print(report, end="")

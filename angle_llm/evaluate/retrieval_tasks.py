@@ -22,7 +22,7 @@ from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
 from angle_llm.data.files.beir import JudgedQueries
 from angle_llm.data.formats import POSITIVE_ABOVE, DataError, LabelledText, pairs_of
-from angle_llm.data.sources import Source, evaluation_source
+from angle_llm.data.sources import Source, evaluation_source, without_extension
 from angle_llm.prompts import InstructedText, instructed, split_instructions
 from angle_llm.settings.train import DataSource
 
@@ -89,7 +89,7 @@ def read_groups(path: str | Path | Source, column: str | None = None) -> Retriev
     if not asked:
         raise ValueError(f"{source.text}: expected a row with at least two texts, got none.")
     return RetrievalTask(
-        name=Path(source.name).name.split(".")[0],
+        name=without_extension(source.name),
         queries=tuple(group[0] for group, _ in asked),
         candidates=tuple(text for group in groups for text in group),
         relevant=tuple(dict.fromkeys(range(first + 1, first + len(group)), 1.0) for group, first in asked),
@@ -195,7 +195,7 @@ def read_answers(
     equal_rows = map(row_of.get, split_instructions(answers)[0])  # None for a query that equals no candidate
     itself = [None if row in relevant else row for row, relevant in zip(equal_rows, answers.values(), strict=True)]
     return RetrievalTask(
-        name=Path(settings.path).name.split(".")[0],
+        name=without_extension(settings.path),
         queries=tuple(answers),
         candidates=tuple(row_of),
         relevant=tuple(answers.values()),
@@ -231,7 +231,7 @@ def read_classes(
         raise DataError(f"{settings.path}: expected two classes or more, and a class with two texts; got {len(counts)}")
     row_of = {text: row for row, text in enumerate(candidates)}
     return RetrievalTask(
-        name=Path(settings.path).name.split(".")[0],
+        name=without_extension(settings.path),
         queries=tuple(asked),
         candidates=tuple(candidates),
         relevant=({},) * len(asked),

@@ -23,6 +23,7 @@ import prometheus_client
 from fastapi import HTTPException, Request, Response
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.pipeline import Rows
@@ -39,6 +40,8 @@ class EncodedRequest(NamedTuple):
     tokens: int
 
 
+CONNECTION_SECONDS = 1.0
+"""Time between two checks whether the client of a waiting request has closed the connection."""
 Route: TypeAlias = Callable[[Request], Awaitable[Any]]
 """Answers a request with JSON content or a `Response`."""
 Encode: TypeAlias = Callable[[list[str], Side | None, str | None], Awaitable[EncodedRequest]]
@@ -95,11 +98,15 @@ class Batcher:
         await asyncio.sleep(self.settings.window)
         while self.jobs:
             # Jobs of a batch.
-            jobs = [self.jobs.popleft()]
-            count = len(jobs[0].texts)
+            jobs: list[_Job] = []
+            count = 0
             while self.jobs and count < self.settings.max_batch_texts:
-                jobs.append(self.jobs.popleft())
-                count += len(jobs[-1].texts)
+                job = self.jobs.popleft()
+                if not job.result.done():  # not cancelled
+                    jobs.append(job)
+                    count += len(job.texts)
+            if not jobs:
+                break
             self.sizes.observe(count)
             # Their results.
             requests = [(job.texts, job.side, job.instruction) for job in jobs]
@@ -210,6 +217,9 @@ class _Server:
             except HTTPException as error:
                 status = error.status_code
                 content = _error_content(path, status, error.detail)
+            except ClientDisconnect:
+                status = 499  # as nginx counts it
+                content = _error_content(path, status, "the client closed the connection.")
             except Exception:
                 logging.getLogger("uvicorn.error").exception("%s failed", path)
                 status = 500
@@ -227,7 +237,7 @@ class _Server:
         body = await _body(request, self._settings.max_bytes)
         field = f"model {self._name}:query or {self._name}:document, or side"
         side = self._side(body.side, body.model, field)
-        rows_ND, tokens = await self._encode_body(body, side, normalize=self._encoder.normalize)
+        rows_ND, tokens = await self._encode_body(request, body, side, normalize=self._encoder.normalize)
         vectors: list[Any] = rows_ND.tolist()
         if body.encoding_format == "base64":
             vectors = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows_ND]
@@ -239,11 +249,16 @@ class _Server:
         """Answer a request for embeddings, in the form of TEI (`/embed`)."""
         body = await _body(request, self._settings.max_bytes)
         side = self._side(body.side, None, "prompt_name")
-        rows_ND, _ = await self._encode_body(body, side, normalize=body.normalize is not False)
+        rows_ND, _ = await self._encode_body(request, body, side, normalize=body.normalize is not False)
         return rows_ND.tolist()
 
-    async def _encode_body(self, body: EmbeddingRequest, side: Side | None, *, normalize: bool) -> EncodedRequest:
-        """Encode the texts of a request, and cut and normalize their vectors. Raises `HTTPException`."""
+    async def _encode_body(
+        self, request: Request, body: EmbeddingRequest, side: Side | None, *, normalize: bool
+    ) -> EncodedRequest:
+        """Encode the texts of a request, and cut and normalize their vectors. Raises `HTTPException`.
+
+        If the client closes the connection, texts that are not computed yet leave the queue.
+        """
         texts = [body.texts] if isinstance(body.texts, str) else body.texts
         self._check_limits(body, texts)
         if self._waiting and self._waiting + len(texts) > self._settings.max_waiting:
@@ -251,7 +266,12 @@ class _Server:
         self._waiting += len(texts)
         try:
             check_texts(texts)
-            rows_ND, tokens = await self._encode(texts, side, body.instruction)
+            encoding = asyncio.ensure_future(self._encode(texts, side, body.instruction))
+            while not (await asyncio.wait({encoding}, timeout=CONNECTION_SECONDS))[0]:
+                if await request.is_disconnected():
+                    encoding.cancel()
+                    raise ClientDisconnect
+            rows_ND, tokens = encoding.result()
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         finally:

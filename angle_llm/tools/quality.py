@@ -392,7 +392,7 @@ def write_fixed(files: Sequence[tuple[DataSource, FileReport]], folder: Path, ou
     fixed: list[dict[str, Any]] = []
     for source, report in files:
         # The names of the copies.
-        name = Path(source.path.removeprefix(STARTER).removesuffix(".gz")).stem
+        name = Path(source.path.removeprefix(STARTER).removesuffix(".gz")).resolve().stem
         while any((folder / f"{name}{ending}").exists() for ending in (".jsonl", ".quarantine.jsonl")):
             name = f"{name}-{len(fixed) + 1}"
         cleaned = f"{name}.jsonl"

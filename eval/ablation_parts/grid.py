@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import yaml
 
+from angle_llm.evaluate.task_files import data_file
 from angle_llm.io import differences
 from angle_llm.settings.parsing import (
     SettingsError,
@@ -262,12 +263,18 @@ def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]
 
 
 def below(value: Any, data_dir: Path) -> Any:
-    """Replace `DATA/` by the data folder in a string, list or dictionary, also in a list of datasets `DATA/a:2,DATA/b`."""
+    """Replace `DATA/` by the data folder in a string, list or dictionary, also in a list of datasets `DATA/a:2,DATA/b`.
+
+    A path is that of the existing file, such as stsb/train.jsonl (`data get`) for stsb/train.tsv.
+    """
     if isinstance(value, dict):
         return {key: below(item, data_dir) for key, item in value.items()}
     if isinstance(value, list):
         return [below(item, data_dir) for item in value]
-    return re.sub(f"(?<![^,]){DATA}", lambda _: f"{data_dir}/", value) if isinstance(value, str) else value
+    if not isinstance(value, str) or DATA not in value:
+        return value
+    path = re.sub(f"(?<![^,]){DATA}", lambda _: f"{data_dir}/", value)
+    return path if "," in path else str(data_file(Path(path)))
 
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.columns import resolve_format
-from angle_llm.data.examples import load_examples
+from angle_llm.data.examples import label_word, load_examples
 from angle_llm.data.formats import DataError, LabelledText, PositivePair
 from angle_llm.data.mixture import LoadedSet, Mixture, classes_of
 from angle_llm.data.order import TEXTS_OF_A_CLASS, Draws
 from angle_llm.data.sources import source_in_memory
 from angle_llm.data.store import StoredExamples, write_store
+from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.train import DataSource
+from angle_llm.tools.quality import check_files, write_fixed
 
 NAMES = ["anger", "joy"]
 
@@ -62,6 +64,21 @@ def test_labels_are_texts_integers_booleans_and_names(tmp_path: Path) -> None:
     loaded = load_examples(DataSource(path=str(tmp_path / "table.parquet")))
     assert list(loaded.examples) == [LabelledText("a", "joy"), LabelledText("b", "anger")]
     assert loaded.report.dropped == {"no gold label": 1}
+
+
+def test_integers_are_indices_also_if_the_names_are_numbers(tmp_path: Path) -> None:
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=list("12345"))})
+    table = datasets.Dataset.from_dict({"text": list("abcdef"), "label": [0, 1, 2, 3, 4, -1]}, features=features)
+    assert labels_of(table) == list("12345")
+    table.to_parquet(tmp_path / "stars.parquet")
+    source = CommandSource(path=str(tmp_path / "stars.parquet"))
+    (report,) = check_files([source], None, [])
+    write_fixed([(source, report)], tmp_path, tmp_path)
+    copied = load_examples(DataSource(path=str(tmp_path / "stars.jsonl")))
+    assert [example.label for example in copied.examples if isinstance(example, LabelledText)] == list("12345")
+    assert copied.report.dropped == {"no gold label": 1}
+    assert label_word("3", list("12345")) == "3", "a text that is a name"
+    assert label_word(5, list("12345")) == 5, "out of range"
 
 
 def test_a_row_without_a_label_is_counted_and_a_number_is_refused() -> None:

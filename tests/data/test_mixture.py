@@ -10,6 +10,7 @@ import yaml
 
 from angle_llm.data import DataError, PositivePair, ScoredPair, Triple
 from angle_llm.data.mixture import LoadedSet, Mixture, load_mixture, sets_of
+from angle_llm.data.sources import without_extension
 from angle_llm.settings.parsing import SettingsError, load_settings, parse_settings, settings_from_dict
 from angle_llm.settings.train import DataSettings, MixedSet, TrainSettings
 
@@ -99,6 +100,11 @@ def test_file_whose_name_looks_like_a_list_is_one_file(folder: Path) -> None:
     for name in ("a,b.jsonl", "x@y.jsonl"):
         (folder / name).write_text('{"query": "a", "answer": "b"}\n')
         assert list(load_mixture(DataSettings(path=name))) == [PositivePair("a", "b")]
+
+
+def test_names_have_no_known_extension() -> None:
+    names = ["a/faq.valid.jsonl.gz", "faq.test.csv", "folder", "b/v1.2", "q.parquet"]
+    assert list(map(without_extension, names)) == ["faq.valid", "faq.test", "folder", "v1.2", "q"]
 
 
 def test_names_are_short_and_different(folder: Path) -> None:

@@ -295,7 +295,7 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, monk
     assert task.relevant == ({0: 1.0}, {0: 1.0}, {1: 1.0, 2: 1.0}, {3: 1.0})
     assert task.itself == (None, None, None, 4)
     opens(monkeypatch, Words)
-    result = retrieval_main(settings).tasks["held"]
+    result = retrieval_main(settings).tasks["held.out"]
     assert result.ranks[:3] == ((1,), (1,), (1, 2))
     with pytest.raises(ValueError, match="--corpus"):
         RetrievalSettings(model="m", corpus=corpus)

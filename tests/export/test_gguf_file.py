@@ -399,8 +399,10 @@ def test_this_package_opens_the_file_as_a_backbone(make: Callable[[], Any], toke
     )
     ids = zip(SENTENCES, ours.tokenize(SENTENCES), theirs.tokenize(SENTENCES), strict=True)
     texts = [text for text, our_ids, their_ids in ids if our_ids == their_ids]
-    assert len(texts) >= len(SENTENCES) - 10 * (tokenizer == "gemma")  # its tiny vocabulary has merges that GGUF cannot hold
-    np.testing.assert_allclose(theirs.encode(texts), ours.encode(texts), rtol=0, atol=1e-5)  # values of up to 5 in float32
+    # The tiny vocabulary of Gemma has merges that GGUF cannot hold.
+    assert len(texts) >= len(SENTENCES) - 10 * (tokenizer == "gemma")
+    # Float32, values of up to 5.
+    np.testing.assert_allclose(theirs.encode(texts), ours.encode(texts), rtol=0, atol=1e-5)
 
 
 def test_other_scalings_of_a_file_are_refused(tmp_path: Path) -> None:

@@ -160,6 +160,12 @@ def test_saved_encoder_needs_no_chat_template(tmp_path: Path) -> None:
     saved = SentenceEncoder.from_pretrained(tmp_path / "saved", device="cpu")
     assert saved.tokenizer.chat_template is None
     assert np.array_equal(saved.encode(TEXTS[:20]), rows)
+    # A model saved with a plain prompt parses no special token in a text, but those in the template.
+    plain = SentenceEncoder(tiny_backbone("llama-tied"), with_template("smollm2", CHATML), prompt="plain")
+    plain.save_pretrained(tmp_path / "plain")
+    assert json.loads((tmp_path / "plain/tokenizer_config.json").read_text())["split_special_tokens"] is True
+    again = SentenceEncoder.from_pretrained(tmp_path / "plain", prompt=REPLY, device="cpu")
+    assert again.tokenize(TEXTS[:20]) == encoder.tokenize(TEXTS[:20])
     # With both sides alike after the rendering, there is one prompt.
     assert not encoder.with_prompt({"query": REPLY, "document": replace(REPLY, name="other")}).prompts.differ
 

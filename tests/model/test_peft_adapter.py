@@ -128,7 +128,7 @@ def test_a_folder_alone_has_pooling_and_length_of_its_base(tmp_path: Path) -> No
     usage: dict[str, Any] = {"prompt": "plain", "pooling": "cls", "max_length": 33}
     SentenceEncoder.from_pretrained(tmp_path / "base", device="cpu", **usage).save_pretrained(tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "base", dirs_exist_ok=True)
-    (tmp_path / "base/angle_llm.json").rename(tmp_path / "card.json")  # what is left is a folder of sentence-transformers
+    (tmp_path / "base/angle_llm.json").rename(tmp_path / "card.json")  # the rest is of sentence-transformers
     encoder = SentenceEncoder.from_pretrained(adapter, prompt="plain", device="cpu")
     assert (encoder.pooling, encoder.max_length) == ("cls", 33)
     assert np.array_equal(encoder.encode(TEXTS), open_adapter(tmp_path, prompt="plain").encode(TEXTS))

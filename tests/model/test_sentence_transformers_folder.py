@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -18,6 +19,7 @@ from angle_llm.model.meta_model import tiny_encoder_copy
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import resolve_model
+from angle_llm.model.source.sentence_transformers_folder import SentenceTransformersFolder
 from angle_llm.settings.train import ModelSettings
 
 TEXTS = ["A man is eating.", "Where?", "Two dogs run through the snow, and nobody sees them.", "They went on. " * 40]
@@ -78,6 +80,14 @@ def transformers_of_the_library(tmp_path_factory: pytest.TempPathFactory) -> Cal
         return Transformer(str(base), max_seq_length=LENGTH)
 
     return make
+
+
+def test_another_similarity_is_a_warning(tmp_path: Path) -> None:
+    for normalize in (True, False):
+        folder = save_old("bert", tmp_path / str(normalize), normalize=normalize)
+        change(folder, "config_sentence_transformers.json", similarity_fn_name="dot")
+        with nullcontext() if normalize else pytest.warns(UserWarning, match="similarity_fn_name is 'dot'"):
+            assert SentenceTransformersFolder.read(folder).normalize == normalize, "of unit vectors it is the cosine"
 
 
 @needs_library

@@ -154,18 +154,19 @@ def test_documents_or_pairs_are_required() -> None:
 
 
 def test_answers_of_people_are_found_in_the_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A short answer must be the whole document. Questions that are trained on get a warning."""
+    """A short answer or document must equal the other. Questions that are trained on get a warning."""
     (tmp_path / "held_out").mkdir()
     texts = ["See the menu for lunch.", "menu", "Send the clock back to the shop. We pay."]
     rows = [json.dumps({"_id": f"text{number}", "text": text}) + "\n" for number, text in enumerate(texts)]
     (tmp_path / "held_out/corpus.jsonl").write_text("".join(rows))
     (tmp_path / "train.jsonl").write_text(json.dumps({"query": "Where is my clock?", "positive": "x"}) + "\n")
     pairs = {"where is my CLOCK": "Send the clock back to the shop.", "what is for lunch": "menu"}
+    pairs["where is the list of dishes"] = "The menu is at the door."  # contains a short document
     asked = [json.dumps({"query": query, "positive": answer}) + "\n" for query, answer in pairs.items()]
     (tmp_path / "real.jsonl").write_text("".join(asked))
     write_real(str(tmp_path / "real.jsonl"), tmp_path)
     lines = [line.split("\t")[:2] for line in (tmp_path / "real/qrels/test.tsv").read_text().splitlines()[1:]]
-    assert lines == [["q0", "text2"], ["q1", "text1"]]
+    assert lines == [["q0", "text2"], ["q1", "text1"], ["q2", "real0"]]
     assert "1 questions are training questions too" in capsys.readouterr().out
 
 

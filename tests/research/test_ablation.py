@@ -35,7 +35,7 @@ reference: as-is
 train:
   model: {{path: {base}, dtype: float32, prompt: plain, max_length: 32}}
   lora: {{rank: 0}}
-  data: {{path: DATA/pairs.jsonl, format: scored_pair, limit: 16}}
+  data: {{path: DATA/pairs.tsv, format: scored_pair, limit: 16}}  # the file is pairs.jsonl
   objective: {{in_batch_weight: 0, cosine_weight: 1}}
   optimizer: {{learning_rate: 0.01}}
   batch_size: 8

@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +88,14 @@ def unit(rows_ND: np.ndarray) -> np.ndarray:
     return rows_ND / np.linalg.norm(rows_ND, axis=1, keepdims=True)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true, at most 20 s."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_both_protocols_give_the_vectors_of_the_encoder(encoder: SentenceEncoder) -> None:
     due = encoder.encode(TEXTS)
     openai, base64_, one, short, tei, plain, short_tei = ask(
@@ -105,6 +115,32 @@ def test_both_protocols_give_the_vectors_of_the_encoder(encoder: SentenceEncoder
     assert near(rows_of(tei), due)
     assert near(rows_of(plain), unit(due[1:2])), "TEI normalises by default"
     assert near(rows_of(short_tei), unit(due[:, :8]))
+
+
+def test_texts_of_a_closed_connection_are_not_computed(
+    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[str] = []
+    free = threading.Event()
+    encode_requests = app_module.encode_requests
+
+    def wait(encoder: SentenceEncoder, requests: Any) -> Any:
+        computed.extend(text for texts, *_ in requests for text in texts)
+        free.wait(30)
+        return encode_requests(encoder, requests)
+
+    monkeypatch.setattr(app_module, "encode_requests", wait)
+    monkeypatch.setattr(app_module, "CONNECTION_SECONDS", 0.05)
+    with served(make_app(encoder, ServeSettings(model="runs/tiny"))) as url, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(httpx.post, f"{url}/embed", json={"inputs": "first"}, timeout=60)
+        until(lambda: computed == ["first"])
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/embed", json={"inputs": "closed"}, timeout=0.2)
+        until(lambda: 'path="/embed",status="499"} 1.0' in httpx.get(f"{url}/metrics").text)
+        free.set()
+        assert first.result().status_code == 200
+        assert httpx.post(f"{url}/embed", json={"inputs": "last"}).status_code == 200
+    assert computed == ["first", "last"]
 
 
 def test_usage_counts_the_tokens_of_the_texts_of_a_request_with_prompt(two: SentenceEncoder) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,13 @@ class SentenceTransformersFolder:
             pooling = _read_pooling(folder, pooling_path, prompt)
             length = options.get("max_seq_length")
             message = (options.get("modality_config") or {}).get("message") or {}
+        similarity = config.get("similarity_fn_name")
+        if similarity not in (None, "cosine") and not (normalize and similarity in ("dot", "euclidean")):
+            warnings.warn(
+                f"{config_path}: similarity_fn_name is {similarity!r:.40}, but this package compares vectors by cosine.",
+                UserWarning,
+                stacklevel=2,
+            )
         return cls(
             folder,
             prompt=prompt,

@@ -431,7 +431,8 @@ def with_chat_template(tokenizer: Tokenizer, prompt: PromptTemplate) -> PromptTe
     before, start, merge_span, after = _chat(tokenizer, resolved)
     for text in CHAT_PROBES:
         ids = [*before, *plain_ids(tokenizer, [start + text + merge_span])[0], *after]
-        if ids != _apply_chat(tokenizer, prompt, text, generation, return_dict=False):
+        whole = {"split_special_tokens": False}  # True in saved models, also for the names in the template
+        if ids != _apply_chat(tokenizer, prompt, text, generation, return_dict=False, tokenizer_kwargs=whole):
             raise ValueError(f"{subject} gives other ids for {text!r:.30} than its parts. Choose another prompt.")
     return resolved
 

@@ -293,14 +293,14 @@ def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
 def label_word(value: Any, names: list[str]) -> Any:
     """Return `names[value]` if `value` is an integer label, or its digits, in range, else `value`; of a list, each item.
 
-    Digits that are a name are unchanged: the names 1 to 5 do not equal their integers, 0 to 4. Datasets number their labels in
-    different orders, so a label number has no meaning without its name.
+    If names are numbers, such as 1 to 5, digits in a text are a name or an error. Datasets number their labels in different
+    orders, so a label number has no meaning without its name.
     """
     if isinstance(value, list) and names:
         return [label_word(item, names) for item in value]
     number = str(value).strip()
-    is_number = (type(value) is int or (isinstance(value, str) and number not in names)) and number.isdecimal()
-    return names[int(number)] if is_number and int(number) < len(names) else value
+    is_index = type(value) is int or (isinstance(value, str) and not any(map(str.isdecimal, names)))
+    return names[int(number)] if is_index and number.isdecimal() and int(number) < len(names) else value
 
 
 # ------------------------------------------------------------------------------------------------ loading

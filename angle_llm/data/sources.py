@@ -338,9 +338,8 @@ def find_path(path: str) -> Path:
 def without_extension(path: str | Path) -> str:
     """Return the name of a file without its known extension: `faq.valid` for `data/faq.valid.jsonl.gz`."""
     name = Path(path).name
-    return name.removesuffix(
-        next((known for known in sorted(EXTENSIONS, key=len, reverse=True) if name.endswith(known)), "")
-    )
+    known = [extension for extension in EXTENSIONS if name.lower().endswith(extension)]
+    return name[: len(name) - max(map(len, known), default=0)]
 
 
 def _starter_file(name: str) -> Path:

@@ -203,7 +203,10 @@ def write_results(
 
     The file has the model, metric, `content` (the results), encoder and settings. NaN and infinity become null.
     """
-    if settings.json is not None:
-        head = {"model": settings.model, "metric": metric}
-        write_json(settings.json, plain({**head, **content, "encoder": asdict(encoder), "settings": asdict(settings)}))
-    print(report, end="")
+    try:
+        if settings.json is not None:
+            head = {"model": settings.model, "metric": metric}
+            facts = {"encoder": asdict(encoder), "settings": asdict(settings)}
+            write_json(settings.json, plain({**head, **content, **facts}))
+    finally:
+        print(report, end="")

@@ -6,7 +6,6 @@ other texts of the file, so that no second file is encoded), a BEIR folder, or a
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_answers, read
 from angle_llm.evaluate.sts import evaluate_defined
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs, texts_of_pairs
 from angle_llm.evaluate.task_files import unique_names
+from angle_llm.io import sha256_of
 from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.prompts import InstructedText, instructed, split_instructions
 from angle_llm.settings.parsing import SettingsError, need_library, settings_class, unknown_name
@@ -193,7 +193,9 @@ def held_out_evaluation(
     opened = [source for source in sources if source.path is not None]
     if settings.corpus is not None:
         opened.append(resolve_source(settings.corpus))
-    digest = sha256(json.dumps([source.fingerprint() for source in opened]).encode()).hexdigest()[:16]
+    hashes = [file["sha256"] for source in opened for file in source.fingerprint()]
+    beside = [path for source in opened for file in source.files for path in file.beside if path.exists()]
+    digest = sha256("".join([*hashes, *map(sha256_of, beside)]).encode()).hexdigest()[:16]
     return HeldOutEvaluation(named, settings.metric, micro_batch_tokens, digest)
 
 

@@ -267,10 +267,12 @@ class _Server:
         try:
             check_texts(texts)
             encoding = asyncio.ensure_future(self._encode(texts, side, body.instruction))
-            while not (await asyncio.wait({encoding}, timeout=CONNECTION_SECONDS))[0]:
-                if await request.is_disconnected():
-                    encoding.cancel()
-                    raise ClientDisconnect
+            try:
+                while not (await asyncio.wait({encoding}, timeout=CONNECTION_SECONDS))[0]:
+                    if await request.is_disconnected():
+                        raise ClientDisconnect
+            finally:
+                encoding.cancel()  # no effect on a result
             rows_ND, tokens = encoding.result()
         except ValueError as error:
             raise HTTPException(400, str(error)) from None

@@ -44,7 +44,7 @@ def serve_main(settings: ServeSettings) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Clients (httpx) and proxies (nginx) keep unused connections for 5 to 60 s. If the server closed one first, a
         # request sent on it at that moment would fail.
-        config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=75)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=600, timeout_keep_alive=75)
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after its shutdown
             uvicorn.Server(config).run(sockets=[listener])
     print("stopped")

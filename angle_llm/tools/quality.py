@@ -37,7 +37,7 @@ from angle_llm.data.examples import ExampleReader, open_examples
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, LabelledText, is_list_text, pairs_of, texts_of
 from angle_llm.data.keys import printable
 from angle_llm.data.leakage import SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
-from angle_llm.data.sources import STARTER, BadRow, Row
+from angle_llm.data.sources import STARTER, BadRow, Row, without_extension
 from angle_llm.io import plain
 from angle_llm.settings.train import DataSource, ModelSettings
 
@@ -392,7 +392,7 @@ def write_fixed(files: Sequence[tuple[DataSource, FileReport]], folder: Path, ou
     fixed: list[dict[str, Any]] = []
     for source, report in files:
         # The names of the copies.
-        name = Path(source.path.removeprefix(STARTER).removesuffix(".gz")).resolve().stem
+        name = without_extension(Path(source.path.removeprefix(STARTER)).absolute())
         while any((folder / f"{name}{ending}").exists() for ending in (".jsonl", ".quarantine.jsonl")):
             name = f"{name}-{len(fixed) + 1}"
         cleaned = f"{name}.jsonl"

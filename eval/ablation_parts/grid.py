@@ -265,16 +265,15 @@ def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]
 def below(value: Any, data_dir: Path) -> Any:
     """Replace `DATA/` by the data folder in a string, list or dictionary, also in a list of datasets `DATA/a:2,DATA/b`.
 
-    A path is that of the existing file, such as stsb/train.jsonl (`data get`) for stsb/train.tsv.
+    A file that exists in another format replaces the path, such as stsb/train.jsonl (`data get`) for stsb/train.tsv.
     """
     if isinstance(value, dict):
         return {key: below(item, data_dir) for key, item in value.items()}
     if isinstance(value, list):
         return [below(item, data_dir) for item in value]
-    if not isinstance(value, str) or DATA not in value:
+    if not isinstance(value, str):
         return value
-    path = re.sub(f"(?<![^,]){DATA}", lambda _: f"{data_dir}/", value)
-    return path if "," in path else str(data_file(Path(path)))
+    return re.sub(f"(?<![^,]){DATA}([^,:]*)", lambda path: str(data_file(data_dir / path[1])), value)
 
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:

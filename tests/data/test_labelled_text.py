@@ -78,6 +78,7 @@ def test_integers_are_indices_also_if_the_names_are_numbers(tmp_path: Path) -> N
     assert [example.label for example in copied.examples if isinstance(example, LabelledText)] == list("12345")
     assert copied.report.dropped == {"no gold label": 1}
     assert label_word("3", list("12345")) == "3", "a text that is a name"
+    assert label_word("0", list("12345")) == "0", "refused by the reader: an index would be equal to a name"
     assert label_word(5, list("12345")) == 5, "out of range"
 
 

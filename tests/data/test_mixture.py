@@ -103,8 +103,8 @@ def test_file_whose_name_looks_like_a_list_is_one_file(folder: Path) -> None:
 
 
 def test_names_have_no_known_extension() -> None:
-    names = ["a/faq.valid.jsonl.gz", "faq.test.csv", "folder", "b/v1.2", "q.parquet"]
-    assert list(map(without_extension, names)) == ["faq.valid", "faq.test", "folder", "v1.2", "q"]
+    names = ["a/faq.valid.jsonl.gz", "FAQ.test.CSV", "folder", "b/v1.2", "q.parquet"]
+    assert list(map(without_extension, names)) == ["faq.valid", "FAQ.test", "folder", "v1.2", "q"]
 
 
 def test_names_are_short_and_different(folder: Path) -> None:

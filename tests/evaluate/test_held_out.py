@@ -46,6 +46,26 @@ def metrics(encoder: Any = None, **settings: Any) -> dict[str, float]:
     return evaluation(encoder or Words())
 
 
+def test_the_digest_is_of_the_contents_of_all_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest() -> str:
+        tasks = ["beir@valid", "tickets.csv"]
+        evaluation = held_out_evaluation(EvaluationSettings(tasks=tasks, columns=COLUMNS, corpus="more.txt"))
+        assert evaluation is not None
+        return evaluation.digest
+
+    before = digest()
+    (folder / "moved").mkdir()
+    for name in ("beir", "tickets.csv", "more.txt"):
+        (folder / name).rename(folder / "moved" / name)
+    monkeypatch.chdir(folder / "moved")
+    assert digest() == before
+    for name in ("beir/corpus.jsonl", "beir/queries.jsonl", "beir/qrels/valid.tsv", "tickets.csv", "more.txt"):
+        text = Path(name).read_text()
+        Path(name).write_text(text.rstrip("\n"))
+        assert digest() != before, name
+        Path(name).write_text(text)
+
+
 def geometry(path: str) -> dict[str, float]:
     """Alignment and uniformity by the formulas of Wang & Isola (arXiv 2005.10242), a pair at a time."""
 

@@ -376,6 +376,7 @@ def test_verify_finds_texts_that_llama_cpp_pools_in_parts(tmp_path: Path, monkey
 
 PUBLISHED_3 = LLAMA_3 | {"factor": 32.0, "original_max_position_embeddings": 8192}
 SIX_LAYERS = ["sliding_attention"] * 5 + ["full_attention"]
+LAYERS_27B = SIX_LAYERS * 10 + ["sliding_attention"] * 2
 GEMMA_ROPE = {"sliding_attention": PLAIN | {"rope_theta": 10_000.0}, "full_attention": LINEAR}
 
 
@@ -386,8 +387,9 @@ GEMMA_ROPE = {"sliding_attention": PLAIN | {"rope_theta": 10_000.0}, "full_atten
         (lambda: LlamaConfig(**SIZES | {"max_position_embeddings": 16_384}, rope_parameters=PUBLISHED_3), "llama3"),
         (lambda: LlamaConfig(**SIZES, rope_parameters=LINEAR), "smollm2"),
         (lambda: gemma(num_hidden_layers=6, layer_types=SIX_LAYERS, rope_parameters=GEMMA_ROPE), "gemma"),
+        (lambda: gemma(num_hidden_layers=62, layer_types=LAYERS_27B, rope_parameters=GEMMA_ROPE), "gemma"),
     ],
-    ids=["plain, biases", "llama-3", "linear", "gemma-3, linear"],
+    ids=["plain, biases", "llama-3", "linear", "gemma-3, linear", "gemma-3, layers of 27B"],
 )
 def test_this_package_opens_the_file_as_a_backbone(make: Callable[[], Any], tokenizer: str, tmp_path: Path) -> None:
     """With the scaling of rotary embeddings, which `transformers` 5.23 does not read."""

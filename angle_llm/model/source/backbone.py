@@ -282,8 +282,8 @@ def _read_config(location: BackboneLocation, revision: str | None) -> tuple[Any,
 def _complete_gguf_config(config: Any, path: str) -> None:
     """Set what `transformers` 5.23 does not read from GGUF files of most families, such as LLaMA 3 and Gemma-3.
 
-    These are the scaling of rotary embeddings, biases of attention, and the scale of attention scores of Gemma. Of the
-    scaling of LLaMA 3, a file has a divisor for each frequency; the parameters are those of all published models.
+    These are the scaling of rotary embeddings, biases of attention, and the scale of attention scores of Gemma. A file of
+    LLaMA 3 has a divisor for each frequency; they are compared with the divisors of the published models.
 
     Raises:
         ArtifactError: for a scaling of another type.
@@ -296,7 +296,7 @@ def _complete_gguf_config(config: Any, path: str) -> None:
     metadata = {name.partition(".")[2]: field for name, field in reader.fields.items()}  # without the architecture
     if "blk.0.attn_q.bias" in tensors and hasattr(config, "attention_bias"):
         config.attention_bias = True
-    if hasattr(config, "query_pre_attn_scalar"):  # in the models of 27B, the size is not that of a head (llama.cpp)
+    if hasattr(config, "query_pre_attn_scalar"):  # the size of a head, except in the models of 27B
         is_27b = (config.model_type, config.num_hidden_layers) in (("gemma2", 46), ("gemma3_text", 62))
         size = config.hidden_size // config.num_attention_heads if is_27b else config.head_dim
         config.query_pre_attn_scalar = size
@@ -305,8 +305,10 @@ def _complete_gguf_config(config: Any, path: str) -> None:
     if not rope or rope.get("rope_type", "default") != "default":  # no rotary embeddings, or read by `transformers`
         return
     scaling = metadata["rope.scaling.type"].contents() if "rope.scaling.type" in metadata else "none"
+    if "rope_factors_long.weight" in tensors or "rope.scale_linear" in metadata:  # Phi-3, files of 2023
+        scaling = "longrope or scale_linear"
     divisors = tensors.get("rope_freqs.weight")
-    if scaling == "linear":
+    if scaling == "linear" and "rope.scaling.factor" in metadata:
         rope |= {"rope_type": "linear", "factor": metadata["rope.scaling.factor"].contents()}
     elif divisors is not None and (divisors != 1).any():
         plain = rope["rope_theta"] ** -(torch.arange(len(divisors)) / len(divisors))

@@ -178,7 +178,7 @@ def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> Mo
     candidates = (start / Path(name).expanduser() for start in (Path(), folder, folder.parent))
     base = next((str(path) for path in candidates if path.exists()), name)
     try:
-        base_folder = Path(locate(base).name)
+        base_folder = _local_path(base)  # for a GGUF file, the file
         if not locate(base).is_local:
             base_folder, revision = fetch_files(base, revision)
             if _is_adapter(base_folder):
@@ -187,12 +187,14 @@ def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> Mo
         raise FileNotFoundError(
             f"{error} It is the base of the adapter {folder}: `{_BASE_KEY}` in {config_path}. If it moved, change it there."
         ) from error
-    library = find_sentence_transformers(folder) or find_sentence_transformers(base_folder)
-    if library is None and is_saved_encoder(base_folder):
-        raise ArtifactError(
-            f"{config_path}: the base {base} is a saved encoder, whose prompt and pooling an adapter of peft does not have. "
-            "Train the adapter with this package."
-        )
+    library = find_sentence_transformers(folder)
+    if library is None:
+        if is_saved_encoder(base_folder):
+            raise ArtifactError(
+                f"{config_path}: the base {base} is a saved encoder, whose prompt and pooling an adapter of peft does not "
+                "have. Train the adapter with this package."
+            )
+        library = find_sentence_transformers(base_folder)
     return ModelSource(path_or_id, BackboneLocation(str(folder)), commit, library=library, peft_base=(base, revision))
 
 

@@ -301,11 +301,11 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, monk
         RetrievalSettings(model="m", corpus=corpus)
     with pytest.raises(ValueError, match="--format belongs to --pairs"):
         RetrievalSettings(model="m", format="triple")
-    other = write(tmp_path / "other/held.csv", held_out.read_text())
+    other = write(tmp_path / "other/held.out.csv", held_out.read_text())
     (tmp_path / "deep").mkdir()
-    folder = beir_folder(tmp_path / "deep/held", "q\td1\t2")
+    folder = beir_folder(tmp_path / "deep/held.out", "q\td1\t2")
     tasks = read_tasks(replace(settings, folders=(str(folder),), pairs=(str(held_out), str(other))))
-    assert [task.name for task in tasks] == ["deep/held", f"{tmp_path.name}/held", "other/held"]
+    assert [task.name for task in tasks] == ["deep/held.out", f"{tmp_path.name}/held.out", "other/held.out"]
     with pytest.raises(ValueError, match=r"held\.out\.csv.*columns"):
         read_tasks(RetrievalSettings(model="m", pairs=(str(held_out),)))
 

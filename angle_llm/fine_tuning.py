@@ -59,8 +59,9 @@ def fine_tune(
         evaluation: Held-out tasks in place of `settings.evaluation.tasks`: scored pairs, or questions and answers, of the same
             kinds as `data`; a function that takes the encoder and returns a number or a dictionary of numbers; a list of
             these; a dictionary NAME → task; or a dictionary of settings, as in `{"tasks": {"dev": dataset},
-            "every_steps": 100}`. Metrics are named TASK/METRIC, where TASK is the name in the dictionary or of the function,
-            and METRIC is `score` if a function returns a number. The first metric selects the best model; higher is better.
+            "every_steps": 100}`. Metrics are named TASK/METRIC, where TASK is the name in the dictionary or of the function or
+            file, else `evaluation` (in a list `evaluation1`, …), and METRIC is `score` if a function returns a number. The
+            first metric selects the best model; higher is better.
         loss: A function `(embeddings, relation) -> scalar` of float32 embeddings (N, D), one row per unique text, and
             their `Relation`; a `Term`; an `Objective`; or a list of these, which are added. It replaces
             `settings.objective`: to add a term to the default loss, pass `[AngleObjective(), term]`.
@@ -97,15 +98,16 @@ def fine_tune(
         settings = TrainSettings() if settings is None else load_settings(TrainSettings, settings)
     rows: dict[str, Source] = {}
     tasks: dict[str, Source | EvaluationFunction] = {}
+    task_names: dict[str, str] = {}
     if isinstance(overrides.get("model"), str | Path):
         overrides["model"] = {"path": str(overrides["model"])}
     if data is not None:
         overrides["data"] = _data_settings(data, rows)
     if evaluation is not None:
-        overrides["evaluation"] = _evaluation_settings(evaluation, tasks)
+        overrides["evaluation"] = _evaluation_settings(evaluation, tasks, task_names)
     changes = {name: settings_to_dict(value) if is_dataclass(value) else value for name, value in overrides.items()}
     values = merged_settings(settings_to_dict(settings), changes)
-    objects = PythonObjects(rows, tasks, None if loss is None else as_objective(loss), callbacks)
+    objects = PythonObjects(rows, tasks, task_names, None if loss is None else as_objective(loss), callbacks)
     return run_training(settings_from_dict(TrainSettings, values, "fine_tune"), objects)
 
 
@@ -124,14 +126,20 @@ def _data_settings(data: Any, rows: dict[str, Source]) -> dict[str, Any]:
     return values
 
 
-def _evaluation_settings(evaluation: Any, objects: dict[str, Source | EvaluationFunction]) -> dict[str, Any]:
-    """Return the settings of an evaluation; the sources of Python objects, and functions, are added to `objects`, by name."""
+def _evaluation_settings(
+    evaluation: Any, objects: dict[str, Source | EvaluationFunction], names: dict[str, str]
+) -> dict[str, Any]:
+    """Return the settings of an evaluation.
+
+    The sources of Python objects, and functions, are added to `objects`, and names in a dictionary of tasks to `names`, by
+    their entry in `evaluation.tasks`.
+    """
     from angle_llm.evaluate.held_out import FUNCTION
 
-    def text_of(task: Any, name: str | None = None) -> str:
+    def text_of(task: Any, name: str | None = None, number: str = "") -> str:
         is_data = hasattr(task, "column_names") or hasattr(task, "__arrow_c_stream__")
         if is_data or not callable(task):
-            return _text_of(task, name or "evaluation", objects)
+            return _text_of(task, name or f"evaluation{number}", objects)
         text = f"{FUNCTION}{name or getattr(task, '__name__', type(task).__name__)}"
         objects[text] = task
         return text
@@ -145,8 +153,9 @@ def _evaluation_settings(evaluation: Any, objects: dict[str, Source | Evaluation
     tasks = values.get("tasks")
     if isinstance(tasks, Mapping) and not hasattr(tasks, "column_names"):  # a DatasetDict has column names
         values["tasks"] = [text_of(task, name) for name, task in tasks.items()]
+        names.update(zip(values["tasks"], tasks, strict=True))
     elif isinstance(tasks, list | tuple) and not (tasks and all(type(row) is dict for row in tasks)):
-        values["tasks"] = list(map(text_of, tasks))
+        values["tasks"] = [text_of(task, number=str(number)) for number, task in enumerate(tasks, 1)]
     elif tasks is not None:  # also a list of dictionaries, which is one dataset
         values["tasks"] = [text_of(tasks)]
     return values

@@ -29,6 +29,8 @@ class PythonObjects:
     """Path in `settings.data` → rows in memory."""
     tasks: Mapping[str, Source | EvaluationFunction] = field(default_factory=dict)
     """Entry of `settings.evaluation.tasks` → rows in memory, or a function that measures an encoder."""
+    task_names: Mapping[str, str] = field(default_factory=dict)
+    """Entry of `settings.evaluation.tasks` → name of the task in results, if not the name of the file."""
     loss: Objective | None = None
     """Loss in place of `settings.objective`."""
     callbacks: Sequence[Callback] = ()
@@ -86,7 +88,9 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
         # 1. Settings, the evaluation tasks (read once, here) and the models: what can be checked before training data.
         check_trackers(settings.report_to)
         losses = make_losses(settings, objects.loss)
-        evaluate = held_out_evaluation(settings.evaluation, settings.micro_batch_tokens, objects.tasks)
+        evaluate = held_out_evaluation(
+            settings.evaluation, settings.micro_batch_tokens, objects.tasks, objects.task_names
+        )
         source, others = resolve_models(settings)
         check_cpu(source, settings, run.processes)
         settings = with_supported_dtype(settings, run.processes)

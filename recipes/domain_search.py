@@ -200,7 +200,12 @@ def write_questions(settings: DomainSearchSettings, folder: Path) -> None:
     made = QuestionSettings(
         documents=settings.documents, out=folder / QUESTIONS, model=settings.model.path, llm=settings.llm
     )
-    questions_main(made)
+    try:
+        questions_main(made)
+    except SystemExit:  # some requests have no answer
+        if not made.out.is_file():
+            raise
+        print(f"warning: some requests have no answer; continuing with the questions of the others, {made.out}")
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------

@@ -179,6 +179,17 @@ def test_a_function_measures_the_encoder_and_selects_the_best_model(common: dict
         )
 
 
+def test_tasks_of_a_list_or_a_dictionary_have_names(common: dict[str, Any], tmp_path: Path) -> None:
+    pd.DataFrame(GRADED).to_csv(tmp_path / "graded.csv", index=False)
+    for evaluation, names in (
+        ([pd.DataFrame(GRADED), GRADED[:4]], ["evaluation1", "evaluation2"]),
+        ({"tasks": {"dev": str(tmp_path / "graded.csv"), "own": GRADED}, "metric": "own/pearson"}, ["own", "dev"]),
+    ):
+        result = fine_tune(data=PAIRS, evaluation=evaluation, run_dir=str(tmp_path / names[0]), **common)
+        assert result.best is not None
+        assert list(dict.fromkeys(name.split("/")[0] for name in result.best)) == names
+
+
 def test_questions_and_answers_in_memory_are_a_retrieval_task(common: dict[str, Any], tmp_path: Path) -> None:
     result = fine_tune(data=PAIRS, evaluation=pd.DataFrame(PAIRS), run_dir=str(tmp_path / "run"), **common)
     assert result.best is not None

@@ -151,12 +151,14 @@ def held_out_evaluation(
     settings: EvaluationSettings,
     micro_batch_tokens: int | None = None,
     in_memory: Mapping[str, Source | EvaluationFunction] = NO_TASKS,
+    task_names: Mapping[str, str] = NO_TASKS,
 ) -> HeldOutEvaluation | None:
     """Read the held-out tasks of a training run, and return the object that evaluates an encoder; None without tasks.
 
     Every file is read once, and its rows stay in memory. Tasks with equal names get their folders as prefixes:
     stsb/test and sick/test. `micro_batch_tokens` is the maximum number of tokens in a micro-batch; None: the default of
-    `SentenceEncoder.encode`. `in_memory` has the rows or the function of each task that a Python program passed.
+    `SentenceEncoder.encode`. `in_memory` has the rows or the function of each task that a Python program passed, and
+    `task_names` the names in results of some tasks, by their entry in `settings.tasks`.
 
     Raises:
         SettingsError: for a task that does not exist or is listed twice, or an unknown column.
@@ -188,7 +190,8 @@ def held_out_evaluation(
         else _read_task(source, settings, micro_batch_tokens)
         for source in sources
     ]
-    names = unique_names([task.name for task in tasks], sources)
+    names = [task_names.get(source.text, task.name) for source, task in zip(sources, tasks, strict=True)]
+    names = unique_names(names, sources)
     named = {source.text: replace(task, name=name) for source, task, name in zip(sources, tasks, names, strict=True)}
     opened = [source for source in sources if source.path is not None]
     if settings.corpus is not None:

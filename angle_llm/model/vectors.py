@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
@@ -181,13 +182,16 @@ def write_shard(
 
 
 def join_arrays(paths: Sequence[Path], file: BinaryIO) -> None:
-    """Concatenate the rows of .npy files into one open .npy file; one of the files is in memory at a time."""
-    arrays = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
-    header = {"descr": np.lib.format.dtype_to_descr(arrays[0].dtype), "fortran_order": False}
-    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    """Concatenate the rows of .npy files into one open .npy file; one of the files is open at a time."""
+    read = partial(
+        np.load, mmap_mode="r", allow_pickle=False
+    )  # thousands of open files would exceed the limit of the system
+    first = read(paths[0])
+    header = {"descr": np.lib.format.dtype_to_descr(first.dtype), "fortran_order": False}
+    shape = (sum(len(read(path)) for path in paths), *first.shape[1:])
     np.lib.format.write_array_header_1_0(file, {**header, "shape": shape})
-    for array in arrays:
-        file.write(np.ascontiguousarray(array).data)
+    for path in paths:
+        file.write(np.ascontiguousarray(read(path)).data)
 
 
 # --- identity of the encoder ------------------------------------------------------------------------------------------

@@ -552,8 +552,9 @@ class QuestionSettings(LanguageModelSettings, QuestionFiles):
     def __post_init__(self) -> None:
         _check_json_lines(self.out)
         written = self.out.expanduser().resolve()
-        if Path(self.documents).expanduser().resolve() in (written, *written.parents):
-            raise SettingsError(f"--out: expected a file outside of {self.documents}, got {self.out}.")
+        beside = [self.beside(f"{name}.jsonl").resolve() for name in ("passages", "dropped", "journal")]
+        if Path(self.documents).expanduser().resolve() in (written, *beside, *written.parents):
+            raise SettingsError(f"--out: expected other files than {self.documents}, got {self.out}.")
         if not self.llm:
             raise SettingsError("--llm: expected local:MODEL or URL#MODEL.")
         if self.max_cost is not None and not any(asdict(self.prices).values()):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from composites import CONFIGS
 from tiny import FEW_TARGETS, HYBRID, KINDS, NO_LORA, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS
 from torch import Tensor
@@ -179,6 +180,19 @@ def test_weights_of_mamba_that_are_read_directly_are_not_quantized(bits: int) ->
     dequantize(backbone)
     # 8 bits also round activations.
     torch.testing.assert_close(backbone(input_ids=ids, use_cache=False).last_hidden_state, quantized, rtol=0, atol=0.1)
+
+
+def test_coefficients_of_gemma_3n_are_not_quantized_or_adapted() -> None:
+    """In training, the model clamps their weights in place."""
+    backbone = AutoModel.from_config(CONFIGS["gemma3n"]().text_config)
+    quantize(backbone, "fp8")
+    layers = {name.rpartition(".")[2]: layer for name, layer in backbone.named_modules()}
+    assert bits_of_layer(layers["down_proj"]) == "fp8"
+    adapted = add_lora(backbone, LoraSettings(rank=2)).train()
+    for name in ("prediction_coefs", "correction_coefs"):
+        assert any(layer is layers[name] for layer in adapted.modules()), "not replaced by an adapter"
+        assert type(layers[name]) is torch.nn.Linear
+    assert adapted(input_ids=torch.tensor([[5, 7, 9]]), use_cache=False).last_hidden_state.isfinite().all()
 
 
 def test_an_adapter_of_rwkv_has_the_same_states_in_training_and_evaluation(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.config import cpp
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModel, LlamaConfig, Olmo2Config, Phi3Config
+from transformers import AutoModel, LlamaConfig, Olmo2Config, Phi3Config, SeedOssConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
 from angle_llm import SentenceEncoder, device
@@ -474,6 +474,8 @@ def test_layers_of_another_form_are_unchanged() -> None:
     assert replaced_layers(lora.add_lora(gelu, LoraSettings(rank=2))) == {"LowMemoryNorm": 3}
     late = AutoModel.from_config(Olmo2Config(**sizes, num_attention_heads=2, pad_token_id=0))  # rounds after the weight
     assert replaced_layers(lora.add_lora(late, LoraSettings(rank=2))) == {"LowMemoryMlp": 1}
+    dropout = AutoModel.from_config(SeedOssConfig(**sizes, num_attention_heads=2, residual_dropout=0.1)).eval()
+    assert replaced_layers(lora.add_lora(dropout, LoraSettings(rank=2))) == {"LowMemoryNorm": 3}, "in its forward"
 
 
 def test_a_layer_whose_replacement_gives_a_gradient_of_nan_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,13 @@
 """Stored vectors, against formulas in plain numpy."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from angle_llm.model.unit_vectors import unit_rows
-from angle_llm.model.vectors import VectorForm
+from angle_llm.model.vectors import VectorForm, join_arrays
 from angle_llm.settings.parsing import SettingsError
 
 ROWS = np.random.default_rng(0).normal(size=(7, 10)).astype(np.float32) * 3
@@ -80,3 +81,19 @@ def test_complex_halves_are_those_of_the_angle_objective() -> None:
 def test_no_rows_stay_no_rows(precision: Any) -> None:
     form = VectorForm(10, precision=precision)
     assert form.restored(form.stored(ROWS[:0])).shape == (0, 10)
+
+
+def test_arrays_are_joined_with_one_open_file(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="Windows")
+    paths = [tmp_path / f"{number}.npy" for number in range(80)]
+    for number, path in enumerate(paths):
+        np.save(path, np.full((number % 3, 2), number, dtype=np.float32))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = len(list(Path("/dev/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 20, limits[1]))
+    try:
+        with (tmp_path / "all.npy").open("wb") as file:
+            join_arrays(paths, file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert np.array_equal(np.load(tmp_path / "all.npy"), np.concatenate([np.load(path) for path in paths]))

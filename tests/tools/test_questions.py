@@ -424,7 +424,7 @@ def test_scripts_without_spaces(server: Writer, settings: QuestionSettings, tmp_
     [
         (["--out", "q.csv", "--llm", "local:x"], "--out"),
         (["--out", "q.jsonl"], "--llm"),
-        (["--out", "docs.jsonl", "--llm", "local:x"], "--out: expected a file outside of docs.jsonl"),
+        (["--out", "docs.jsonl", "--llm", "local:x"], "--out: expected other files than docs.jsonl"),
         (["--out", "q.jsonl", "--llm", "local:x", "--max-cost", "1"], "--max-cost"),
     ],
 )

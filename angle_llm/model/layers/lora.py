@@ -126,7 +126,7 @@ def _target_modules(backbone: nn.Module, targets: list[str]) -> list[str] | str:
             )
         if not set(matched) <= set(adaptable):
             raise ValueError(
-                f"LoRA target {target!r}: Mamba layers read its weight directly, so an adapter on it can have no effect. Choose "
+                f"LoRA target {target!r}: the model reads its weight directly, so an adapter on it can have no effect. Choose "
                 f"from --lora.targets {' '.join(sorted(names))}, or omit the flag, which adapts all of these."
             )
     return targets
@@ -135,10 +135,13 @@ def _target_modules(backbone: nn.Module, targets: list[str]) -> list[str] | str:
 def is_read_directly(backbone: nn.Module, path: str) -> bool:
     """Return whether a backbone reads the weight of a linear layer in place of calling the layer.
 
-    These are the layers of a Mamba mixer of `transformers` after `in_proj`. The weight of `dt_proj` is read on every device;
-    kernels for training on a GPU read the weights of `x_proj` and `out_proj` too. An adapter would be skipped there.
+    These are the layers of a Mamba mixer of `transformers` after `in_proj`, and in training the coefficients of Gemma-3n. The
+    weight of `dt_proj` is read on every device; kernels for training on a GPU read the weights of `x_proj` and `out_proj`
+    too. An adapter would be skipped there.
     """
     parent, _, name = path.rpartition(".")
+    if name in ("prediction_coefs", "correction_coefs"):  # Gemma-3n
+        return True
     return name != "in_proj" and {"A_log", "D"} <= backbone.get_submodule(parent)._parameters.keys()
 
 

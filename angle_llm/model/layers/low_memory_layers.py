@@ -147,6 +147,7 @@ def _difference(layer: nn.Module, replacement: Any, dtype: torch.dtype, device: 
 
     narrow, wide = _WIDTHS
     small = copy.copy(layer)
+    small.training = True  # so that dropout in its `forward` gives other values
     small._parameters = {"weight": nn.Parameter(draw(narrow), requires_grad=False)} if layer._parameters else {}
     small._modules = {**layer._modules}
     for name, sizes in {"gate_proj": (wide, narrow), "up_proj": (wide, narrow), "down_proj": (narrow, wide)}.items():

@@ -138,8 +138,8 @@ def _write_part(encoder: SentenceEncoder, texts: Sequence[SidedText], folder: Pa
         rows = [row for row, text in enumerate(texts) if text.side == side]
         of_side = encoder if side is None else encoder.for_side(side)
         plain, instructions = split_instructions(texts[row].text for row in rows)
-        instructions = usable_instructions(of_side.prompt, instructions)
-        vectors_ND[rows] = of_side.encode(plain, instruction=instructions, show_progress=True)
+        usable = usable_instructions(of_side.prompt, instructions)
+        vectors_ND[rows] = of_side.encode(plain, instruction=usable, show_progress=True)
     np.save(folder / "vectors.npy", vectors_ND)
     np.save(folder / "keys.npy", np.frombuffer(b"".join(text.key for text in texts), dtype=np.uint64))
 

@@ -203,7 +203,7 @@ def test_the_guide_of_a_real_llm_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({"text1": a, "text2": b}) + "\n" for a, b, _ in rows))
     commands = [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     commands = [words[1:] for words in commands if words[0] == "angle-llm"]
-    assert [words[0] for words in commands] == ["data", "plan", "train", "plan", "train", "train"]
+    assert [words[0] for words in commands] == ["data", "plan", "train", "plan", "train", "train", "train"]
     for number, words in enumerate(commands[1:]):  # the first downloads
         flags = [word.replace("recipes/", f"{ROOT}/recipes/") for word in words]
         steps = ["--max-steps", "1", "--run-dir", f"runs/{number}"] if words[0] == "train" else []

@@ -182,10 +182,9 @@ def write_shard(
 
 
 def join_arrays(paths: Sequence[Path], file: BinaryIO) -> None:
-    """Concatenate the rows of .npy files into one open .npy file; one of the files is open at a time."""
-    read = partial(
-        np.load, mmap_mode="r", allow_pickle=False
-    )  # thousands of open files would exceed the limit of the system
+    """Concatenate the rows of .npy files into one open .npy file; a few of the files are open at a time."""
+    # All files at once could exceed the number of open files that the system allows.
+    read = partial(np.load, mmap_mode="r", allow_pickle=False)
     first = read(paths[0])
     header = {"descr": np.lib.format.dtype_to_descr(first.dtype), "fortran_order": False}
     shape = (sum(len(read(path)) for path in paths), *first.shape[1:])

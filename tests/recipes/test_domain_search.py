@@ -6,7 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from domain_search import STARTER, DomainSearchSettings, main, read_documents, write_page, write_pairs, write_real
+from domain_search import (
+    STARTER,
+    DomainSearchSettings,
+    main,
+    read_documents,
+    read_questions,
+    write_page,
+    write_pairs,
+    write_real,
+)
 from fake_server import Reply, Writer
 from tiny import save_tiny_base
 
@@ -168,6 +177,16 @@ def test_answers_of_people_are_found_in_the_documents(tmp_path: Path, capsys: py
     lines = [line.split("\t")[:2] for line in (tmp_path / "real/qrels/test.tsv").read_text().splitlines()[1:]]
     assert lines == [["q0", "text2"], ["q1", "text1"], ["q2", "real0"]]
     assert "1 questions are training questions too" in capsys.readouterr().out
+
+
+def test_passages_have_no_space_at_their_ends(tmp_path: Path) -> None:
+    """As in the texts that `read_beir` reads, which are looked up in the page."""
+    row = {"query": "How?", "positive": "  a\n  b\n", "document": "d"}
+    (tmp_path / "q.jsonl").write_text(json.dumps(row) + "\n")
+    passage = {"text": row["positive"], "document": "d", "start": 0}
+    (tmp_path / "q.passages.jsonl").write_text(json.dumps(passage) + "\n")
+    material = read_questions(tmp_path / "q.jsonl")
+    assert (material.pairs, material.corpus) == ([("How?", "a\n  b")], {"a\n  b": "d#0"})
 
 
 def test_documents_without_title_are_refused(tmp_path: Path) -> None:

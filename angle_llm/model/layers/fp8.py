@@ -110,9 +110,8 @@ class Fp8Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         y_TO: Tensor = _Fp8Product.apply(x.flatten(0, -2), self)  # type: ignore[no-untyped-call]
-        y = (
-            y_TO if x.ndim == 2 else y_TO.view(*x.shape[:-1], -1)
-        )  # LoRA calls it in a function, which must return no view
+        # No view of a matrix: LoRA calls this layer in a custom function, whose views must not change in place.
+        y = y_TO if x.ndim == 2 else y_TO.view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:

@@ -30,7 +30,7 @@ from angle_llm.settings.commands import (
 from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
 from angle_llm.settings.parsing import SettingsError, parse_settings, unknown_name
 from angle_llm.settings.serve import ServeSettings
-from angle_llm.settings.train import PlanSettings, PretrainSettings, TrainSettings
+from angle_llm.settings.train import DataSettings, PlanSettings, PretrainingSettings, TrainSettings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
@@ -92,11 +92,6 @@ def train(settings: TrainSettings) -> None:
             print(_NOT_BETTER)
 
 
-def pretrain(settings: PretrainSettings) -> None:
-    """Train on texts without labels. A run compares its settings, with their class, with the stored settings."""
-    train(TrainSettings(**vars(settings)))
-
-
 def merge(settings: MergeSettings) -> None:
     """Merge encoders, and evaluate every model and the result on the STS tasks of `--evaluate`."""
     from angle_llm.evaluate import select_tasks, sts_score
@@ -114,13 +109,18 @@ def verify(settings: VerifySettings) -> None:
     verify_main(settings, sts_score)
 
 
+_PRETRAINING = TrainSettings(
+    data=DataSettings(path="texts.txt", format="text"), pretraining=PretrainingSettings(task="mntp")
+)
+
+
 class Command(NamedTuple):
-    """A command: its settings class, its function as MODULE:NAME below `angle_llm`, and its help text.
+    """A command: its settings (a class, or default values), its function as MODULE:NAME below `angle_llm`, and its help text.
 
     The module of the function is imported when the command runs, because it can load heavy libraries.
     """
 
-    settings: type
+    settings: Any
     function: str
     help: str
 
@@ -133,9 +133,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "init": Command(InitSettings, "init:init_main", "Write recipes, configurations and guides into a new folder."),
     "train": Command(TrainSettings, "cli:train", "Fine-tune a language model into a text-embedding model."),
-    "pretrain": Command(
-        PretrainSettings, "cli:pretrain", "Train on texts without labels: MNTP or unsupervised SimCSE."
-    ),
+    "pretrain": Command(_PRETRAINING, "cli:train", "Train on texts without labels: MNTP or unsupervised SimCSE."),
     "plan": Command(
         PlanSettings, "memory.plan:plan_main", "Forecast memory and work of a training run without loading weights."
     ),
@@ -182,10 +180,7 @@ def run(arguments: Sequence[str]) -> None:
         return
     command = COMMANDS[name]
     settings = parse_settings(
-        PretrainSettings() if name == "pretrain" else command.settings,
-        arguments[len(name.split()) :],
-        description=command.help,
-        prog=f"angle-llm {name}",
+        command.settings, arguments[len(name.split()) :], description=command.help, prog=f"angle-llm {name}"
     )
     command.run(settings)
 

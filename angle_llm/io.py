@@ -164,10 +164,10 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def sha256_of(file: Path | BinaryIO) -> str:
-    """Return the SHA-256 of a file, or of the rest of an open binary stream, as hexadecimal digits."""
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
     digest = hashlib.sha256()
-    with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream:
+    with path.open("rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -181,8 +181,15 @@ def write_folder(target: Path, fill: Callable[[Path], object], writer: str | Non
 
     `fill` gets an empty temporary folder and creates the files. All files get the usual mode, 0666 minus the umask,
     because some libraries create files with mode 0600. `writer` is described at `write_file`.
+
+    Raises:
+        FolderError: for a mount or the working directory, which cannot be replaced.
     """
-    target = Path(os.path.realpath(target))
+    target = Path(os.path.realpath(target.expanduser()))
+    if target.is_mount() or target == Path.cwd():
+        raise FolderError(
+            f"{target} is a mount or the working directory, which cannot be replaced. Name a folder in it."
+        )
     with filled_folder(target, fill, writer) as temporary:
         swap_folder(temporary, target)
 
@@ -220,8 +227,10 @@ def filled_folder(target: Path, fill: Callable[[Path], object], writer: str | No
         for path in sorted(temporary.rglob("*")):
             if path.is_file():
                 path.chmod(mode)
-            sync(path)
-        sync(temporary)
+                sync(path)
+            else:
+                sync_folder(path)
+        sync_folder(temporary)
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -348,16 +357,11 @@ def progress_bar(
             from tqdm.auto import tqdm as notebook_tqdm
 
             return notebook_tqdm(**options, smoothing=0.1)
-    if has_terminal():
+    if sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
         return tqdm(**options, smoothing=0.1, disable=not enabled)
     options |= {"mininterval": LOG_EVERY_SECONDS, "miniters": 1, "ncols": 0, "smoothing": 0}
     options["delay"] = LOG_EVERY_SECONDS if transient else 0
     return tqdm(**options, file=_Lines(), disable=not enabled)
-
-
-def has_terminal() -> bool:
-    """Return whether stderr can show a progress bar, because stderr is a terminal or the program runs in a notebook."""
-    return sys.stderr is not None and not sys.stderr.closed and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
 
 class _Lines:

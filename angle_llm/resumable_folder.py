@@ -182,22 +182,6 @@ class ResumableFolder:
         elif (self.path / name).exists():
             remove_folder(self.path / name)
 
-    def clear(self, names: Iterable[str]) -> None:
-        """Delete the parts of the results with the given names, also parts that were written with other settings.
-
-        The context manager need not be entered.
-
-        Raises:
-            FolderError: if another process writes to the folder.
-        """
-        if self.path.exists():
-            self._lock = lock_folder(self.path, self._rank)
-            try:
-                for name in names:
-                    self.remove(name)
-            finally:
-                self.__exit__()
-
     def finish(self, values: Mapping[str, Any]) -> None:
         """Write the index file when all parts are complete, then delete the files that are only needed to resume.
 

@@ -142,7 +142,7 @@ def main(settings: DomainSearchSettings) -> None:
         SettingsError: if the run directory was made with other settings or data.
         MissingLibraryError: if LanceDB is required and not installed.
         DataError: for documents or pairs that cannot be used.
-        SystemExit: if requests to a language model have no answer; the same command repeats them.
+        SystemExit: if no request to a language model has an answer; the same command repeats them.
     """
     if settings.database == "lancedb":
         need_library("lancedb", "--database lancedb", "search")
@@ -155,7 +155,7 @@ def main(settings: DomainSearchSettings) -> None:
     folder, base = settings.run_path, settings.model.path
     model = folder / "training" / "model"
 
-    if settings.llm:
+    if settings.llm and not (folder / MADE_FROM).is_file():  # the questions of a run do not change
         print_stage(1, f"questions for {settings.documents}")
         write_questions(settings, folder)
     print_stage(2, "training pairs and held-out pairs")
@@ -239,7 +239,8 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
     else:
         material = read_documents(settings.documents) if settings.documents else read_examples(settings.data)
     compared = replace(settings, run_dir="", ask=[], database=STARTER.database, real=None)
-    digest = hashlib.sha256(json.dumps(material).encode()).hexdigest()
+    content = resolve_source(settings.documents).fingerprint() if settings.llm else material  # type: ignore[arg-type]
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     made_from = {"settings": settings_to_dict(compared), "sha256": digest}
     before = read_object(folder / MADE_FROM)
     if before is not None:

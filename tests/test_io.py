@@ -99,6 +99,18 @@ def test_a_folder_replaces_another_only_when_it_is_complete(tmp_path: Path) -> N
     assert list(contents(tmp_path)) == ["plain"]
 
 
+def test_a_folder_that_cannot_be_renamed_is_refused_before_it_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for target in (Path(), tmp_path, Path("/")):
+        with pytest.raises(FolderError, match="which cannot be replaced"):
+            write_folder(target, lambda folder: pytest.fail("filled"))
+    write_folder(Path("~/inside"), lambda folder: (folder / "file").touch())
+    assert list(contents(tmp_path)) == ["inside/file"]
+
+
 @pytest.mark.parametrize("skipped", ["nothing", "files", "folders"])
 def test_everything_is_flushed_before_it_is_renamed(
     skipped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

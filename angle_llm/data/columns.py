@@ -50,7 +50,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from angle_llm.data.formats import FORMATS, INSTRUCTIONS, NUMBERED_NEGATIVE, SINGLE_TEXTS, DataError, nearest
+from angle_llm.data.formats import FORMATS, INSTRUCTIONS, NUMBERED_NEGATIVE, SINGLE_TEXTS, DataError
 from angle_llm.data.keys import printable
 from angle_llm.settings.parsing import unknown_name
 
@@ -119,10 +119,7 @@ def resolve_format(
             expected = f"Expected pairs of FIELD COLUMN, such as {_as_set(flags, _EXAMPLE)}"
             raise DataError(f"{flags}columns: {unknown_name('field', field, USUAL_NAMES)} {expected}")
         if column not in columns:
-            raise DataError(
-                f"{flags}columns {field} {column}: the file has no column {column!r}{nearest(column, columns)}. "
-                f"Columns: {listed(columns)}"
-            )
+            raise DataError(f"{flags}columns {field} {column}: {unknown_name('column', column, columns)}")
     # The format, and its fields.
     name = _guess_format(mapping, columns, flags) if format == "auto" else format
     required = FORMATS[name].fields
@@ -148,7 +145,7 @@ def resolve_format(
         if not possible:
             raise DataError(
                 f"format {name} needs a column for the field {field!r} (recognised: {', '.join(USUAL_NAMES[field])}); columns: "
-                f"{listed(columns)}{nearest(field, columns)}. Add {_as_set(flags, {field: 'COLUMN'})}"
+                f"{listed(columns)}. Add {_as_set(flags, {field: 'COLUMN'})}"
             )
         column_of[field] = possible[0]
     return name, column_of

@@ -24,11 +24,12 @@ import numpy as np
 from angle_llm.data import store
 from angle_llm.data.columns import listed, resolve_format
 from angle_llm.data.files.file_types import FileReader
-from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Example, Format, RowError, Values, nearest
+from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Example, Format, RowError, Values
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.sources import STANDARD_INPUT, BadRow, Row, Source, resolve_source
 from angle_llm.io import log
+from angle_llm.settings.parsing import unknown_name
 from angle_llm.settings.train import DataSource
 
 
@@ -267,10 +268,7 @@ def _check_settings(settings: DataSource, format: Format, columns: dict[str, str
             )
     for column in settings.where:
         if column not in source.columns:
-            raise DataError(
-                f"{settings.FLAGS}where {column}: the file has no column {column!r}{nearest(column, source.columns)}. "
-                f"Columns: {listed(source.columns)}"
-            )
+            raise DataError(f"{settings.FLAGS}where {column}: {unknown_name('column', column, source.columns)}")
 
 
 def _equal(cell: Any, wanted: str | bool | int | float) -> bool:

@@ -6,7 +6,6 @@ the column of each field.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import unicodedata
@@ -136,15 +135,6 @@ class DataError(ValueError):
 
 class RowError(ValueError):
     """Error for a row that cannot be used; the message is the reason, and the caller adds file and line."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message with the names in `known` that are similar to `name`: `; nearest: 'score'`.
-
-    Returns an empty string if no name is similar.
-    """
-    similar = difflib.get_close_matches(name, list(known), n=3)
-    return f"; nearest: {', '.join(map(repr, similar))}" if similar else ""
 
 
 # ------------------------------------------------------------------------------------------------ single values

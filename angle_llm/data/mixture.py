@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
@@ -158,8 +159,9 @@ def _listed(path: str) -> list[tuple[str, float]]:
 
     The default weight is 1. An existing file whose name contains a comma, or ends like a weight, is a single path.
     """
-    if find_path(path).exists():
-        return [(path, 1.0)]
+    with suppress(OSError):  # a list can be longer than a file name can be
+        if find_path(path).exists():
+            return [(path, 1.0)]
     listed = []
     for part in map(str.strip, path.split(",")):
         weighted = None if find_path(part).exists() else _WEIGHT.fullmatch(part)

@@ -143,7 +143,7 @@ class Source:
 
 
 def resolve_source(
-    text: str | Path | Source | Sequence[Mapping[str, Any]],
+    text: str | Path | Source,
     *,
     tables: bool = False,
     encoding: str = "utf-8",
@@ -157,7 +157,7 @@ def resolve_source(
 
     Args:
         text: Path of a file or folder, `-` (standard input), `starter:NAME` (a bundled file), FOLDER@NAME, a hub id,
-            `mteb:NAME`, or rows in memory as a list of dictionaries. A `Source` is returned unchanged.
+            or `mteb:NAME`. A `Source` is returned unchanged.
         tables: Whether rows must have several columns: .txt files are read as tables, unknown extensions are refused.
         encoding: Encoding of text files, as Python names it.
         split: Name of the split of a BEIR folder or dataset without @SPLIT.
@@ -170,8 +170,6 @@ def resolve_source(
     """
     if isinstance(text, Source):
         return text
-    if not isinstance(text, str | Path):
-        return Source("rows", "rows", (RowsInMemory(text),))
     resolver = _Resolver(
         text=str(text), tables=tables, encoding=encoding, split=split, datasets=datasets, in_memory=in_memory
     )

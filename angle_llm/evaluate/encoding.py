@@ -152,12 +152,10 @@ class EncoderFacts:
     @classmethod
     def of(cls, encoder: Any) -> EncoderFacts:
         """Create the facts (prompt, pooling, maximum length and size) of an encoder."""
+        from angle_llm.model.layers.lora import count_parameters
+
         prompt = encoder.prompts if encoder.side is None else encoder.prompt
-        parameters = encoder.model.parameters()
-        # A packed 4-bit weight has another shape than its quant_state: two weights in a byte.
-        shapes = [(getattr(weight, "quant_state", None) or weight).shape for weight in parameters]
-        weights = sum(shape.numel() for shape in shapes)
-        return cls(prompt.to_dict(), encoder.pooling, encoder.max_length, weights)
+        return cls(prompt.to_dict(), encoder.pooling, encoder.max_length, count_parameters(encoder.model)[1])
 
     @property
     def prompt_name(self) -> str:
@@ -207,6 +205,6 @@ def write_results(
         if settings.json is not None:
             head = {"model": settings.model, "metric": metric}
             facts = {"encoder": asdict(encoder), "settings": asdict(settings)}
-            write_json(settings.json, plain({**head, **content, **facts}))
+            write_json(settings.json.expanduser(), plain({**head, **content, **facts}))
     finally:
         print(report, end="")

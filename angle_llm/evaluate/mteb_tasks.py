@@ -98,12 +98,17 @@ def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None 
 def named_after(model: str) -> str:
     """Return the model name ORGANISATION/MODEL for mteb's results.
 
-    The name is the hub id without revision, or `local/` and the last part of the path for a local model.
+    The name is the hub id without revision; for a local model, `local/` and the name of its folder, or of the run directory.
     """
     from angle_llm.model.source.resolve import is_hub_id, split_revision
 
     model, _ = split_revision(model)
-    return model if "/" in model and is_hub_id(model) else f"local/{Path(model).expanduser().resolve().name}"
+    if "/" in model and is_hub_id(model):
+        return model
+    folder = Path(model).expanduser().resolve()
+    if folder.name == "model" and (folder.parent / "settings.yaml").is_file():
+        folder = folder.parent
+    return f"local/{folder.name}"
 
 
 def mteb_task(name: str, flag: str = "--tasks") -> Any:

@@ -112,7 +112,7 @@ def select_tasks(
 ) -> list[StsTask]:
     """Read STS tasks by name or by path of a pair file; without names, read all available tasks of published tables.
 
-    Files with equal names get their folders as prefixes: stsb/test and sick/test.
+    Files with equal names, or with the name of an STS task, get their folders as prefixes: stsb/test and sick/test.
 
     The text variant is `raw` (sentences as released) or `senteval` (SentEval's preprocessing). `auto` selects the
     variant with which the directory has more of the tasks, or `raw`. `columns` maps text1, text2, score to columns of all
@@ -142,7 +142,11 @@ def select_tasks(
             )
     files = {name: evaluation_source(name) for name in names if _is_path(name)}
     tasks = [read_pairs(files[name], columns) if name in files else read_task(data_dir, name, text) for name in names]
-    unique = unique_names([task.name for task in tasks], [files.get(name) for name in names])
+    sources = [files.get(name) for name in names]
+    unique = [
+        f"{source.folder.name}/{name}" if source is not None and name in TASKS else name
+        for name, source in zip(unique_names([task.name for task in tasks], sources), sources, strict=True)
+    ]
     renamed = zip(tasks, unique, strict=True)
     return [task if name == task.name else replace(task, name=name, label=name) for task, name in renamed]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import Self
 
 from angle_llm import __version__
 from angle_llm.io import write_json
@@ -81,13 +82,24 @@ def is_sentence_transformers_folder(path: str | Path) -> bool:
     return find_sentence_transformers(Path(path).expanduser()) is not None and not is_saved_encoder(path)
 
 
-class SentenceTransformersModel:
+class ProgramModel:
+    """A model that another program computes, with the interface of `SentenceEncoder`."""
+
+    bits: int | None = None
+    side: Side | None = None
+
+    def for_side(self, side: Side) -> Self:
+        """Return a model that encodes all texts as queries or as documents; the weights are shared."""
+        sided = copy.copy(self)
+        sided.side = side
+        return sided
+
+
+class SentenceTransformersModel(ProgramModel):
     """A sentence-transformers folder with the interface of `SentenceEncoder`, for comparison with other encoders.
 
     The model has the stored weights and computes in float32.
     """
-
-    bits = None
 
     def __init__(self, path: str | Path, *, device: str | None, prompt: SidePrompts, pooling: str) -> None:
         """Open a folder with sentence-transformers.
@@ -109,18 +121,8 @@ class SentenceTransformersModel:
         """Dtype of the stored weights."""
         self.model.float()
         self.prompts, self.pooling = (facts.prompt, facts.pooling) if facts else (prompt, pooling)
-        self.side: Side | None = None
         self.max_length = int(self.model.max_seq_length)
         self.normalize = any(type(module).__name__ == "Normalize" for module in self.model)
-
-    def for_side(self, side: Side) -> SentenceTransformersModel:
-        """Return a model that encodes all texts as queries or as documents, by `encode_query` or `encode_document`.
-
-        The methods have the names that sentence-transformers gives them. The weights are shared.
-        """
-        sided = copy.copy(self)
-        sided.side = side
-        return sided
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, including the prompt."""

@@ -72,8 +72,7 @@ def push(settings: PushSettings) -> str:
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ValueError(f"push: expected a repository USER/NAME, got {repo!r}.")
     facts = CardFacts.read(folder)
-    card_arguments = _training(settings, folder)
-    base_path = card_arguments.get("settings", {}).get("model", {}).get("path")
+    base_path, card_arguments = _training(settings, folder)
     if facts.base is None and base_path:
         base, revision = split_revision(base_path)
         facts = replace(facts, base=base, revision=revision)
@@ -154,10 +153,11 @@ def _without_paths(value: Any, keys: Container[str] | None = None, key: str = ""
     return ",".join(file_name(part.strip()) for part in value.split(",")) if keys is None else file_name(value)
 
 
-def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
-    """Return the arguments `settings` and `scores` of `model_card`, from the run directory and the results file.
+def _training(settings: PushSettings, folder: Path) -> tuple[str | None, dict[str, Any]]:
+    """Return the base of the run, and the arguments `settings` and `scores` of `model_card`.
 
-    The run directory is `--run`, or the parent of `folder` if it has a settings.yaml. The results file is `--results`.
+    They are from the run directory: `--run`, or the parent of `folder` if it has a settings.yaml; and from the results
+    file `--results`. The scores in a run directory are of its `model`, not of `interrupted`.
 
     Raises:
         ValueError: if the run directory or the results file cannot be read.
@@ -166,21 +166,23 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     parent = folder.resolve().parent
     if run is None and (parent / "settings.yaml").is_file():
         run = parent
+    base: str | None = None
     card_arguments: dict[str, Any] = {}
     if run is not None:
         try:
-            stored = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8"))
-            card_arguments["settings"] = _without_paths(stored or {})
+            stored = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8")) or {}
+            base = stored.get("model", {}).get("path")
+            card_arguments["settings"] = _without_paths(stored)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
         best = read_json(run / "best.json") if (run / "best.json").is_file() else {}
-        if best:
+        if best and folder.resolve().name != "interrupted":
             name, score = next(iter(best.items()))  # the first metric selects the best model
             task, _, metric = name.rpartition("/")
             card_arguments["scores"] = [(f"{task} during training, of the saved model", metric, float(score))]
     if settings.results is not None:
         card_arguments["scores"] = _read_scores(settings.results)
-    return card_arguments
+    return base, card_arguments
 
 
 def _read_scores(path: Path) -> list[tuple[str, str, float]]:

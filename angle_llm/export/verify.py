@@ -35,7 +35,7 @@ from angle_llm.io import write_json
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.quantized_layers import bits_text
 from angle_llm.model.source.checks import MERGE_NAME, read_json
-from angle_llm.model.vectors import cosine_differences
+from angle_llm.model.vectors import cosine_differences, untokenizable
 from angle_llm.prompts import SIDES, Side, load_prompts
 from angle_llm.serve.client import ServerModel, is_server
 from angle_llm.serve.mistakes import likely_mistake
@@ -164,20 +164,15 @@ def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[FormPath]) -> tupl
     split_names = {name for facts in exported if facts is not None for name in facts.plain_names}
     if any(map(is_server, forms)) and hasattr(encoder.tokenizer, "backend_tokenizer"):
         split_names |= set(changed_names(encoder.tokenizer, with_prompt=True))
-    texts = [text for text in SENTENCES if _has_tokens(encoder, text) and not any(name in text for name in split_names)]
+    sides = [encoder.for_side(side) for side in SIDES]
+    texts = [
+        text
+        for text in SENTENCES
+        if not any(untokenizable(side, text) for side in sides) and not any(name in text for name in split_names)
+    ]
     skipped = len(SENTENCES) - len(texts)
     reason = "without tokens, or with a name that an exported tokenizer splits like text"
     return texts, [f"built-in texts skipped: {skipped} ({reason})."] if skipped else []
-
-
-def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
-    """Return whether a text has at least one token, for the tokenizers of all prompts of an encoder."""
-    try:
-        for tokenize in encoder.tokenizers.distinct:
-            tokenize([text])
-    except ValueError:
-        return False
-    return True
 
 
 def _library_versions(forms: Sequence[FormPath]) -> str:

@@ -20,16 +20,15 @@ from angle_llm.device import bound_kernel_caches, limit_memory
 from angle_llm.io import progress_bar, uses_windows_driver
 from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layers import lora
-from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.fingerprint import weights_fingerprint
-from angle_llm.model.layers.quantization import bits_of, without_outliers
+from angle_llm.model.layers.quantization import QuantizationError, bits_of, without_outliers
 from angle_llm.model.layers.quantized_layers import Bits, bits_text, patch_bitsandbytes
 from angle_llm.model.layers.replacements import replace_layers_of_encoder
 from angle_llm.model.layout.micro_batches import EncodeStats, LayoutSupport, Plan, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.pipeline import Rows, encode_blocks
 from angle_llm.model.pooling import checked_pooling
-from angle_llm.model.source.artifact import check_savable, load_parts, save_parts
+from angle_llm.model.source.artifact import check_writable, load_parts, save_parts
 from angle_llm.model.source.backbone import (
     absolute_name,
     is_made_bidirectional,
@@ -47,13 +46,18 @@ from angle_llm.model.source.tokenizer import (
     Instructions,
     SideTokenizers,
     Tokenizer,
-    check_texts,
     checked_length,
+    checked_texts,
     warn_of_other_tokens,
 )
 from angle_llm.model.unit_vectors import unit_rows
-from angle_llm.prompts import PromptChoice, PromptTemplate, Side, SidePrompts, load_prompts
+from angle_llm.prompts import SIDES, PromptChoice, PromptTemplate, Side, SidePrompts, load_prompts
+from angle_llm.settings.parsing import unknown_name
 from angle_llm.settings.train import LoraSettings
+
+TEXTS_PLANNED = 32_768
+"""Maximum number of texts that are split into micro-batches together and can share prefixes; limits the memory."""
+Instruction: TypeAlias = str | Instructions | None
 
 
 class SentenceEncoder:
@@ -173,8 +177,6 @@ class SentenceEncoder:
         source = (
             path_or_id if isinstance(path_or_id, ModelSource) else resolve_model(str(path_or_id), revision, attention)
         )
-        if attention not in (None, source.attention):
-            raise ValueError(f"attention: expected it in resolve_model, got {attention!r} with a ModelSource.")
         parts = load_parts(source, adapter=adapter, prompt=prompts, dtype=dtype, device=device, bits=bits)
         card = parts.card
         # Encoder, with the usage in the card unless an argument replaces it.
@@ -229,6 +231,8 @@ class SentenceEncoder:
 
     def for_side(self, side: Side) -> SentenceEncoder:
         """Return an encoder that encodes all texts as queries or as documents, with the same weights, without a copy."""
+        if side not in SIDES:
+            raise ValueError(unknown_name("side", side, SIDES))
         return self.changed(tokenizers=replace(self.tokenizers, side=side))
 
     def truncated(self, *, dimensions: int | None = None, layers: int | None = None) -> SentenceEncoder:
@@ -287,7 +291,8 @@ class SentenceEncoder:
     @property
     def layers(self) -> int:
         """Number of layers of the backbone."""
-        return len(LayerStack.of(self.model.backbone).layers)
+        backbone: Any = lora.without_adapter(self.model.backbone)
+        return int(backbone.config.get_text_config().num_hidden_layers)
 
     @property
     def device(self) -> torch.device:
@@ -366,7 +371,7 @@ class SentenceEncoder:
         """Return the embeddings of N texts in order, (N, D) float32; with `return_stats`, also counts and duration.
 
         Repeated texts, and common prefixes of texts in a causal model, are computed once. The embedding of a text does not
-        depend on any other text, up to rounding.
+        depend on any other text, up to rounding. Forward passes in other threads wait until the end.
 
         Args:
             instruction: instruction for a prompt with `{instruction}`: one for all texts, or a list with the instruction of
@@ -382,7 +387,32 @@ class SentenceEncoder:
             ValueError: if a text is empty or has no tokens, if queries and documents have different prompts (use
                 `encode_query` and `encode_document`), or for an instruction that is too long or has no place in the prompt.
         """
-        rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress, instruction)
+        started = time.perf_counter()
+        texts = checked_texts(texts)
+        given = () if instruction is None else instruction
+        instructions = [given] * len(texts) if isinstance(given, str) else list(given)
+        if instructions and len(instructions) != len(texts):
+            raise ValueError(f"instruction: expected one per text, {len(texts)}, got {len(instructions)}.")
+        rows_ND = np.empty((len(texts), self.dimensions), dtype=np.float32)
+        plans: list[Plan] = []
+
+        def blocks() -> Iterator[tuple[slice, list[list[int]]]]:
+            for first in range(0, len(texts), TEXTS_PLANNED):
+                planned = slice(first, first + TEXTS_PLANNED)
+                yield planned, self.tokenize(texts[planned], first, instructions[planned])
+
+        with progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True) as progress:
+            encode_blocks(
+                self.model,
+                self.plan_ids,
+                blocks(),
+                rows_ND.__setitem__,  # rows_ND[planned] = embeddings of the block
+                micro_batch_tokens=micro_batch_tokens,
+                progress=progress.update,
+                overlap=len(texts) > TEXTS_PLANNED,
+                plans=plans,
+            )
+        stats = EncodeStats.of(plans, time.perf_counter() - started)
         rows_ND = unit_rows(rows_ND, np.float32) if normalize else rows_ND
         return (rows_ND, stats) if return_stats else rows_ND
 
@@ -449,13 +479,26 @@ class SentenceEncoder:
 
     def check_savable(self, folder: str | Path) -> None:
         """Raise the errors that `save_pretrained` would raise; call before training, so that errors come early."""
-        check_savable(folder, self.model.backbone, self.base)
+        target = Path(folder).expanduser()
+        if not lora.is_adapted(self.model.backbone):
+            if self.bits is not None:
+                raise QuantizationError(
+                    f"this encoder is a base in {bits_text(self.bits)} without an adapter, so it has nothing to save. Add an "
+                    "adapter; or load the base with bits=None, and save that."
+                )
+            check_writable(target)
+        elif self.base is None:
+            raise ValueError(
+                "the base of the adapter has no name. Construct the encoder with base=…, or from_pretrained."
+            )
+        else:
+            check_writable(target, base=self.base if Path(self.base).is_absolute() else "")
         if self.model.options.cut_to and any(
             "per_layer_model_projection.lora_" in name for name, _ in self.model.named_parameters()
         ):
             raise ValueError(
                 "the adapter on per_layer_model_projection has outputs for the first layers only, so it would not fit its base. "
-                "Merge the encoder with all layers (angle-llm merge), and open the result with `layers`."
+                "Omit this LoRA target, or merge the encoder with all layers (angle-llm merge) and open the result with `layers`."
             )
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -486,46 +529,3 @@ class SentenceEncoder:
             dense=len(self.model.dense),
         )
         save_parts(folder, self.model.backbone, self.tokenizer, card, self.model.dense)
-
-
-TEXTS_PLANNED = 32_768
-"""Maximum number of texts that are split into micro-batches together and can share prefixes; limits the memory."""
-Instruction: TypeAlias = str | Instructions | None
-
-
-def encode_texts(
-    encoder: SentenceEncoder,
-    texts: Sequence[str],
-    micro_batch_tokens: int | None,
-    show_progress: bool,
-    instruction: Instruction = None,
-) -> tuple[Rows, EncodeStats]:
-    """Return the embeddings of N texts (N, D), and counts and duration.
-
-    Arguments and errors as in `SentenceEncoder.encode`. Forward passes in other threads wait until the end.
-    """
-    started = time.perf_counter()
-    check_texts(texts)
-    instructions = [instruction] * len(texts) if isinstance(instruction, str) else instruction or ()
-    if instructions and len(instructions) != len(texts):
-        raise ValueError(f"instruction: expected one per text, {len(texts)}, got {len(instructions)}.")
-    rows_ND = np.empty((len(texts), encoder.dimensions), dtype=np.float32)
-    plans: list[Plan] = []
-
-    def blocks() -> Iterator[tuple[slice, list[list[int]]]]:
-        for first in range(0, len(texts), TEXTS_PLANNED):
-            planned = slice(first, first + TEXTS_PLANNED)
-            yield planned, encoder.tokenize(texts[planned], first, instructions[planned])
-
-    with progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True) as progress:
-        encode_blocks(
-            encoder.model,
-            encoder.plan_ids,
-            blocks(),
-            rows_ND.__setitem__,  # rows_ND[planned] = embeddings of the block
-            micro_batch_tokens=micro_batch_tokens,
-            progress=progress.update,
-            overlap=len(texts) > TEXTS_PLANNED,
-            plans=plans,
-        )
-    return rows_ND, EncodeStats.of(plans, time.perf_counter() - started)

@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.pipeline import Rows
-from angle_llm.model.source.tokenizer import check_texts
+from angle_llm.model.source.tokenizer import checked_texts
 from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.prompts import SIDES, Side
 from angle_llm.settings.serve import ServeSettings
@@ -265,7 +265,7 @@ class _Server:
             raise HTTPException(429, f"overloaded: {self._waiting} texts wait. Repeat the request later.")
         self._waiting += len(texts)
         try:
-            check_texts(texts)
+            checked_texts(texts)
             encoding = asyncio.ensure_future(self._encode(texts, side, body.instruction))
             try:
                 while not (await asyncio.wait({encoding}, timeout=CONNECTION_SECONDS))[0]:

@@ -266,7 +266,8 @@ class MtebSettings(EvalSettings):
     of a task, … A task without a matching use gets --prompt, or the prompt saved with the model."""
 
     name: str | None = None
-    """Model name ORGANISATION/MODEL in result files. None: the hub id, or local/ and the name of the folder."""
+    """Model name ORGANISATION/MODEL in result files. None: the hub id, or local/ and the name of the folder, or of the run
+    directory."""
 
     output: Path | None = None
     """Also write mteb's result files, in the format of its leaderboard, to this folder."""
@@ -294,7 +295,8 @@ class GetSettings:
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME …]")] = ()
     """Data sets or groups, such as sts nanobeir all-nli. Without NAME: list them."""
     to: Path | None = None
-    """The data directory, new or not. Later commands read it by --data-dir or the variable ANGLE_LLM_DATA."""
+    """The data directory, new or not. Later commands read it by --data-dir; relative paths of files are also searched in the
+    folder of the variable ANGLE_LLM_DATA."""
 
     def __post_init__(self) -> None:
         if bool(self.names) != bool(self.to):
@@ -555,6 +557,8 @@ class QuestionSettings(LanguageModelSettings, QuestionFiles):
         beside = [self.beside(f"{name}.jsonl").resolve() for name in ("passages", "dropped", "journal")]
         if Path(self.documents).expanduser().resolve() in (written, *beside, *written.parents):
             raise SettingsError(f"--out: expected other files than {self.documents}, got {self.out}.")
+        if written.exists() and not self.beside("journal.jsonl").exists():
+            raise SettingsError(f"--out: {self.out} is not from this command. Remove it, or name another file.")
         if not self.llm:
             raise SettingsError("--llm: expected local:MODEL or URL#MODEL.")
         if self.max_cost is not None and not any(asdict(self.prices).values()):

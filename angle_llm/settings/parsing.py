@@ -62,6 +62,7 @@ def need_library(module: str, what: str, extra: str) -> None:
 
 def check_new_folder(option: str, folder: Path) -> None:
     """Raise `SettingsError` unless a folder is empty or does not exist; `option` is the flag that names the folder."""
+    folder = folder.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{option} {folder} exists and is not an empty folder. Remove it, or name another folder.")
 

@@ -387,19 +387,6 @@ class TrainSettings:
 
 
 @settings_class
-class PretrainSettings(TrainSettings):
-    """Settings of `angle-llm pretrain`: `TrainSettings` with the defaults format `text` and task `mntp`."""
-
-    COMMON_FLAGS: ClassVar[str] = (
-        "Most runs set --model.path, --model.attention bidirectional, --data.path, --batch-size, --max-steps, "
-        "--optimizer.learning-rate, --lora.rank and --run-dir; the defaults of the other flags work."
-    )
-
-    data: DataSettings = field(default_factory=lambda: DataSettings(path="texts.txt", format="text"))
-    pretraining: PretrainingSettings = field(default_factory=lambda: PretrainingSettings(task="mntp"))
-
-
-@settings_class
 class PlanSettings(TrainSettings):
     """Settings of `angle-llm plan`: a training run, and the devices for which memory is forecast."""
 

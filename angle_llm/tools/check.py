@@ -98,7 +98,7 @@ def check_data(settings: CheckSettings) -> CheckResult:
     readable = [(source, report) for source, report in zip(sources, reports, strict=True) if report.format is not None]
     fixed: list[dict[str, Any]] = []
     if settings.fix is not None and readable:
-        out = settings.fix
+        out = settings.fix.expanduser()
         write_folder(out, lambda folder: fixed.extend(write_fixed(readable, folder, out)))
     # Training commands, with the cleaned copies. Training reads UTF-8 only, and no single texts.
     model_kind = "" if token_counter is None else _model_kind(token_counter)

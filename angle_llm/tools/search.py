@@ -228,10 +228,7 @@ def search_folder(
     for piece in pieces_on_grid(folder, index) if pieces is None else pieces:
         position_QR, cosine_QR = nearest(queries_QK, [piece.vectors], top)
         for hits, positions, cosines_R in zip(hits_of_query, position_QR.tolist(), cosine_QR.tolist(), strict=True):
-            worst = hits[-1].cosine if len(hits) == top else -np.inf
             for position, cosine in zip(positions, cosines_R, strict=True):
-                if cosine <= worst:  # so are the following cosines; of equal ones, the first row is kept
-                    break
                 id, text = (column[position] if column else None for column in (piece.id, piece.text))
                 hits.append(Hit(cosine, int(piece.row[position]), id, text))
             hits.sort(key=lambda hit: -hit.cosine)  # stable: ties stay in row order

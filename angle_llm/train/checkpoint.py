@@ -129,7 +129,8 @@ class Checkpoints:
         if resume is None or resume == "never":  # None: `Run` has checked that there are no checkpoints
             if names:
                 log(f"starting over: removing the checkpoints up to {names[-1]} from {self.folder}")
-            self._parts.clear(names)
+            for name in names:
+                self._parts.remove(name)
             return None
         if resume != "auto":
             names = [named_checkpoint(self.folder, resume)]

@@ -293,12 +293,12 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
             "the DeepSpeed config enables bf16 or fp16, which would round the adapter and its optimizer state. Remove that "
             "section: model.dtype sets the dtype of the base, the adapter stays float32."
         )
-    if "pipeline" in deepspeed_config or any(
-        deepspeed_config.get(f"{name}_parallel") for name in ("tensor", "sequence")
-    ):
+    sizes = [environment.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1") for name in ("TP", "CP", "SP")]
+    sizes.append(str(deepspeed_config.get("sequence_parallel_size", 1)))
+    if "pipeline" in deepspeed_config or deepspeed_config.get("tensor_parallel") or any(size != "1" for size in sizes):
         raise SettingsError(
-            "the DeepSpeed config selects tensor, pipeline or sequence parallelism, but every rank encodes its own texts. "
-            "Remove that section. To partition weights, use ZeRO-3."
+            "the launcher or the DeepSpeed config selects tensor, context, pipeline or sequence parallelism, but every rank "
+            "encodes its own texts. Remove that section. To partition weights, use ZeRO-3 or FSDP."
         )
 
 

@@ -118,7 +118,7 @@ def test_nested_measures_every_cut(model: str, files: Files, tmp_path: Path) -> 
             names(shown, re.escape(f"{due:.2f}"))
             assert holds(tmp_path / "n.json", due)
     done = command("python", "eval/nested.py", *words, "--columns", "score", "grade", code=2)
-    names(done.stderr, "--columns score grade", "no column 'grade'")
+    names(done.stderr, "--columns score grade", "unknown column 'grade'")
 
 
 def test_retrieval_counts_exactly(model: str, tmp_path: Path) -> None:

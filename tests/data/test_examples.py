@@ -75,7 +75,7 @@ def test_key_that_only_later_rows_have_counts(tmp_path: Path) -> None:
         ({"score_range": (5, 5)}, "score-range: .*got 5 5"),
         ({"format": "positive_pair", "score_range": (0, 5)}, "score-range is set, .* positive_pair"),
         ({"format": "pairs"}, "format: .*'pairs'|'pairs'.*positive_pair"),
-        ({"where": {"scor": 1}}, "--where scor: .*'scor'.*nearest: 'score'"),
+        ({"where": {"scor": 1}}, "--where scor: .*'scor'.*Did you mean 'score'"),
         ({"where": {"score": 0.7}}, "no usable example.*1 filtered by where"),
         ({"columns": {"anchor": "txt"}}, "anchor .*'txt'"),
     ],

@@ -291,7 +291,7 @@ def test_ambiguous_or_unknown_columns_are_refused_with_the_choice(names: str, re
         ("auto", {"question": "text1"}, "question answer", "'question'"),
         ("auto", {}, "frage antwort", "--data.columns"),
         ("auto", {"text1": "sentnce1"}, "sentence1", "'sentnce1'.*'sentence1'"),
-        ("scored_pair", {}, "text1 text2 scores", "'score' .*'scores'"),
+        ("scored_pair", {}, "text1 text2 scores", "'score' .*scores"),
         ("triple", {"score": "x"}, "x", "score.*anchor, positive, negative"),
         ("triplet", {}, "text1 text2", "triple"),
     ],

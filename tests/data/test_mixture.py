@@ -42,6 +42,10 @@ def test_list_of_paths_and_weights(folder: Path) -> None:
     for outside in (-1, 6):
         with pytest.raises(IndexError):
             mixture[outside]
+    parts = [f"part-{number:05d}-of-00012.jsonl" for number in range(12)]
+    for number, part in enumerate(parts):
+        (folder / part).write_text(json.dumps({"query": f"q{number}", "answer": "a"}))
+    assert len(load_mixture(DataSettings(path=",".join(parts))).sets) == 12, "a list longer than a file name can be"
 
 
 def test_data_settings_apply_to_all_datasets_of_a_list(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
-from angle_llm.data.sources import BadRow, Row, evaluation_source, resolve_source
+from angle_llm.data.sources import BadRow, Row, evaluation_source, resolve_source, source_in_memory
 from angle_llm.settings.train import DataSource
 
 ROWS = [
@@ -247,12 +247,12 @@ def test_fingerprint_and_stamps_change_with_the_content(tmp_path: Path) -> None:
 
 
 def test_rows_in_memory_are_a_source() -> None:
-    source = resolve_source(ROWS)
+    source = source_in_memory(ROWS, "rows")
     assert (source.kind, source.columns) == ("rows", ["text1", "text2", "score"])
     assert [row.values for row in source.good_rows()] == ROWS
     assert [row.place for row in source.rows()] == ["rows row 1", "rows row 2"]
     assert load_examples(DataSource(), source=source).examples[1] == ScoredPair("a\u2028b", " padded ", 1.0)
-    assert resolve_source(ROWS).identity == source.identity != resolve_source(ROWS[:1]).identity
+    assert source_in_memory(ROWS, "rows").identity == source.identity != source_in_memory(ROWS[:1], "rows").identity
 
 
 def test_kind_and_folder_of_a_source(tmp_path: Path) -> None:

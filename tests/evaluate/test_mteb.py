@@ -45,6 +45,12 @@ def test_a_hub_id_with_an_organisation_is_the_name_in_result_files(model: str, n
     assert named_after(model) == name
 
 
+def test_the_model_of_a_run_has_the_name_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "run/model").mkdir(parents=True)
+    (tmp_path / "run/settings.yaml").touch()
+    assert named_after(str(tmp_path / "run/model")) == "local/run"
+
+
 def described(name: str, kind: str, main_score: str) -> dict[str, Any]:
     return {
         "name": name,

@@ -58,6 +58,9 @@ def test_available_and_selected_tasks(layout: Path) -> None:
     apart = [(task.name, task.label) for task in select_tasks(files, layout, "raw")]
     assert [name for name, _ in apart] == ["stsb/test", "sick/test", "stsb", "graded_pairs"]
     assert [label for _, label in apart] == ["stsb/test", "sick/test", "STS-B", "graded_pairs"]
+    (layout / "stsb/sts16.tsv").write_bytes((layout / "stsb/test.tsv").read_bytes())
+    [mine] = select_tasks([f"{layout}/stsb/sts16.tsv"], layout, "raw")
+    assert mine.name == "stsb/sts16", "no score of a published task"
     (layout / "sts_senteval_tok/sts12.test.tsv").unlink()
     with pytest.raises(FileNotFoundError, match="senteval"):
         select_tasks((), layout, "senteval")

@@ -162,6 +162,20 @@ def test_the_license_of_a_base_without_a_user_name_is_in_the_card(hub: Hub, adap
     assert (front["base_model"], front["license"]) == ("gpt2", "mit")
 
 
+def test_a_base_in_a_local_folder_is_no_hub_id(hub: Hub, adapter: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name alone is in the card. The score of a run is not the score of `interrupted`."""
+    whole = adapter.parent / "interrupted"
+    tiny_encoder("bert").save_pretrained(whole)
+    settings = yaml.safe_load((adapter.parent / "settings.yaml").read_text())
+    settings["model"]["path"] = "/home/me/models/gpt2"
+    (adapter.parent / "settings.yaml").write_text(yaml.safe_dump(settings))
+    push(whole, "user/mine", "--dry-run")
+    shown = capsys.readouterr().out
+    assert "made from `gpt2`" in shown
+    assert "base_model" not in shown
+    assert "70.25" not in shown
+
+
 def test_a_repository_of_another_kind_is_not_changed(hub: Hub, adapter: Path) -> None:
     hub.put("user/mine", {"thesis.pdf": b"x", "README.md": b"x"})
     with pytest.raises(PushError, match=r"user/mine contains other files \(thesis\.pdf …\)"):

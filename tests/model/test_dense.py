@@ -181,6 +181,20 @@ def test_training_keeps_or_trains_the_dense_modules(
     assert np.array_equal(fetched.encode_query(TEXTS), load(whole).encode_query(TEXTS))
 
 
+def test_layers_of_a_bidirectional_decoder_are_computed_again_without_a_cache(gemma: Path) -> None:
+    """Its config has `use_cache`; a second run with the cache of the first would read every key twice."""
+    encoder = load(gemma)
+    encoder.model.backbone.requires_grad_(True)
+    gradients = []
+    for enabled in (False, True):
+        encoder.model.checkpoint_activations(enabled)
+        encoder.model.zero_grad()
+        micro = encoder.for_side("query").plan(TEXTS, 10**6).micro_batches[0]
+        encoder.model(**micro.inputs(encoder.device)).square().sum().backward()
+        gradients.append([parameter.grad for parameter in encoder.model.backbone.parameters()])
+    assert all(torch.equal(again, once) for once, again in zip(*gradients, strict=True))
+
+
 def test_model_cards_name_the_dense_modules(gemma: Path, tmp_path: Path) -> None:
     load(gemma, prompt="plain").save_pretrained(tmp_path / "whole")
     assert "then 2 Dense modules" in model_card(CardFacts.read(tmp_path / "whole"), "user/model")

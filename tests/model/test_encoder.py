@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -152,6 +153,21 @@ def test_shapes_and_dtypes(kind: str) -> None:
     rows, complex_rows = encoder.encode(tuple(TEXTS)), encoder.encode_complex(np.array(TEXTS))  # type: ignore[arg-type]
     assert complex_rows.dtype == np.complex64
     assert np.array_equal(np.hstack([complex_rows.real, complex_rows.imag]), rows)
+
+
+def test_a_series_of_pandas_is_read_in_its_order() -> None:
+    """Its index is not a position."""
+    encoder = encoder_of("llama")
+    series: Any = pd.Series(TEXTS, index=range(len(TEXTS)))[::-1]
+    assert np.array_equal(encoder.encode(series), encoder.encode(TEXTS[::-1]))
+    assert encoder.tokenize(series) == encoder.tokenize(TEXTS[::-1])
+    chosen: Any = pd.Series(["plain", "text"], index=[7, 9])
+    assert np.array_equal(encoder.encode(chosen), encoder.encode(["plain", "text"]))
+
+
+def test_an_unknown_side_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"unknown side 'documents'\. Did you mean 'document'"):
+        encoder_of("llama").for_side("documents")  # type: ignore[arg-type]
 
 
 def test_a_pooling_is_refused_if_unknown_or_impossible() -> None:

@@ -78,6 +78,11 @@ def test_cached_encoders_load_without_the_network(hub: Hub, tmp_path: Path, monk
 def test_a_bare_backbone_needs_its_own_files_only(hub: Hub, tmp_path: Path) -> None:
     base = save_tiny_base("llama", tmp_path / "base")
     hub.put("org/base", files_of(base) | {"pytorch_model.bin": b"x", "evil.py": b"x", "README.md": b"x"})
+    (base / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    hub.put("org/chat", base)
+    chat = {"prompt": "chat_template"}
+    assert np.array_equal(load("org/chat", **chat).encode(TEXTS), load(base, **chat).encode(TEXTS))
+    hub.requests.clear()
     assert np.array_equal(load("org/base").encode(TEXTS), load(base).encode(TEXTS))
     assert hub.fetched() == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     loads = [line for line in hub.requests if line.startswith("GET") and "model.safetensors" in line]

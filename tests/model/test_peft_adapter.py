@@ -134,6 +134,8 @@ def test_a_folder_alone_has_pooling_and_length_of_its_base(tmp_path: Path) -> No
     assert np.array_equal(encoder.encode(TEXTS), open_adapter(tmp_path, prompt="plain").encode(TEXTS))
     with pytest.raises(ValueError, match=r"--prompt"):
         SentenceEncoder.from_pretrained(adapter, device="cpu")
+    with pytest.raises(ValueError, match="prompt=…"):
+        SentenceEncoder.from_pretrained(tmp_path / "base", adapter=adapter, device="cpu")
     (tmp_path / "card.json").rename(tmp_path / "base/angle_llm.json")
     with pytest.raises(ArtifactError, match="is a saved encoder"):
         SentenceEncoder.from_pretrained(adapter, prompt="plain", device="cpu")

@@ -198,9 +198,9 @@ def test_documents_without_title_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow  # loads a real model ten times; `test_guides` runs these stages with a tiny one
 @pytest.mark.needs("bm25s", "openai", "py3langid", "semantic_text_splitter")
 def test_a_language_model_writes_the_questions(
-    settings: DomainSearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: DomainSearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Documents without titles; questions of people are measured too, and the page shows all parts."""
+    """Documents without titles; one request has no answer; questions of people are measured too; all parts of the page."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     documents = {name: f"The {name} breaks <i>after</i> a week. Send the {name} back to the shop." for name in NOUNS}
     rows = [json.dumps({"id": name, "text": f"{text} \n"}) + "\n" for name, text in documents.items()]
@@ -227,14 +227,16 @@ def test_a_language_model_writes_the_questions(
             ask=[],
         )
         made = tmp_path / "run"
-        with pytest.raises(SystemExit):
-            main(run)
-        assert not (made / "train.jsonl").exists(), "some requests have no answer"
-        server.rule = write
         main(run)
+        assert "some requests have no answer" in capsys.readouterr().out
+        assert not any("clock" in row["query"] for row in rows_of(made / "questions.jsonl"))
+        server.rule = write  # the questions of a run do not change
         sent = len(server.requests)
         main(replace(run, real=str(tmp_path / "real.jsonl")))
     assert sent == len(server.requests)
+    (tmp_path / "docs.jsonl").write_text("".join(rows[1:]))
+    with pytest.raises(SettingsError, match=r"docs\.jsonl was changed"):
+        main(run)
     assert len(rows_of(made / "questions.passages.jsonl")) == len(documents)
     (real,) = [line.split("\t") for line in (made / "real/qrels/test.tsv").read_text().splitlines()[1:]]
     assert real[1] == "clock#0", "the answer is a part of the passage"

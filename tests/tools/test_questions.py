@@ -434,6 +434,12 @@ def test_malformed_settings_are_refused(flags: list[str], problem: str, capsys: 
     assert problem in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
+def test_a_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").touch()
+    with pytest.raises(SettingsError, match=r"pairs\.jsonl is not from this command"):
+        QuestionSettings(documents="docs.jsonl", out=tmp_path / "pairs.jsonl", model="x", llm=("local:x",))
+
+
 @pytest.mark.slow
 @pytest.mark.needs("xllamacpp")
 def test_a_llama_cpp_server_writes_questions(settings: QuestionSettings, monkeypatch: pytest.MonkeyPatch) -> None:

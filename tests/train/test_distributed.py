@@ -10,10 +10,11 @@ import pytest
 import torch
 from composites import CONFIGS
 from programs import run
-from tiny import HYBRID, KINDS
+from tiny import HYBRID, KINDS, tiny_encoder
 from transformers import CONFIG_MAPPING, AlbertConfig, AutoModel
 
 from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
+from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.run import resolve_models
 from angle_llm.settings.parsing import MissingLibraryError, SettingsError
 from angle_llm.settings.train import ModelSettings, OptimizerSettings, TrainSettings
@@ -145,6 +146,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, str], str]] = {
         "use_cpu: false",
     ),
     "pipeline": ("DEEPSPEED", {"pipeline": {}}, {}, "pipeline"),
+    "sequence": ("DEEPSPEED", {"sequence_parallel_size": 2}, {}, "sequence"),
+    "context": ("MULTI_GPU", {}, {"PARALLELISM_CONFIG_CP_SIZE": "2"}, "context"),
 }
 
 
@@ -222,8 +225,8 @@ def test_a_launcher_variable_reaches_the_check(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_fsdp_refuses_a_model_without_a_list_of_its_layers() -> None:
-    """ALBERT has one layer that runs several times. Refused before the processes communicate."""
+def test_a_model_without_a_list_of_its_layers() -> None:
+    """ALBERT has one layer that runs several times. FSDP is refused before the processes communicate."""
     config = AlbertConfig(
         vocab_size=50,
         embedding_size=8,
@@ -235,3 +238,8 @@ def test_fsdp_refuses_a_model_without_a_list_of_its_layers() -> None:
     model = EmbeddingModel(AutoModel.from_config(config), EmbeddingOptions("mean", causal=False))
     with pytest.raises(SettingsError, match=r"AlbertModel has no single list of its layers\. Use ZeRO-3"):
         FsdpStrategy(model, OptimizerSettings(), Processes(world_size=2))
+    assert (
+        checkpointing_problem(model.backbone)
+        == "the layers of AlbertModel are not in one list, which activation checkpointing needs."
+    )
+    assert "albert, 2 layers, 16 dimensions" in repr(tiny_encoder("bert").changed(model=model))

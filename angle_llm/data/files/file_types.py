@@ -361,20 +361,25 @@ class TsvFile(FileReader):
     @cached_property
     def _csv_quoting_at(self) -> int:
         """Line of the first cell that shows the quoting of CSV; 0 if a cell has quotes that are not this quoting."""
-        quoting_line = end = width = 0
-        lines = [_without_line_end(line).replace("\r", " ") + "\n" for _, line in self.lines()]
-        lines = [line.replace("\0", " ") for line in lines]  # Python 3.10 reads no NUL
-        reader = csv.reader(lines, delimiter="\t")
+        quoting_line = width = 0
+        lines: list[str] = []  # of the current row: a cell in quotes may span lines
+
+        def read() -> Iterator[str]:
+            for _, line in self.lines():  # Python 3.10 reads no NUL
+                lines.append(_without_line_end(line).replace("\r", " ").replace("\0", " ") + "\n")
+                yield lines[-1]
+
+        reader = csv.reader(read(), delimiter="\t")
         for cells in reader:
-            start, end = end, reader.line_num  # the lines of a row: a cell in quotes may span lines
-            row = "".join(lines[start:end]).removesuffix("\n")
+            first, row = reader.line_num - len(lines) + 1, "".join(lines).removesuffix("\n")
             width = width or len(cells)
             if not _CSV_ROW.fullmatch(row) or len(cells) not in (0, width):
                 return 0  # the quotes belong to the texts
-            quoted_header = start == 0 and '"' in row and not self.header
+            quoted_header = first == 1 and '"' in row and not self.header
             doubled = any('""' in cell[1:-1] for cell in _QUOTED.findall(row))
-            if quoted_header or doubled or end - start > 1:
-                quoting_line = quoting_line or start + 1
+            if quoted_header or doubled or len(lines) > 1:
+                quoting_line = quoting_line or first
+            lines.clear()
         return quoting_line
 
 

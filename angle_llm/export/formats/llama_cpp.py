@@ -10,7 +10,6 @@ optional (`pip install 'angle_llm[gguf]'`). It runs as its own HTTP server on th
 
 from __future__ import annotations
 
-import copy
 import importlib
 import unicodedata
 from collections.abc import Sequence
@@ -22,9 +21,10 @@ import httpx
 import numpy as np
 
 from angle_llm import __version__
+from angle_llm.export.exported_folder import ProgramModel
 from angle_llm.io import write_json
 from angle_llm.model.source.checks import ArtifactError, read_json
-from angle_llm.model.source.tokenizer import SentenceTokenizer, check_texts
+from angle_llm.model.source.tokenizer import SentenceTokenizer, checked_texts
 from angle_llm.prompts import SIDES, Side, SidePrompts
 from angle_llm.settings.parsing import need_library
 
@@ -136,13 +136,11 @@ def is_gguf_export(path: str | Path) -> bool:
     return (Path(path).expanduser() / USAGE_NAME).is_file()
 
 
-class LlamaCppModel:
+class LlamaCppModel(ProgramModel):
     """A folder of `export --to gguf` with the interface of `SentenceEncoder`, computed by llama.cpp on the CPU.
 
     Keys and values of attention are stored in float32, not in float16 as is the default of llama.cpp.
     """
-
-    bits = None
 
     def __init__(self, path: str | Path) -> None:
         """Open the folder, and start llama.cpp on a free port of the loopback interface.
@@ -157,19 +155,12 @@ class LlamaCppModel:
         self.prompts, self.max_length = self.usage.prompt, self.usage.max_length
         self.normalize = self.usage.normalize
         self.dtype, self.pooling = stored_facts(folder / GGUF_NAME)
-        self.side: Side | None = None
         self._server = _start(folder / GGUF_NAME, self.max_length)
         # Without idle connections, nothing has to be closed; without the environment, no proxy is used.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(
             base_url=self._server.listening_address, timeout=600, limits=limits, trust_env=False
         )
-
-    def for_side(self, side: Side) -> LlamaCppModel:
-        """Return a model that formats texts with the prompt of a side."""
-        sided = copy.copy(self)
-        sided.side = side
-        return sided
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids that llama.cpp computes for each text, prompt included."""
@@ -187,7 +178,7 @@ class LlamaCppModel:
 
     def _contents(self, texts: Sequence[str]) -> list[str | list[int]]:
         """Return the input of llama.cpp for each text, by the rule of `Request`."""
-        check_texts(texts)
+        texts = checked_texts(texts)
         prompt = self.usage.prompt.of(self.side or "query")
         request = self.usage.requests[self.side or "query"]
         contents: list[str | list[int]] = []

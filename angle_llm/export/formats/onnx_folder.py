@@ -5,7 +5,6 @@ Legend: N texts, D dimensions.
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from angle_llm.export.exported_folder import ExportFacts
-from angle_llm.model.source.checks import EXPORT_NAME, ArtifactError, as_artifact_error, read_json
-from angle_llm.prompts import Side
+from angle_llm.export.exported_folder import ExportFacts, ProgramModel
+from angle_llm.model.source.checks import EXPORT_NAME, as_artifact_error, read_json
 from angle_llm.settings.parsing import need_library
 
 GRAPH_NAME = "onnx/model.onnx"
@@ -50,7 +48,7 @@ ids, mask = (np.array([getattr(one, name) for one in found]) for name in ("ids",
 ```"""
 
 
-class OnnxModel:
+class OnnxModel(ProgramModel):
     """An exported ONNX folder with the interface of `SentenceEncoder`, computed by onnxruntime on the CPU."""
 
     dtype = "float32"
@@ -61,14 +59,13 @@ class OnnxModel:
 
         Raises:
             MissingLibraryError: if onnxruntime is not installed.
-            ArtifactError: for a folder without facts of the export, or with damaged files.
+            ArtifactError: for a folder with damaged files.
         """
         need_library("onnxruntime", "an ONNX folder", "onnx")
         runtime: Any = importlib.import_module("onnxruntime")
         folder = Path(path).expanduser()
         facts = ExportFacts.read(folder)
-        if facts is None:
-            raise ArtifactError(f"{folder} has no {EXPORT_NAME}. Export the encoder again.")
+        assert facts is not None  # `is_onnx_folder` has checked that the file exists
         library = read_json(folder / "config_sentence_transformers.json")
         self._heads: dict[str, str] = library["prompts"]
         self._default = library["default_prompt_name"]
@@ -79,13 +76,6 @@ class OnnxModel:
             self.tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
             self.max_length = int((self.tokenizer.truncation or {})["max_length"])  # a KeyError is converted too
         self.texts_together = texts_together
-        self.side: Side | None = None
-
-    def for_side(self, side: Side) -> OnnxModel:
-        """Return a model that encodes all texts as queries, or as documents."""
-        sided = copy.copy(self)
-        sided.side = side
-        return sided
 
     @property
     def _head(self) -> str:

@@ -56,6 +56,8 @@ class CheckpointedForward:
         self._backbone, self._forward = backbone, layer.forward
 
     def __call__(self, *states: Any, **named: Any) -> Any:
+        if "past_key_values" in named:  # of a bidirectional decoder, whose second run would add its keys again
+            named["past_key_values"] = None
         return checkpoint(self._forward, *states, use_reentrant=False, context_fn=self._contexts, **named)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -82,10 +84,10 @@ def checkpointing_problem(backbone: nn.Module) -> str | None:
 
     try:
         layers = LayerStack.of(backbone).layers
-    except ValueError as error:
-        return str(error)
+    except ValueError:
+        return f"the layers of {type(backbone).__name__} are not in one list, which activation checkpointing needs."
     unsupported = {type(layer).__name__ for layer in layers if not isinstance(layer, GradientCheckpointingLayer)}
-    return f"activation checkpointing: layers of type {min(unsupported)} do not support it." if unsupported else None
+    return f"layers of type {min(unsupported)} do not support activation checkpointing." if unsupported else None
 
 
 def checkpoint_layers(backbone: nn.Module, *, enabled: bool) -> None:

@@ -21,8 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from angle_llm.model.layers.fingerprint import ORIGINAL
-from angle_llm.model.layers.quantized_layers import bits_of_layer
 from angle_llm.model.layers.replacements import replace_layers
 from angle_llm.settings.parsing import unknown_name
 from angle_llm.settings.train import LoraSettings
@@ -118,12 +116,6 @@ def _target_modules(backbone: nn.Module, targets: list[str]) -> list[str] | str:
         if not matched or any(path not in linear for path in matched):
             message = unknown_name("LoRA target", target, names)
             raise ValueError(f"{message} Or all of them: [{ALL_LINEAR!r}].")
-        truncated = hasattr(backbone, ORIGINAL) and not any(map(bits_of_layer, linear.values()))  # quantization sets it
-        if truncated and any("per_layer_model_projection" in path for path in matched):
-            raise ValueError(
-                f"LoRA target {target!r}: it has outputs for each layer, so its adapter would not fit the base without the "
-                "removed layers. Omit it, or use all layers."
-            )
         if not set(matched) <= set(adaptable):
             raise ValueError(
                 f"LoRA target {target!r}: the model reads its weight directly, so an adapter on it can have no effect. Choose "

@@ -23,8 +23,7 @@ from torch import nn
 from angle_llm.io import json_text, write_folder, write_json
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.lora import is_adapted, without_adapter
-from angle_llm.model.layers.quantization import QuantizationError, bits_of
-from angle_llm.model.layers.quantized_layers import Bits, bits_text
+from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.source.backbone import (
     BackboneLocation,
     header_read_once,
@@ -108,7 +107,8 @@ def load_parts(
         bits = saved.bits if bits == "auto" else bits
         lora = None if adapter_folder is None else read_adapter(adapter_folder)
     elif adapter_folder is not None:
-        lora = read_peft_adapter(adapter_folder, base, prompt or (library and library.prompt))
+        known = library.prompt if library is not None and adapter is None else None  # of the adapter, not of its base
+        lora = read_peft_adapter(adapter_folder, base, prompt or known)
     # Weights and tokenizer, on the device: the probes run where the model will run.
     bits = None if bits == "auto" else bits
     with header_read_once(source.backbone):
@@ -331,28 +331,6 @@ def write_library_form(folder: Path, backbone: nn.Module, tokenizer: Tokenizer, 
         if original:
             path.write_bytes(original)
         write_library_refusal(folder)
-
-
-def check_savable(folder: str | Path, backbone: nn.Module, base: str | None) -> None:
-    """Check that an encoder can be saved in a folder. Called before training or other work, so that errors come early.
-
-    Raises:
-        ValueError: if the backbone has an adapter and `base`, the name of its base model, is None.
-        QuantizationError: for a quantized backbone without an adapter.
-        ArtifactError: if `folder` must not be replaced (see `check_writable`).
-    """
-    target = Path(folder).expanduser()
-    if not is_adapted(backbone):
-        if (bits := bits_of(backbone)) is not None:
-            raise QuantizationError(
-                f"this encoder is a base in {bits_text(bits)} without an adapter, so it has nothing to save. Add an adapter; or "
-                "load the base with bits=None, and save that."
-            )
-        check_writable(target)
-    elif base is None:
-        raise ValueError("the base of the adapter has no name. Construct the encoder with base=…, or from_pretrained.")
-    else:
-        check_writable(target, base=base if Path(base).is_absolute() else "")
 
 
 def check_writable(target: Path, **inputs: str | Path) -> None:

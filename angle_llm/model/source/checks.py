@@ -26,11 +26,11 @@ MERGE_NAME = "merge.json"
 """Name of the file with the provenance of a merged model: its base and its adapter."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
-    "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+    "merges.txt", "bpe.codes", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja",
 )  # fmt: skip
 PROCESSOR_FILES = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json",
-    "chat_template.jinja", "generation_config.json",
+    "generation_config.json",
 )  # fmt: skip
 """Files of a multimodal model beside its weights, configuration and tokenizer."""
 

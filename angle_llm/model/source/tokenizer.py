@@ -83,8 +83,8 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     )
 
 
-def check_texts(texts: Sequence[str], first: int = 0) -> None:
-    """Check that texts are strings, not empty, and valid Unicode.
+def checked_texts(texts: Sequence[str], first: int = 0) -> list[str]:
+    """Return texts as a list, so that the index of a pandas Series is not read; each text is a valid string, not empty.
 
     Error messages give the position of the text in `texts` plus `first`.
 
@@ -94,6 +94,7 @@ def check_texts(texts: Sequence[str], first: int = 0) -> None:
     """
     if isinstance(texts, str):
         raise TypeError("texts: expected a sequence of strings, got one string. Put it in a list.")
+    texts = list(texts)
     for position, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise TypeError(f"text {position} must be a string, got {type(text).__name__}: {text!r:.80}")
@@ -106,6 +107,7 @@ def check_texts(texts: Sequence[str], first: int = 0) -> None:
                 f"text {position} is not valid Unicode: a lone surrogate {text[error.start]!r} at character {error.start}. "
                 "Decode it with the right encoding, or replace such characters: text.encode(errors='replace').decode()."
             ) from None
+    return texts
 
 
 DEFAULT_MAX_LENGTH = 512
@@ -239,7 +241,7 @@ class SentenceTokenizer:
         Error messages give the position of the text in `texts` plus `first`. `instructions` has the instruction of each
         text; None: the default of the prompt. Empty: the default for all texts.
         """
-        check_texts(texts, first)
+        texts = checked_texts(texts, first)
         positions_of: defaultdict[str | None, list[int]] = defaultdict(list)
         for position, instruction in enumerate(instructions or [None] * len(texts)):
             positions_of[instruction].append(position)

@@ -126,6 +126,8 @@ def run(settings: VisitSettings) -> None:
     done = {row["row"] for row in earlier if "result" in row and not {"error", "out_of_memory", "skipped"} & row.keys()}
     tried = {row["row"] for row in earlier} - done
     names = [f"{group}/{row}" for group, rows in PLAN.items() for row in rows if row != "start"]
+    if unknown := set(settings.rows) - {*names, *PLAN}:
+        raise ValueError(f"--rows: unknown {', '.join(sorted(unknown))}. --list prints all groups and rows.")
     names = [name for name in names if name not in done and settings.wants(name)]
     with tempfile.TemporaryDirectory(dir=programs.shared_memory()) as folder:
         with tarfile.open(settings.pack / FILES) as archive:

@@ -1,8 +1,10 @@
 """Settings, test order, seeds and fixtures of all tests."""
 
+import atexit
 import gc
 import os
 import random
+import shutil
 import socket
 import sys
 import tempfile
@@ -21,6 +23,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # short texts: its threads cost 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["ANGLE_LLM_CACHE"] = tempfile.mkdtemp(prefix="angle-llm-cache-")  # no test writes into the user's cache
+atexit.register(shutil.rmtree, os.environ["ANGLE_LLM_CACHE"], ignore_errors=True)
 os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no test reads a disk after a power failure
 # peft and huggingface_hub compile the template of a model card for every folder.
 jinja2.Environment.compile = cache(jinja2.Environment.compile)  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytest
@@ -47,6 +47,7 @@ pieces = st.one_of(
 )
 texts_of_all_kinds = st.lists(pieces, min_size=1, max_size=6).map("".join).filter(str.strip)
 
+FOLDERS = TemporaryDirectory()
 every_kind = pytest.mark.parametrize("kind", TOKENIZERS)
 TOKENIZATIONS = ("joined", "segments")
 every_tokenization = pytest.mark.parametrize("tokenization", TOKENIZATIONS)
@@ -67,7 +68,7 @@ def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[Se
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS[prompt], tokenization=tokenization), max_length)
     built = prompt_tokenizer(ours)
     assert built.plain_names == []
-    return ours, transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp())))
+    return ours, transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp(dir=FOLDERS.name))))
 
 
 def as_the_library_calls_it(exported: Any, texts: list[str]) -> list[list[int]]:
@@ -159,7 +160,11 @@ def with_token(kind: str, token: AddedToken, prompt: str) -> tuple[SentenceToken
     tokenizer.add_tokens([token])
     ours = SentenceTokenizer(tokenizer, PROMPTS[prompt], 100)
     built = prompt_tokenizer(ours)
-    return ours, built, transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp())))
+    return (
+        ours,
+        built,
+        transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp(dir=FOLDERS.name)))),
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,7 +230,7 @@ def test_added_tokens_that_are_not_special(kind: str, tokenization: str) -> None
     tokenizer.add_tokens(ADDED)
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS["tail"], tokenization=tokenization), 200)
     built = prompt_tokenizer(ours)
-    exported = transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp())))
+    exported = transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp(dir=FOLDERS.name))))
     texts = ["Why <tool_call> now?", "<b>", "<tool_call> <b>B</b>", "A <TOOL_CALL>"]
     found, due = as_the_library_calls_it(exported, texts), ours(texts)
     check_same_ids(ids_of(exported), ours, plain_names=built.plain_names)

@@ -84,6 +84,11 @@ def measured(path: Path) -> list[str]:
     return [row["row"] for row in read_rows(path) if "result" in row]
 
 
+def test_an_unknown_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--rows: unknown trian"):
+        gpu_visit.run(settings_of(tmp_path, rows=("trian",)))
+
+
 def test_a_second_run_measures_what_is_missing_and_failed_rows_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,12 @@ rows = result.encoder.encode(["Who eats?"])
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from angle_llm.run import PythonObjects, run_training
@@ -105,10 +108,13 @@ def fine_tune(
         overrides["data"] = _data_settings(data, rows)
     if evaluation is not None:
         overrides["evaluation"] = _evaluation_settings(evaluation, tasks, task_names)
-    changes = {name: settings_to_dict(value) if is_dataclass(value) else value for name, value in overrides.items()}
-    values = merged_settings(settings_to_dict(settings), changes)
+    values = merged_settings(settings_to_dict(settings), settings_to_dict(overrides))
     objects = PythonObjects(rows, tasks, task_names, None if loss is None else as_objective(loss), callbacks)
-    return run_training(settings_from_dict(TrainSettings, values, "fine_tune"), objects)
+    try:
+        return run_training(settings_from_dict(TrainSettings, values, "fine_tune"), objects)
+    except SystemExit as error:  # a notebook keeps it, and with its frames the model and the optimizer
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def _data_settings(data: Any, rows: dict[str, Source]) -> dict[str, Any]:
@@ -138,6 +144,8 @@ def _evaluation_settings(
 
     def text_of(task: Any, name: str | None = None, number: str = "") -> str:
         is_data = hasattr(task, "column_names") or hasattr(task, "__arrow_c_stream__")
+        is_function = isinstance(task, FunctionType | MethodType)
+        is_data = is_data or (is_function and not inspect.signature(task).parameters)
         if is_data or not callable(task):
             return _text_of(task, name or f"evaluation{number}", objects)
         text = f"{FUNCTION}{name or getattr(task, '__name__', type(task).__name__)}"

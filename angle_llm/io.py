@@ -152,7 +152,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 def plain(value: Any) -> Any:
     """Convert a value to types that JSON can represent.
 
-    Dataclasses and mappings become dictionaries, tuples lists, paths strings; NaN and infinity become None.
+    Dataclasses and mappings become dictionaries, tuples and arrays lists, paths strings; NaN and infinity become None.
     """
     value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if isinstance(value, Mapping):
@@ -161,6 +161,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, os.PathLike):
         return str(value)
+    if hasattr(value, "tolist"):  # numpy
+        return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -47,6 +47,7 @@ from angle_llm.cli import run_cli
 from angle_llm.io import write_text
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings.parsing import SettingsError
+from angle_llm.train.run_folder import RESULT
 
 COMMAND = "python eval/ablation.py --grid eval/grids/{}.yaml --data-dir DATA --rows {}"
 PACKAGES = ("angle_llm", "torch", "transformers", "peft", "accelerate", "scipy")
@@ -225,7 +226,7 @@ def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Pa
     with FileLock(here / ".lock"):  # another program may train the same first stage
         if given.is_file() and (other := changed(json.loads(given.read_text(encoding="utf-8")), one.given)):
             raise ExperimentError(f"{here} holds a run with other settings: {', '.join(other)}. Remove that folder.")
-        if (here / "model").is_dir():
+        if (here / "model").is_dir() and (here / RESULT).is_file():
             return here / "model"
         if (teacher := run.objective.teacher) is not None:
             run = replace(run, objective=replace(run.objective, teacher=model_path(teacher, settings)))

@@ -64,7 +64,7 @@ def nested_main(settings: NestedEvalSettings) -> list[Point]:
 
     All combinations of the numbers of layers and dimensions are evaluated.
     """
-    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns)
+    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns, settings.score_range)
 
     encoder = open_for_single_texts(settings)
     points = quality_curve(

@@ -101,7 +101,7 @@ def main(settings: PeerSettings) -> None:
                 num_train_epochs=run.epochs,
                 max_steps=settings.max_steps,
                 learning_rate=optimizer.learning_rate,
-                lr_scheduler_type="linear",
+                lr_scheduler_type=optimizer.schedule,
                 warmup_steps=optimizer.warmup_steps(steps),
                 weight_decay=optimizer.weight_decay,
                 max_grad_norm=optimizer.max_gradient_norm,

@@ -353,6 +353,10 @@ def read_examples(source: DataSource) -> Material:
     """Read the positive pairs of a data source, the negatives of its triples and groups, and all second texts."""
     data = load_examples(source)
     print(data.report.summary(), flush=True)
+    if {"instruction", "document_instruction"} & data.report.columns.keys():
+        raise DataError(
+            f"{source.path}: instructions of rows are not read here. Remove the column, or use angle-llm train"
+        )
     pairs, texts, negatives = dict[tuple[str, str], None](), dict[str, None](), dict[str, list[str]]()
     for example in data.examples:
         for query, text, score in pairs_of(example):

@@ -57,10 +57,13 @@ def lines() -> Iterator[dict[str, Any]]:
 KINDS: dict[str, Callable[[Path], Any]] = {
     "list": lambda _: PAIRS,
     "file": lambda folder: write(folder / "pairs.jsonl"),
+    "list of numpy": lambda _: [{name: np.str_(text) for name, text in row.items()} for row in PAIRS],
     "Dataset": lambda _: datasets.Dataset.from_list(PAIRS),
+    "Dataset, formatted": lambda _: datasets.Dataset.from_list(PAIRS).with_format("arrow", columns=["query"]),
     "DatasetDict": lambda _: datasets.DatasetDict(train=datasets.Dataset.from_list(PAIRS)),
     "IterableDataset": lambda _: datasets.Dataset.from_list(PAIRS).to_iterable_dataset(),
     "pandas": lambda _: pd.DataFrame(PAIRS, index=range(7, 31)),
+    "pandas, column of two types": lambda _: pd.DataFrame(PAIRS).assign(id=[1, "A7"] * 12),
     "Arrow": lambda _: pyarrow.Table.from_pylist(PAIRS),
     "function": lambda _: lines,
     "path in settings": lambda folder: {"path": write(folder / "pairs.jsonl"), "format": "positive_pair"},
@@ -131,6 +134,8 @@ def test_a_mixture_of_objects_has_weights(common: dict[str, Any], tmp_path: Path
         ([1, 2], "data row 1: expected a dictionary or a text, got int"),
         (5, "data: expected a path, .* got int"),
         (lambda: iter(()), "data: there are no rows"),
+        (lambda: iter([{"query": b"a", "answer": "b"}]), "data row 1: query .* is {'bytes':"),
+        (pd.DataFrame({"query": ["a"], "answer": [2.5]}).assign(id=[{1}]), "data row 1: answer .* is 2.5"),
         (pd.DataFrame({"number": [1]}), "data: the columns number fit no format"),
         (datasets.DatasetDict(dev=datasets.Dataset.from_list(PAIRS)), "data: expected one split, got the splits dev"),
     ],
@@ -184,6 +189,7 @@ def test_tasks_of_a_list_or_a_dictionary_have_names(common: dict[str, Any], tmp_
     for evaluation, names in (
         ([pd.DataFrame(GRADED), GRADED[:4]], ["evaluation1", "evaluation2"]),
         ({"tasks": {"dev": str(tmp_path / "graded.csv"), "own": GRADED}, "metric": "own/pearson"}, ["own", "dev"]),
+        (lambda: iter(GRADED), ["evaluation"]),
     ):
         result = fine_tune(data=PAIRS, evaluation=evaluation, run_dir=str(tmp_path / names[0]), **common)
         assert result.best is not None
@@ -492,7 +498,8 @@ def test_arguments_that_cannot_be_used_are_named(
 
 def test_a_model_may_be_a_path(common: dict[str, Any], tmp_path: Path) -> None:
     path = common["model"]["path"]
-    result = fine_tune(data=PAIRS, max_steps=1, run_dir=str(tmp_path / "run"), **(common | {"model": Path(path)}))
+    settings: dict[str, Any] = common | {"model": Path(path), "optimizer": {"learning_rate": np.float64(1e-3)}}
+    result = fine_tune(data=PAIRS, max_steps=1, run_dir=tmp_path / "run", **settings)
     assert load_settings(TrainSettings, result.folder.parent / "settings.yaml").model.path == path
 
 

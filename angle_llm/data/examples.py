@@ -24,7 +24,7 @@ import numpy as np
 from angle_llm.data import store
 from angle_llm.data.columns import listed, resolve_format
 from angle_llm.data.files.file_types import FileReader
-from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Example, Format, RowError, Values
+from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Example, RowError, Values
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.sources import STANDARD_INPUT, BadRow, Row, Source, resolve_source
@@ -229,7 +229,7 @@ def open_examples(settings: DataSource, source: Source | None = None) -> Example
     columns = source.columns
     try:
         name, fields = resolve_format(settings.format, settings.columns, columns, settings.FLAGS)
-        _check_settings(settings, FORMATS[name], fields, source)
+        _check_settings(settings, name, fields, source)
     except DataError as error:
         raise DataError(f"{source.name}: {error}") from None
     return ExampleReader(settings, source, name, fields)
@@ -241,7 +241,7 @@ def training_source(settings: DataSource) -> Source:
     return resolve_source(settings.path, tables=tables, encoding=settings.encoding, datasets=True)
 
 
-def _check_settings(settings: DataSource, format: Format, columns: dict[str, str], source: Source) -> None:
+def _check_settings(settings: DataSource, format: str, columns: dict[str, str], source: Source) -> None:
     """Check that the score range, the score column and the row filter fit the format and the columns.
 
     `columns` is format field → column.
@@ -254,9 +254,9 @@ def _check_settings(settings: DataSource, format: Format, columns: dict[str, str
         raise DataError(
             f"{settings.FLAGS}score-range: expected two different numbers, such as 0 5, got {low:g} {high:g}"
         )
-    if settings.score_range is not None and "score" not in format.fields:
+    if settings.score_range is not None and "score" not in FORMATS[format].fields:
         raise DataError(
-            f"{settings.FLAGS}score-range is set, but format {settings.format} has no score. "
+            f"{settings.FLAGS}score-range is set, but format {format} has no score. "
             "Omit the flag, or set another format"
         )
     for name in {"score", "scores"} & columns.keys() - settings.columns.keys():  # not named by the user

@@ -233,7 +233,7 @@ def read_nli_label(row: Values, field: str) -> str:
 
     The class names and the numbers 0, 1, 2 are accepted; - and -1 mean "no gold label". Other values raise `RowError`.
     """
-    value = _value(row, field)
+    value = _whole(_value(row, field))
     word = str(value).strip().lower() if isinstance(value, int | str) and not isinstance(value, bool) else ""
     if word in ("-", "-1"):  # SNLI as released, and on the hub
         return "no gold label"
@@ -251,6 +251,11 @@ def _value(row: Values, field: str) -> Any:
     if field not in row:
         raise RowError(f"{field} is missing")
     return row[field]
+
+
+def _whole(value: Any) -> Any:
+    """Return a number such as 1.0 as an integer: pandas reads integers as such numbers if a value is missing."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_blank(value: Any) -> bool:
@@ -285,7 +290,7 @@ def _labelled_text(row: Values, _: ScoreRange | None) -> LabelledText | Dropped:
 
     A row with a blank label, or the integer -1 of a column with label names, has no gold label and is dropped.
     """
-    label = _value(row, "label")
+    label = _whole(_value(row, "label"))
     if _is_blank(label):
         return Dropped("no gold label")
     if not isinstance(label, str | Integral):  # also the integers of numpy

@@ -31,6 +31,7 @@ variable `ANGLE_LLM_DATA` names.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -40,7 +41,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -381,15 +382,19 @@ def _rows(data: Any, name: str) -> Any:
                 f"{name}: expected one split, got the splits {', '.join(data)}; pass one, such as data['…']"
             )
         data = data["train"]
+    if hasattr(data, "__arrow_c_stream__") and not isinstance(data, datasets.Dataset):
+        try:
+            table = pyarrow.table(data)
+            # pandas exports an index as a column.
+            columns = [column for column in table.column_names if not column.startswith("__index_level_")]
+            data = datasets.Dataset(table.select(columns))
+        except (pyarrow.ArrowException, TypeError, ValueError, OverflowError):
+            records = getattr(data, "to_dicts", None) or partial(data.to_dict, "records")  # of polars, of pandas
+            data = records()  # a column has values of several types, or of a type that is not stored
     if isinstance(data, datasets.IterableDataset):
-        rows: Any = _StoredRows(data, data.features, name)
+        rows: Any = _StoredRows(data.with_format(None), data.features, name)
     elif isinstance(data, datasets.Dataset):
-        rows = data
-    elif hasattr(data, "__arrow_c_stream__"):
-        table = pyarrow.table(data)
-        # pandas exports an index as a column.
-        columns = [column for column in table.column_names if not column.startswith("__index_level_")]
-        rows = datasets.Dataset(table.select(columns))
+        rows = data.with_format(None)
     elif callable(data):
         rows = _StoredRows(data(), None, name)
     elif isinstance(data, list | tuple):
@@ -429,14 +434,21 @@ class _StoredRows:
 
 
 def _as_row(row: Any, name: str, number: int) -> dict[str, Any]:
-    """Return a row as a dictionary; a text becomes the column `text`. Raises `DataError` for another type."""
+    """Return a row as a dictionary, with None for NaN and without types of numpy; a text becomes the column `text`.
+
+    Raises:
+        DataError: for a row of another type.
+    """
     if isinstance(row, str):
         return {"text": row}
     if not isinstance(row, Mapping):
         raise DataError(f"{name} row {number}: expected a dictionary or a text, got {type(row).__name__}")
-    return dict(row)
+    values = {column: value.tolist() if hasattr(value, "tolist") else value for column, value in row.items()}
+    return {
+        column: None if isinstance(value, float) and math.isnan(value) else value for column, value in values.items()
+    }
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or array of numpy as a value of JSON; the text of other objects."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """Return a number or array of numpy as a value of JSON; for another object, a dictionary that no field accepts."""
+    return value.tolist() if hasattr(value, "tolist") else {type(value).__name__: str(value)}

@@ -37,7 +37,7 @@ def open_encoder(settings: EvalSettings, model: str) -> SentenceEncoder:
     from angle_llm.model.encoder import SentenceEncoder
 
     if settings.json is not None:
-        settings.json.parent.mkdir(parents=True, exist_ok=True)
+        settings.json.expanduser().parent.mkdir(parents=True, exist_ok=True)
     encoder = SentenceEncoder.from_pretrained(model, **settings.options())
     return encoder if settings.side is None else encoder.for_side(settings.side)
 

@@ -248,13 +248,13 @@ def _read_task(source: Source, settings: EvaluationSettings, micro_batch_tokens:
         return _retrieval_task(read_answers(reading, settings.corpus, source=source), judged=False)
     if kind == "labelled_text":
         return _retrieval_task(read_classes(reading, source), judged=True)
-    return _sts_task(read_pairs(source, reading.columns))
+    return _sts_task(read_pairs(source, reading.columns, reading.score_range))
 
 
 def _reading(source: Source, settings: EvaluationSettings) -> DataSource:
     """Return the settings to read a file in `evaluation.tasks`, with those `evaluation.columns` that the file has."""
     columns = {name: column for name, column in settings.columns.items() if column in source.columns}
-    return _TaskSource(path=source.name, columns=columns)
+    return _TaskSource(path=source.name, columns=columns, format=settings.format, score_range=settings.score_range)
 
 
 def _kind(source: Source, settings: EvaluationSettings) -> str:

@@ -412,7 +412,8 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
     """Run `angle-llm eval retrieval`: evaluate the model, compare it with the `--against` models, and write the report.
 
     The report is printed, and results are written to the file of `--json`. Data and output paths are checked before a
-    model is opened. One encoder is in memory at a time, and the reranker beside the first.
+    model is opened. One encoder is in memory at a time, and the reranker beside the first. If a
+    comparison fails, the results of the model are printed and written before the error.
 
     Raises:
         FileNotFoundError, ValueError: if a file of `--against` is missing, or has other content.
@@ -447,12 +448,20 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
         name = f"{settings.model}, first {settings.top:,} ordered by {settings.rerank}"
         facts = {**ours.facts, "texts per second": None}  # the speed of the reranker is not measured
         comparisons.append(compare_queries(ours, replace(ours, name=name, facts=facts, values=values)))
-    for against in settings.against:
-        theirs = stored.get(against) or evaluated(against, *evaluate_model(against, resamples=0))
-        comparisons.append(compare_queries(ours, theirs))
-    differences = [{"other": comparison.other.name, "tasks": comparison.tasks} for comparison in comparisons]
-    text = retrieval_report(results, ours, comparisons)
-    write_results(settings, METRIC, text, results.to_dict() | {"comparisons": differences}, encoder)
+
+    def write() -> None:
+        differences = [{"other": comparison.other.name, "tasks": comparison.tasks} for comparison in comparisons]
+        text = retrieval_report(results, ours, comparisons)
+        write_results(settings, METRIC, text, results.to_dict() | {"comparisons": differences}, encoder)
+
+    try:
+        for against in settings.against:
+            theirs = stored.get(against) or evaluated(against, *evaluate_model(against, resamples=0))
+            comparisons.append(compare_queries(ours, theirs))
+    except (OSError, ValueError):
+        write()
+        raise
+    write()
     return results
 
 

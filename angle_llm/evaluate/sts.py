@@ -268,10 +268,11 @@ def _mean(subtasks: dict[str, Correlations], weighted: bool) -> Correlations | N
 def sts_main(settings: StsEvalSettings) -> StsResults:
     """Run `angle-llm eval sts`: evaluate the model, compare it with the `--against` model, print and write the results.
 
-    Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time.
+    Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time. If the
+    comparison fails, the results of the model are printed and written before the error.
     """
     # Tasks, and stored scores to compare with.
-    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns)
+    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns, settings.score_range)
     if settings.edits == "published":
         tasks = [with_published_edits(task) for task in tasks]
     against = settings.against
@@ -296,14 +297,22 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
     # Evaluate, compare, report.
     results, facts = evaluate_model(settings.model, RESAMPLES)
     comparison = None
-    if against is not None:
-        if theirs is None:
-            their_results, their_facts = evaluate_model(against, resamples=0)
-            other_name = f"{against} ({their_facts})"
-            theirs = their_results.scores
-        comparison = compare(results.scores, theirs)
-    text = sts_report(results, settings.model, [str(facts), *remarks], comparison=comparison, other=other_name)
-    write_results(settings, METRIC, text, results.to_dict() | {"comparison": comparison}, facts)
+
+    def write() -> None:
+        text = sts_report(results, settings.model, [str(facts), *remarks], comparison=comparison, other=other_name)
+        write_results(settings, METRIC, text, results.to_dict() | {"comparison": comparison}, facts)
+
+    try:
+        if against is not None:
+            if theirs is None:
+                their_results, their_facts = evaluate_model(against, resamples=0)
+                other_name = f"{against} ({their_facts})"
+                theirs = their_results.scores
+            comparison = compare(results.scores, theirs)
+    except (OSError, ValueError):
+        write()
+        raise
+    write()
     return results
 
 

@@ -109,6 +109,7 @@ def select_tasks(
     data_dir: Path | None,
     variant: TextVariant | Literal["auto"],
     columns: Mapping[str, str] = MappingProxyType({}),
+    score_range: tuple[float, float] | None = None,
 ) -> list[StsTask]:
     """Read STS tasks by name or by path of a pair file; without names, read all available tasks of published tables.
 
@@ -116,7 +117,7 @@ def select_tasks(
 
     The text variant is `raw` (sentences as released) or `senteval` (SentEval's preprocessing). `auto` selects the
     variant with which the directory has more of the tasks, or `raw`. `columns` maps text1, text2, score to columns of all
-    files in `names`.
+    files in `names`; `score_range` has their scores of *unrelated* and *same meaning*.
 
     Raises:
         FileNotFoundError: for a missing directory or file, or if no published task is available.
@@ -141,7 +142,10 @@ def select_tasks(
                 "Or set --tasks to task names or files."
             )
     files = {name: evaluation_source(name) for name in names if _is_path(name)}
-    tasks = [read_pairs(files[name], columns) if name in files else read_task(data_dir, name, text) for name in names]
+    tasks = [
+        read_pairs(files[name], columns, score_range) if name in files else read_task(data_dir, name, text)
+        for name in names
+    ]
     sources = [files.get(name) for name in names]
     unique = [
         f"{source.folder.name}/{name}" if source is not None and name in TASKS else name
@@ -187,12 +191,17 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
     return StsTask(task, entry["label"], variant, source, pairs, entry["official_pairs"])
 
 
-def read_pairs(path: str | Path | Source, columns: Mapping[str, str] = MappingProxyType({})) -> StsTask:
+def read_pairs(
+    path: str | Path | Source,
+    columns: Mapping[str, str] = MappingProxyType({}),
+    score_range: tuple[float, float] | None = None,
+) -> StsTask:
     """Read a file of scored sentence pairs as an STS task with the name of the file.
 
     `path` is a TSV, CSV, JSONL or Parquet file, FOLDER@NAME, or `starter:NAME` (a file of the package). Its columns are
     sentence1, sentence2, score, and optionally subtask or genre. Other column names must be names that training
-    recognises, or be given in `columns` (text1, text2, score → column).
+    recognises, or be given in `columns` (text1, text2, score → column). `score_range` has the score of *unrelated* and the
+    score of *same meaning*; None: a larger score means more similar.
 
     Raises:
         DataError: if the file does not exist or lacks columns; for a malformed row with file and line.
@@ -208,7 +217,7 @@ def read_pairs(path: str | Path | Source, columns: Mapping[str, str] = MappingPr
         column_of = open_examples(settings, source).columns
         names = [column_of[name] for name in ("text1", "text2", "score")]
     name = source.name if source.path is None else Path(str(source.path).removesuffix(".gz")).stem
-    return StsTask(name, name, "file", source.text, tuple(_pairs(source, names)))
+    return StsTask(name, name, "file", source.text, tuple(_pairs(source, names, score_range)))
 
 
 def read_examples(name: str, source: DataSource) -> StsTask:
@@ -235,19 +244,26 @@ def with_published_edits(task: StsTask) -> StsTask:
     return replace(task, pairs=pairs, edits="published")
 
 
-def _pairs(source: Source, columns: Sequence[str] = COLUMNS) -> Iterator[StsPair]:
+def _pairs(
+    source: Source, columns: Sequence[str] = COLUMNS, score_range: tuple[float, float] | None = None
+) -> Iterator[StsPair]:
     """Yield the scored sentence pairs of a table. `columns` are the columns of the two sentences and the score.
+
+    Scores are rescaled by `score_range`, if it is given.
 
     Raises:
         DataError: for a table without rows, or a malformed row.
     """
     first, second, gold = columns
+    low, high = score_range or (0.0, 1.0)
     group = next((column for column in _SUBTASK_COLUMNS if column in source.columns), "")
     empty = True
     for row in source.good_rows(columns):
         subtask = str(row.values.get(group) or "")
         instruction = "" if "instruction" in columns else str(row.values.get("instruction") or "")
-        yield StsPair(text_of(row, first), text_of(row, second), score_of(row, gold), subtask, instruction)
+        yield StsPair(
+            text_of(row, first), text_of(row, second), (score_of(row, gold) - low) / (high - low), subtask, instruction
+        )
         empty = False
     if empty:
         raise DataError(f"{source.name}: expected scored pairs, got no row.")

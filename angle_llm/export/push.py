@@ -179,7 +179,9 @@ def _training(settings: PushSettings, folder: Path) -> tuple[str | None, dict[st
         if best and folder.resolve().name != "interrupted":
             name, score = next(iter(best.items()))  # the first metric selects the best model
             task, _, metric = name.rpartition("/")
-            card_arguments["scores"] = [(f"{task} during training, of the saved model", metric, float(score))]
+            own = f"function:{task}" in ((stored.get("evaluation") or {}).get("tasks") or ())  # of an unknown scale
+            if not own:
+                card_arguments["scores"] = [(f"{task} during training, of the saved model", metric, float(score))]
     if settings.results is not None:
         card_arguments["scores"] = _read_scores(settings.results)
     return base, card_arguments

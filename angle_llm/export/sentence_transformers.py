@@ -87,7 +87,8 @@ def export_sentence_transformers(
         raise ArtifactError(
             f"{source} keeps the first {card.dimensions} dimensions, which a sentence-transformers folder cannot store. Set "
             f"`dimensions` to null in {source / CARD_NAME}, export again, and open the folder with "
-            f"SentenceTransformer(…, truncate_dim={card.dimensions})."
+            f"SentenceTransformer(…, truncate_dim={card.dimensions})"
+            f"{', and encode(…, normalize_embeddings=True)' if card.normalize else ''}."
         )
     if card.base is None and dtype not in (None, card.dtype):
         raise ArtifactError(
@@ -109,7 +110,8 @@ def export_sentence_transformers(
     query = card.prompt.query
     prompts = dict[str, str]()
     default_name = None
-    is_prefix = not (query.tail or query.edits) and query.head == query.head.lstrip()  # as `library_prompts` needs it
+    # As `library_prompts` needs it.
+    is_prefix = query.tokenization == "joined" and not (query.tail or query.edits) and query.head == query.head.lstrip()
     included = tokenizers.query
     cannot_include = is_prefix and included.template.head and (changed_names(tokenizer) or _is_rebuilt(source, card))
     if card.prompt.differ or cannot_include:

@@ -39,6 +39,7 @@ from angle_llm.model.vectors import cosine_differences, untokenizable
 from angle_llm.prompts import SIDES, Side, load_prompts
 from angle_llm.serve.client import ServerModel, is_server
 from angle_llm.serve.mistakes import likely_mistake
+from angle_llm.settings.parsing import MissingLibraryError
 
 Score: TypeAlias = Callable[[Any], float]
 """A function from an encoder to its Spearman × 100 on a file of scored pairs."""
@@ -300,7 +301,7 @@ def _base_rows(
             dimensions=encoder.dimensions,
             attention=encoder.attention,
         )
-    except (OSError, ValueError, TypeError) as error:  # a damaged file, or a base that is not available
+    except (OSError, ValueError, TypeError, MissingLibraryError) as error:  # a damaged file, or an unavailable base
         return None, f"unknown: cannot be opened ({error})"
     convert_to_float32(base)
     return _rows(_by_side(base, sides), texts), ""

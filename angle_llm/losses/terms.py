@@ -138,7 +138,7 @@ class FunctionTerm(Term):
                     f"a tensor of shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else type(scalar).__name__
                 )
                 raise ValueError(f"loss {self.name}: expected a scalar tensor, got {got}")
-            return scalar
+            return scalar if scalar.requires_grad or not x_ND.requires_grad else scalar + 0 * x_ND.sum()
 
         return BatchTerm((WholeMatrix(value),), torch.squeeze)
 

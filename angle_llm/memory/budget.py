@@ -62,7 +62,7 @@ def choose_budget(
     Raises:
         SettingsError: for `activation_checkpointing: always` with a model whose layers cannot be checkpointed.
     """
-    free = free_memory(processes)
+    free = free_memory(processes, sum(weight.nbytes for weight in encoder.model.parameters()))
     return processes.from_main(lambda: _chosen(settings, encoder, data, losses, processes, free))
 
 

@@ -6,6 +6,7 @@ ZeRO stage. The formulas are from the documentation of torch and DeepSpeed, with
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,10 +100,14 @@ class Device:
     """Bytes of the trained weights, before partitioning."""
     trained_numbers: int
     """Number of trained weights."""
+    moment_bytes: int
+    """Bytes of the two moments of AdamW, without DeepSpeed."""
     bucket_numbers: int
     """Number of elements in a gradient bucket of DeepSpeed."""
     embedding_bytes: int
     """Bytes of the embeddings in an optimizer step."""
+    summed_bytes: int = 0
+    """Maximum number of bytes of gradients that are summed over processes at a time, without DeepSpeed."""
     gathered_bytes: int = 0
     """Maximum number of bytes of the weights that FSDP gathers at a time."""
 
@@ -125,8 +130,8 @@ class Device:
             exchange=self._exchange,
             allowance=context + round(LOST[self.kind] * activations),
         )
-        # On a GPU, AdamW updates all weights at once with a temporary copy; on a CPU one tensor after another.
-        copies = part(self.trained_bytes, 1) if self.kind == "cuda" and has_states else 0
+        # With DeepSpeed on a GPU, AdamW updates all weights at once with a temporary copy.
+        copies = part(self.trained_bytes, 1) if self.kind == "cuda" and has_states and self.sharding.zero else 0
         optimizer = passes.optimizer + copies
         update = replace(passes, optimizer=optimizer, activations=0, embeddings=0, allowance=context)
         return max(passes, update, key=lambda memory: memory.total)
@@ -135,15 +140,15 @@ class Device:
     def _states(self) -> int:
         """Bytes of the optimizer state per process: two moments of AdamW, in float32 with DeepSpeed."""
         if not self.sharding.zero:
-            return 2 * self.trained_bytes
+            return self.moment_bytes
         copies = MASTER_BYTES if self.sharding.zero < 3 else 0
         return self.sharding.part((8 + copies) * self.trained_numbers, 1)
 
     @property
     def _exchange(self) -> int:
         """Bytes of the buffers for gradient reduction and for gathered weights."""
-        if not self.sharding.zero:  # DataParallelStrategy copies the gradients to sum them
-            return self.gathered_bytes + (self.trained_bytes if self.sharding.processes > 1 else 0)
+        if not self.sharding.zero:  # DataParallelStrategy copies gradients to sum them
+            return self.gathered_bytes + (self.summed_bytes if self.sharding.processes > 1 else 0)
         gathered = min(self.base_bytes + self.trained_bytes, 2 * LIVE_NUMBERS) if self.sharding.zero == 3 else 0
         return 4 * self.bucket_numbers + gathered
 
@@ -154,17 +159,19 @@ class Device:
         return {"none": 0, "optimizer": self._states, "parameters": self._states + weights}[self.sharding.offload]
 
 
-def free_memory(processes: Processes) -> int | None:
+def free_memory(processes: Processes, weights: float = math.inf) -> int | None:
     """Return the device memory in bytes that a rank can use, the minimum over ranks; None if unknown.
 
-    Memory that this process already uses counts as free, because a forecast (`Memory`) includes it.
+    The libraries and the model of the run, whose weights have `weights` bytes, count as free memory, because a forecast
+    (`Memory`) includes them. Other objects of this process, such as an earlier model, do not.
     """
     processes.max(0)  # wait until all ranks have loaded their weights
     device = processes.device
     free = None
     if device.type == "cuda":
         context = CONTEXT + (EXCHANGE_CONTEXT if processes.world_size > 1 else 0)
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) + context
+        others = max(torch.cuda.memory_allocated(device) - weights, 0)
+        free = round(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - others) + context
     elif device.type == "mps":
         free = (
             torch.mps.recommended_max_memory()
@@ -175,7 +182,7 @@ def free_memory(processes: Processes) -> int | None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
         # The memory of this process, without file pages, which `MemAvailable` includes.
         used = 1024 * sum(_kernel_number(_STATUS, name) for name in ("RssAnon:", "RssShmem:"))
-        free = available // local + used
+        free = available // local + round(min(used, CONTEXT + weights))
     least = -processes.max(-(free or 0))  # the minimum over ranks; 0 if it is unknown on a rank
     return least or None
 

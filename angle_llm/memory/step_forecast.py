@@ -31,6 +31,7 @@ from angle_llm.model.pooling import embedding_size
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
+from angle_llm.train.strategies import SUM_BUFFER
 from angle_llm.train.token_budget import TokenBudget
 
 COUNTED_TOKENS = 8192
@@ -136,15 +137,20 @@ class StepForecast:
         bare: Any = without_adapter(backbone)
         weights = chain(backbone.parameters(), encoder.model.dense.parameters())
         trained = [parameter for parameter in weights if parameter.requires_grad]
+        trained_bytes, numbers = sum(weight.nbytes for weight in trained), sum(weight.numel() for weight in trained)
+        # With 8 bits, a moment has a byte per weight, and a scale in float32 per block of 256 weights.
+        moments = 2 * (numbers + numbers // 64 if settings.optimizer.name == "adamw_8bit" else trained_bytes)
         columns = embedding_size(bare, encoder.model.dense) * max(1, losses[0].embeddings_per_text)
         device = Device(
             kind,
             sharding,
             base_bytes=frozen_bytes(backbone, encoder.model.head, encoder.bits or settings.model.bits),
-            trained_bytes=sum(weight.nbytes for weight in trained),
-            trained_numbers=sum(weight.numel() for weight in trained),
+            trained_bytes=trained_bytes,
+            trained_numbers=numbers,
+            moment_bytes=moments,
             bucket_numbers=state_sizes(bare)[1] ** 2,
             embedding_bytes=4 * columns * step_texts,
+            summed_bytes=4 * min(numbers, SUM_BUFFER + max((weight.numel() for weight in trained), default=0)),
             gathered_bytes=gathered_bytes(bare) if sharding.fsdp else 0,
         )
         return cls(

@@ -166,6 +166,10 @@ class StsTaskSettings(EvalSettings):
     """Pairs of FIELD COLUMN, such as `text1 question score rating`, if the files in --tasks have other column names. The
     fields are text1, text2, score."""
 
+    score_range: tuple[float, float] | None = None
+    """In files in --tasks, the score that means *unrelated* and the score that means *same meaning*. Set it for a reversed
+    range, such as 1 0; the scale of other scores has no effect. None: a larger score means more similar."""
+
     variant: Literal["auto", "raw", "senteval"] = "auto"
     """raw: sentences as released. senteval: tokenised and lower-cased (published tables, STS12 to STS16 of MTEB). auto:
     the text with which the directory has more of the tasks, raw if equal."""

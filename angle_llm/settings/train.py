@@ -192,6 +192,11 @@ class EvaluationSettings:
     columns: dict[str, str] = field(default_factory=dict)
     """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this. In
     a file without the named columns, only usual names are recognised."""
+    format: str = "auto"
+    """Format of the files, such as positive_pair for answers beside a column of votes. auto: by the names of the columns."""
+    score_range: tuple[float, float] | None = None
+    """In scored pairs, the score that means *unrelated* and the score that means *same meaning*. Set it for a reversed range,
+    such as 1 0; the scale of other scores has no effect. None: a larger score means more similar."""
     corpus: str | None = None
     """A text file or table (UTF-8) with more candidate answers for tasks of questions and answers. A table has the
     column `text` or `sentence`, or a single column."""
@@ -202,7 +207,7 @@ class EvaluationSettings:
     of the first task."""
 
     def __post_init__(self) -> None:
-        names = ("columns", "corpus", "every_steps", "metric")
+        names = ("columns", "score_range", "corpus", "every_steps", "metric")
         if (set_names := [name for name in names if getattr(self, name)]) and not self.tasks:
             raise SettingsError(f"evaluation.{set_names[0]} is set, but evaluation.tasks is not.")
 

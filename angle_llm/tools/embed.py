@@ -266,8 +266,13 @@ def _tokenized(job: EmbedJob, block: TextBlock) -> tuple[_ShardTexts, list[list[
 
 
 def _write_shard(job: EmbedJob, parts: ResumableFolder, shard: _ShardTexts, vectors: Array) -> None:
-    """Write the vectors of a shard, and a list of its bad rows. Raises `DataError` for a vector that is not finite."""
+    """Write the vectors of a shard, and a list of its bad rows.
+
+    Raises:
+        DataError: for a vector that is not finite, or if the corpus has changed.
+    """
     block, texts, shards = shard.block, shard.texts, job.shards
+    job.corpus.check_unchanged(job.survey)  # a resumed run keeps the shard
     for position in np.flatnonzero(~np.isfinite(vectors).all(axis=1)):
         place = list(texts.values())[position].place
         raise DataError(f"{place}: the vector is not finite. Load the model in bfloat16, or check its weights")

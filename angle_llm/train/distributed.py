@@ -94,12 +94,15 @@ class Processes:
             RuntimeError: from torch, if the processes cannot connect.
         """
         from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
         from accelerate.utils import InitProcessGroupKwargs
 
         with_deepspeed = _flag(os.environ, "ACCELERATE_USE_DEEPSPEED")
         needs_group = with_deepspeed or int(os.environ.get("WORLD_SIZE", "1")) > 1
         on_cpu = _flag(os.environ, "ACCELERATE_USE_CPU") or (needs_group and not torch.accelerator.is_available())
         backend = "gloo" if on_cpu else "nccl" if torch.cuda.is_available() else None
+        if not needs_group:  # a trainer of another library in this process may have left its dtype and device
+            AcceleratorState._reset_state(reset_partial_state=True)
         accelerator = Accelerator(
             # True would disable DeepSpeed; False without a GPU would not connect the processes.
             cpu=on_cpu and not with_deepspeed,

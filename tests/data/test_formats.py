@@ -16,6 +16,7 @@ from angle_llm.data.formats import (
     Dropped,
     Example,
     Group,
+    LabelledText,
     PositivePair,
     RowError,
     ScoredPair,
@@ -40,6 +41,8 @@ UNCHANGED = ["  padded  ", "tab\there", "a\nb", "\u2028x", "🙂", "e\u0301", "\
         ("nli_pairs", {**NLI, "label": "Contradiction"}, ScoredPair("p", "h", 0.0)),
         ("nli_pairs", {**NLI, "label": 0}, ScoredPair("p", "h", 1.0)),
         ("nli_pairs", {**NLI, "label": 1}, Dropped("neutral")),
+        ("nli_pairs", {**NLI, "label": 2.0}, ScoredPair("p", "h", 0.0)),
+        ("labelled_text", {"text": "a", "label": 2.0}, LabelledText("a", "2")),
         ("nli_pairs", {**NLI, "label": -1}, Dropped("no gold label")),
         ("nli_pairs", {**NLI, "label": "-"}, Dropped("no gold label")),
     ],
@@ -65,7 +68,7 @@ def test_row_becomes_its_example(format: str, row: dict[str, object], example: E
         ("score", 4.0, "--score-range"),
         ("score", "entailment", "nli_pairs"),
         ("score", 2, "nli_pairs"),
-        *(("label", label, "") for label in (3, "entails", None, True, 1.0, "", [0])),
+        *(("label", label, "") for label in (3, "entails", None, True, 1.5, "", [0])),
     ],
 )
 def test_unusable_value_is_refused_with_its_field(field: str, value: object, reason: str) -> None:

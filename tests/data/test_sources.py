@@ -43,11 +43,23 @@ def parquet(columns: list[list[Any]], names: list[str]) -> bytes:
     return stream.getvalue()
 
 
+def arrow(opened_by: str) -> bytes:
+    """The file of a stream, as `save_to_disk` writes it, or the file format of Arrow, as polars writes it."""
+    import pyarrow
+
+    stream, content = io.BytesIO(), pyarrow.Table.from_pylist(ROWS)
+    with getattr(pyarrow.ipc, opened_by)(stream, content.schema) as writer:
+        writer.write_table(content)
+    return stream.getvalue()
+
+
 FILES = {
     "x.jsonl": jsonl(*ROWS),
     "x.json": json.dumps(ROWS).encode(),
     "x.csv": table(),
     "x.tsv": table("\t", quoted=False),
+    "x.arrow": arrow("new_stream"),
+    "y.arrow": arrow("new_file"),
     "x.parquet": parquet([[row[name] for row in ROWS] for name in ROWS[0]], list(ROWS[0])),
 }
 
@@ -70,14 +82,14 @@ def columns_and_rows(path: Path) -> tuple[list[str], list[Row | BadRow]]:
 @pytest.mark.parametrize(("packed", "bom"), [("", b""), (".gz", b"\xef\xbb\xbf")])
 @pytest.mark.parametrize("name", FILES)
 def test_all_types_of_files_give_the_same_rows(tmp_path: Path, name: str, packed: str, bom: bytes) -> None:
-    packed, bom = ("", b"") if name == "x.parquet" else (packed, bom)
+    packed, bom = ("", b"") if name[2:] in ("parquet", "arrow") else (packed, bom)
     path = write(tmp_path / (name + packed), bom + FILES[name])
     rows = resolve_source(path, tables=True)
     assert rows.columns == ["text1", "text2", "score"]
     assert [row.values for row in rows.good_rows()] == (TEXT_ROWS if name[2:] in ("csv", "tsv") else ROWS)
     assert list(rows.rows()) == list(rows.rows())
     numbers = (2, 3) if name[2:] in ("csv", "tsv") else (1, 2)
-    unit = " row " if name[2:] in ("json", "parquet") else ":"
+    unit = " row " if name[2:] in ("json", "parquet", "arrow") else ":"
     assert [row.place for row in rows.rows()] == [f"{path}{unit}{number}" for number in numbers]
 
 

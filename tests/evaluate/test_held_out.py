@@ -136,6 +136,10 @@ def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns
         Path("scored.jsonl"), '{"text1": "a b", "text2": "a", "score": 3}\n{"text1": "a", "text2": "b", "score": 1}\n'
     )
     assert metrics(tasks=["scored.jsonl"])["scored/spearman"] == pytest.approx(100)
+    assert metrics(tasks=["scored.jsonl"], score_range=(3, 1))["scored/spearman"] == pytest.approx(-100)
+    assert "scored/R@1" in metrics(tasks=["scored.jsonl"], format="positive_pair"), "the scores are not read"
+    with pytest.raises(DataError, match=r"--evaluation\.score-range is set, but format positive_pair has no score"):
+        metrics(tasks=["q.jsonl"], score_range=(1, 0))
 
 
 def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:

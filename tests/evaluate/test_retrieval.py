@@ -265,8 +265,10 @@ def test_the_comparison_is_paired_and_of_a_file_or_a_model(
         assert float(table["nDCG@10"][column]) == pytest.approx(found["nDCG@10"][value], abs=0.005)
     queries = (tmp_path / "beir/queries.jsonl").read_text().splitlines()[:-1]
     write_jsonl(tmp_path / "beir/queries.jsonl", *map(json.loads, queries), {"_id": "q11", "text": "w1 w4"})
+    (tmp_path / "out.json").unlink()
     with pytest.raises(ValueError, match="--against"):
         run("--model", "words", "--against", tmp_path / "worse.json")
+    assert json.loads((tmp_path / "out.json").read_text())["comparisons"] == [], "the results of the model are not lost"
     pairs = write(tmp_path / "pairs.csv", "question,answer\na,b\n")
     other: Any = parsed(RetrievalSettings, "--model", "words", "--pairs", pairs, "--against", tmp_path / "worse.json")
     with pytest.raises(ValueError, match="beir"):

@@ -261,6 +261,13 @@ def test_comparison_with_a_model_equals_that_with_its_saved_scores(tmp_path: Pat
     assert difference["value"] == here["tasks"]["pairs"]["spearman"]
     assert difference["other"] == json.loads(saved.read_text())["tasks"]["pairs"]["spearman"]
     assert difference["interval"]["low"] < difference["difference"] < difference["interval"]["high"]
+    stored = json.loads(saved.read_text())
+    stored["pairs"]["pairs"]["gold"][0] += 1
+    saved.write_text(json.dumps(stored))
+    files[1].unlink()
+    with pytest.raises(ValueError, match="has different pairs"):
+        run_main(tmp_path, "--against", saved, "--json", files[1])
+    assert json.loads(files[1].read_text())["tasks"] == other["tasks"], "the results of the model are not lost"
 
 
 def test_a_task_that_is_named_twice_is_refused_before_a_model_is_opened(

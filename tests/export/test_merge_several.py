@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from angle_llm.export.merge import merge
 from angle_llm.export.verify import VerificationError, VerifyOptions, verify
 from angle_llm.export.weights import MergedWeights
 from angle_llm.model.source.checks import ArtifactError
+from angle_llm.settings.parsing import MissingLibraryError
 from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man is eating.", "Where is it?"]
@@ -375,7 +377,7 @@ def test_a_folder_that_gives_other_vectors_is_not_written(
 
 
 def test_command_card_and_scores(
-    two: list[Path], base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two: list[Path], base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, pairs = tmp_path / "out", "starter:graded_pairs.tsv"
     models = [str(two[0]), str(two[1]), str(base)]
@@ -401,7 +403,14 @@ def test_command_card_and_scores(
     assert "combination of the weights of several models (linear): 0.5 × `a`, 0.3 × `b`, 0.2 × `base`." in readme
     assert "0 of" in readme
     assert str(tmp_path) not in readme, "the card is published, without local paths"
-    assert verify([out, out], VerifyOptions(device="cpu")).base_difference is not None
+    record["bits"] = 4
+    (out / "merge.json").write_text(json.dumps(record))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "angle_llm.model.layers.quantization.need_library", Mock(side_effect=MissingLibraryError("bits: none"))
+        )
+        verification = verify([out, out], VerifyOptions(device="cpu"))
+    assert (verification.holds, verification.base_note) == (True, "unknown: cannot be opened (bits: none)")
 
 
 def test_the_base_is_scored_with_attention_and_layers_of_the_encoders(base: Path, tmp_path: Path) -> None:

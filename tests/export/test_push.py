@@ -176,6 +176,16 @@ def test_a_base_in_a_local_folder_is_no_hub_id(hub: Hub, adapter: Path, capsys: 
     assert "70.25" not in shown
 
 
+def test_a_value_of_an_own_function_is_no_score(hub: Hub, adapter: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It can have another scale."""
+    settings = yaml.safe_load((adapter.parent / "settings.yaml").read_text())
+    settings["evaluation"] = {"tasks": ["function:accuracy"]}
+    (adapter.parent / "settings.yaml").write_text(yaml.safe_dump(settings))
+    (adapter.parent / "best.json").write_text(json.dumps({"accuracy/score": 0.83}))
+    push(adapter, "user/mine", "--dry-run")
+    assert "0.83" not in capsys.readouterr().out
+
+
 def test_a_repository_of_another_kind_is_not_changed(hub: Hub, adapter: Path) -> None:
     hub.put("user/mine", {"thesis.pdf": b"x", "README.md": b"x"})
     with pytest.raises(PushError, match=r"user/mine contains other files \(thesis\.pdf …\)"):

@@ -24,7 +24,7 @@ from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.meta_model import meta_backbone
 from angle_llm.model.source.dense import Dense
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
+from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, OptimizerSettings, TrainSettings
 from angle_llm.train.distributed import Processes
 from angle_llm.train.step import boundary_step
 from angle_llm.train.token_budget import CPU_BUDGET, OTHER_BUDGET, TokenBudget, budget_of, default_budget
@@ -122,6 +122,11 @@ def test_trained_dense_modules_are_in_the_forecast() -> None:
     encoder.add_lora(settings.lora)
     linear = nn.Linear(encoder.dimensions, encoder.dimensions)
     encoder.model.dense = nn.Sequential(Dense(linear, "torch.nn.modules.linear.Identity"))
+    moments = [
+        counted(encoder, replace(settings, optimizer=OptimizerSettings(name=name))).device.moment_bytes
+        for name in ("adamw", "adamw_8bit")
+    ]
+    assert moments[0] / 4 <= moments[1] < 0.26 * moments[0]
     numbers = []
     for trained in (False, True):
         encoder.model.dense.requires_grad_(trained)
@@ -190,7 +195,7 @@ def test_the_choice_and_its_reason_are_logged(
     encoder = tiny_encoder("llama", max_length=100)
     encoder.add_lora(settings.lora)
     before = torch.get_rng_state()
-    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 64 * 2**30)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 64 * 2**30)
     assert choose(settings, encoder) == TokenBudget(2048, 16_384)
     assert "forecast" not in capsys.readouterr().out
     with monkeypatch.context() as patch:
@@ -199,14 +204,14 @@ def test_the_choice_and_its_reason_are_logged(
     assert "graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
     assert torch.equal(torch.get_rng_state(), before)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
-    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 8 * 2**30 // 10)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 8 * 2**30 // 10)
     small = choose(settings, encoder)
     assert small.graph_tokens < 16_384
     assert " of 0.8 GiB" in capsys.readouterr().out
-    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 2**20)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 2**20)
     choose(settings, encoder)
     assert "warning: token budget: micro_batch_tokens 256, graph_tokens 0" in capsys.readouterr().out
-    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: None)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: None)
     assert choose(settings, encoder) == TokenBudget(2048, 16_384)
     fixed = replace(settings, micro_batch_tokens=5, graph_tokens=6, activation_checkpointing="always")
     assert choose(fixed, encoder) == TokenBudget(5, 6, True)
@@ -225,7 +230,7 @@ def test_all_weights_in_bfloat16_are_in_the_forecast(
     copies = 2 * matrices * 8  # 8 micro-batches of 2,048 tokens
     assert counted(encoder, half).full(CPU_BUDGET).activations == before.activations + copies
 
-    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 64 * 2**30)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 64 * 2**30)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
     choose(half, encoder)
     assert "graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
@@ -239,7 +244,7 @@ def test_a_model_without_a_forecast_gets_the_defaults(
 
     monkeypatch.setattr("angle_llm.memory.step_forecast.count_passes", fails)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
-    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 2**29)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 2**29)
     assert choose(TrainSettings(), tiny_encoder("llama")) == CPU_BUDGET
     assert "aten::nonzero on meta" in capsys.readouterr().out
 
@@ -250,7 +255,7 @@ def test_a_bad_row_is_an_error_before_training(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("angle_llm.memory.step_forecast.count_passes", fails)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
-    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda _: 2**29)
+    monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 2**29)
     with pytest.raises(DataError, match=r"pairs\.csv:3"):
         choose(TrainSettings(), tiny_encoder("llama"))
 
@@ -277,6 +282,8 @@ def test_free_memory_is_the_least_of_machine_and_container(tmp_path: Path, monke
     assert device_memory.free_memory(Processes()) is None
     meminfo.write_text("MemTotal:  9 kB\nMemAvailable:     8 kB\n")
     assert device_memory.free_memory(Processes()) == 8 * 1024 + own
+    monkeypatch.setattr(device_memory, "CONTEXT", 1000)
+    assert device_memory.free_memory(Processes(), weights=500) == 8 * 1024 + 1500, "without an earlier model"
     limit.write_text("max\n")
     assert device_memory.free_memory(Processes()) == 8 * 1024 + own
     limit.write_text("7000\n")
@@ -289,12 +296,14 @@ def test_free_memory_is_the_least_of_machine_and_container(tmp_path: Path, monke
 def test_free_memory_of_a_gpu_includes_what_a_forecast_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 5000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 200)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 150)
     monkeypatch.setattr(Processes, "max", lambda _, number: number)
     gpu = torch.device("cuda:0")
     assert device_memory.free_memory(Processes(device=gpu)) == 1200 + device_memory.CONTEXT
     found = device_memory.free_memory(Processes(0, 2, gpu))
     assert found == 1200 + device_memory.CONTEXT + device_memory.EXCHANGE_CONTEXT
-    forecast = device_memory.Device("cuda", Sharding(2), 0, 0, 0, 0, 0).memory(0)
+    assert device_memory.free_memory(Processes(device=gpu), weights=100) == 1150 + device_memory.CONTEXT
+    forecast = device_memory.Device("cuda", Sharding(2), 0, 0, 0, 0, 0, 0).memory(0)
     assert forecast.total - forecast.embeddings == found - 1200, "a step without tensors fits an idle GPU"
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import transformers
 from cases import one_in
 from kills import contents
+from safetensors import SafetensorError
 from tiny import KINDS, LIKE_ANOTHER, PeftLora, add_adapter, save_tiny_base, tiny_encoder, train_a_little
 from transformers import (
     AutoConfig,
@@ -246,6 +248,14 @@ def test_an_adapter_never_overwrites_its_base(where: str, tmp_path: Path) -> Non
     assert contents(tmp_path) == before
     adapted(tmp_path / "model").save_pretrained(tmp_path / "model" / "adapter")  # below it is fine
     assert is_saved_encoder(tmp_path / "model" / "adapter")
+
+
+def test_a_full_disk_is_an_error_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SafetensorError("Error while serializing: I/O error: No space left on device")
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", Mock(side_effect=full))
+    with pytest.raises(OSError, match=r"model could not be written: .*No space left"):
+        tiny_encoder("llama").save_pretrained(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_folder_below_that_of_a_gguf_base_is_accepted(tmp_path: Path) -> None:

@@ -165,6 +165,13 @@ def test_a_series_of_pandas_is_read_in_its_order() -> None:
     assert np.array_equal(encoder.encode(chosen), encoder.encode(["plain", "text"]))
 
 
+def test_a_table_is_refused() -> None:
+    """The texts of a table or dictionary would be the names of its columns."""
+    for table in (pd.DataFrame({"answer": TEXTS}), {"answer": TEXTS}):
+        with pytest.raises(TypeError, match="Pass one column"):
+            encoder_of("llama").encode(table)  # type: ignore[call-overload]
+
+
 def test_an_unknown_side_is_refused() -> None:
     with pytest.raises(ValueError, match=r"unknown side 'documents'\. Did you mean 'document'"):
         encoder_of("llama").for_side("documents")  # type: ignore[arg-type]

@@ -264,6 +264,7 @@ def test_a_stopped_run_resumes(folder: Path, tmp_path: Path) -> None:
     assert program.wait(60).returncode == 128 + signal.SIGTERM
     assert len(metrics.read_text().splitlines()) < 80
     assert any((metrics.parent / "checkpoints").iterdir())
+    (metrics.parent / "model").mkdir()  # as an evaluation during the run writes it
     first = lines(tmp_path / "results.csv")
     assert {line["row"] for line in first} == {"as-is"}
     again = run_program(*command, cwd=tmp_path)

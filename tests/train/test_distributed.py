@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from composites import CONFIGS
 from programs import run
 from tiny import HYBRID, KINDS, tiny_encoder
@@ -162,6 +164,15 @@ def test_an_unsupported_launch_is_refused_with_an_alternative(case: str) -> None
 def test_other_launches_are_accepted(kind: str) -> None:
     environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if kind == "FSDP" else {}
     check_launch(kind, {"bf16": {"enabled": "auto"}, "tensor_parallel": {}}, environment)
+
+
+def test_the_state_of_an_earlier_trainer_is_not_used() -> None:
+    """Another library trained in bfloat16 in this process, as in a notebook."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    Accelerator(mixed_precision="bf16", cpu=True)
+    processes = Processes.start()
+    assert processes.accelerator is not None
+    assert processes.accelerator.mixed_precision == "no"
 
 
 @pytest.mark.parametrize(("use_cpu", "backend"), [("True", "gloo"), ("False", "nccl")])

@@ -533,7 +533,11 @@ class ArrowFile(ParquetFile):
         import pyarrow
 
         file = pyarrow.memory_map(self.name) if self.content is None else pyarrow.BufferReader(self.content)
-        return pyarrow.ipc.open_stream(file)
+        if file.read_at(6, 0) != b"ARROW1":
+            return pyarrow.ipc.open_stream(file)
+        reader = pyarrow.ipc.open_file(file)
+        batches = map(reader.get_batch, range(reader.num_record_batches))
+        return pyarrow.RecordBatchReader.from_batches(reader.schema, batches)
 
 
 class DatasetReader(RowsInMemory):

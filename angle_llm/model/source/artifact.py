@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from angle_llm.io import json_text, write_folder, write_json
@@ -358,9 +359,13 @@ def write_directory(target: Path, fill: Callable[[Path], Filled]) -> Filled:
 
     Raises:
         ArtifactError: if `target` has other content.
+        OSError: if the folder cannot be written, such as on a full disk.
     """
     target = target.expanduser()
     check_writable(target)
     results: list[Filled] = []
-    write_folder(target, lambda folder: results.append(fill(folder)))
+    try:
+        write_folder(target, lambda folder: results.append(fill(folder)))
+    except SafetensorError as error:  # safetensors raises it on a full disk
+        raise OSError(f"{target} could not be written: {error}") from error
     return results[0]

@@ -94,6 +94,8 @@ def checked_texts(texts: Sequence[str], first: int = 0) -> list[str]:
     """
     if isinstance(texts, str):
         raise TypeError("texts: expected a sequence of strings, got one string. Put it in a list.")
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):
+        raise TypeError(f"texts: expected a sequence of strings, got a {type(texts).__name__}. Pass one column.")
     texts = list(texts)
     for position, text in enumerate(texts, first):
         if not isinstance(text, str):

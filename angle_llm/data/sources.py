@@ -41,7 +41,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -388,9 +388,14 @@ def _rows(data: Any, name: str) -> Any:
             # pandas exports an index as a column.
             columns = [column for column in table.column_names if not column.startswith("__index_level_")]
             data = datasets.Dataset(table.select(columns))
-        except (pyarrow.ArrowException, TypeError, ValueError, OverflowError):
-            records = getattr(data, "to_dicts", None) or partial(data.to_dict, "records")  # of polars, of pandas
-            data = records()  # a column has values of several types, or of a type that is not stored
+        except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+            # A column of a data frame has values of several types, or of a type that is not stored.
+            if hasattr(data, "to_dicts"):  # polars
+                data = data.to_dicts()
+            elif hasattr(data, "to_dict"):  # pandas
+                data = data.to_dict("records")
+            else:
+                raise DataError(f"{name}: {error}. Pass only the columns to train on") from error
     if isinstance(data, datasets.IterableDataset):
         rows: Any = _StoredRows(data.with_format(None), data.features, name)
     elif isinstance(data, datasets.Dataset):

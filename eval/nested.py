@@ -10,16 +10,18 @@ Dimensions: N texts, D columns, K kept columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from single_texts import open_for_single_texts
 
 from angle_llm.cli import run_cli
-from angle_llm.evaluate.encoding import EncoderFacts, check_names, write_results
+from angle_llm.evaluate.encoding import Encode, EncoderFacts, check_names, encode_functions, write_results
+from angle_llm.evaluate.held_out import cached
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, select_tasks
@@ -109,21 +111,18 @@ def quality_curve(
             f"--layers, --dimensions: expected 1 to {encoder.layers} layers and 1 to {encoder.dimensions} dimensions, got "
             f"{list(layers)} and {list(dimensions)}."
         )
-    texts = list(dict.fromkeys(text for task in tasks for pair in task.pairs for text in pair[:2]))
-    row_of = {text: row for row, text in enumerate(texts)}
     points = []
     for depth in depths:
-        rows_ND = encoder.truncated(layers=depth).encode(texts, show_progress=True)
+        encode = cached(encode_functions(encoder.truncated(layers=depth))[0])
         for width in widths:
-            rows_NK = rows_ND[:, :width]
-            results = evaluate(partial(_rows_of, rows_NK, row_of), tasks)
+            results = evaluate(partial(_first_columns, encode, width), tasks)
             points.append(Point(depth, width, {name: task.spearman for name, task in results.tasks.items()}))
     return points
 
 
-def _rows_of(rows_NK: NDArray[Any], row_of: Mapping[str, int], texts: Sequence[str]) -> NDArray[Any]:
-    """Return the rows of `texts` in a matrix of embeddings; `row_of` is text → row number."""
-    return rows_NK[[row_of[text] for text in texts]]
+def _first_columns(encode: Encode, width: int, texts: list[str], **options: Any) -> NDArray[Any]:
+    """Return the first `width` columns of the embeddings of texts."""
+    return np.asarray(encode(texts, **options))[:, :width]
 
 
 def halves(dimensions: int) -> list[int]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from angle_llm.evaluate import (
     read_groups,
     select_tasks,
 )
+from angle_llm.evaluate.encoding import encode_functions
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
 from angle_llm.evaluate.sts_tasks import read_examples
 from angle_llm.model.encoder import SentenceEncoder
@@ -61,7 +61,7 @@ def measure(encoder: SentenceEncoder, measures: Measures, kind: str, data_dir: P
     to a file in the same folder. `results` reads both.
     """
     # An encoder with two prompts uses the prompt of queries for symmetric tasks, as E5 (arXiv 2212.03533) advises.
-    encode = partial(encoder.for_side("query").encode, show_progress=True)
+    encode, _ = encode_functions(encoder.for_side("query"))
     kinds: dict[str, Callable[[], Iterator[Measurement]]] = {
         "sts": lambda: _sts(encode, measures, data_dir, scores),
         "saturation": lambda: _saturation(encode, measures, data_dir),
@@ -143,9 +143,8 @@ def _retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, sco
     """Yield retrieval metrics, and write the metric of each query to a file in the folder of `scores`."""
     names = [measures.retrieval] if isinstance(measures.retrieval, str) else measures.retrieval
     tasks = [_retrieval_task(below(name, data_dir), data_dir) for name in names]
-    encode = partial(encoder.for_side("query").encode, show_progress=True)
-    encode_document = partial(encoder.for_side("document").encode, show_progress=True)
-    results = evaluate_retrieval(encode, tasks, encode_document=encode_document if encoder.prompts.differ else None)
+    encode, encode_document = encode_functions(encoder)
+    results = evaluate_retrieval(encode, tasks, encode_document=encode_document)
     for task_name, found in results.tasks.items():
         for name, metric in found.metrics.items():
             yield measurement("retrieval", task_name, name, metric.value, metric.interval, n=found.queries)

@@ -1,5 +1,7 @@
 """The quality curve: every point equals the score of the cut encoder."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import nested
@@ -9,6 +11,7 @@ from nested import NestedEvalSettings, halves, nested_main, quality_curve
 from tiny import tiny_encoder
 
 from angle_llm.evaluate import evaluate, read_pairs
+from angle_llm.evaluate.encoding import encode_functions
 
 PAIRS = "starter:graded_pairs.tsv"
 
@@ -24,6 +27,20 @@ def test_every_point_equals_the_score_of_the_cut_encoder() -> None:
         # Float32 rounding may swap two pairs of nearly equal cosine; a figure moves by some 1e-4 then.
         assert point.spearman == pytest.approx({task.name: alone.tasks[task.name].spearman}, abs=0.01)
     assert len({round(point.mean, 1) for point in points}) > 1, "all points are equal, so this test checks nothing"
+
+
+def test_instructions_of_pairs_are_used(tmp_path: Path) -> None:
+    rows = [
+        {"sentence1": f"Dog {n}.", "sentence2": f"A cat {n * n}.", "score": n, "instruction": f"Find {n}."}
+        for n in range(9)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = read_pairs(tmp_path / "rows.jsonl")
+    encoder = tiny_encoder("llama", prompt="qwen3_embedding_query")
+    (*_, whole) = quality_curve(encoder, [task], layers=[], dimensions=[])
+    assert whole.spearman == {
+        "rows": pytest.approx(evaluate(encode_functions(encoder)[0], [task]).tasks["rows"].spearman)
+    }
 
 
 def test_the_curve_does_not_depend_on_the_order_of_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -221,8 +222,8 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
 def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     """Call `body` as the main function of a command line program: convert exceptions to messages and exit codes.
 
-    Exit code 2 and a message without traceback for invalid input, 130 after SIGINT, 141 when the reader of the output
-    closed the pipe. A training run that SIGINT or SIGTERM stopped exits with 130 or 143 after its checkpoint is
+    Exit code 2 for an error, with a message and no traceback for invalid input; 130 after SIGINT, 141 when the reader of
+    the output closed the pipe. A training run that SIGINT or SIGTERM stopped exits with 130 or 143 after its checkpoint is
     written. Progress bars of libraries are disabled when standard error is not a terminal.
     """
     set_allocator()
@@ -244,6 +245,9 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         is_ours = type(error).__module__.startswith("angle_llm.")
         hint = "" if is_ours else f"\n({DEBUG_VARIABLE}=1 shows the traceback.)"
         print(f"error: {error}{hint}", file=sys.stderr)
+        sys.exit(2)
+    except Exception:  # exit code 1 is a result of `verify` and `data check`
+        traceback.print_exc()
         sys.exit(2)
     finally:
         discard_closed_pipes()

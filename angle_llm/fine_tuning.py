@@ -155,7 +155,8 @@ def _evaluation_settings(
     if isinstance(evaluation, EvaluationSettings):
         return settings_to_dict(evaluation)
     # Tasks without settings: the settings that describe the earlier tasks are reset.
-    values = {"tasks": evaluation, "columns": {}, "corpus": None, "metric": None}
+    values = settings_to_dict(EvaluationSettings()) | {"tasks": evaluation}
+    del values["every_steps"]
     if _is_settings_dict(evaluation, EvaluationSettings):
         values = dict(evaluation)
     tasks = values.get("tasks")

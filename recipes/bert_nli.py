@@ -3,7 +3,7 @@
 The published settings; this training has not been run with this code yet.
 
     accelerate launch --num_processes 1 recipes/bert_nli.py
-    accelerate launch --num_processes 1 recipes/bert_nli.py --config recipes/minilm_starter.yaml
+    accelerate launch --num_processes 1 --num_cpu_threads_per_process 2 recipes/bert_nli.py --config recipes/minilm_starter.yaml
 
 A second stage can train the model further on graded pairs (STS-B train and SICK train, mixed). Both stages with MiniLM:
 

@@ -1,7 +1,7 @@
 """AnglE-LLaMA2-7B on natural language inference, version 2 of the published recipe (arXiv 2309.12871).
 
     accelerate launch --num_processes 1 recipes/llama2_nli.py
-    accelerate launch --num_processes 1 recipes/llama2_nli.py --config recipes/starter.yaml
+    accelerate launch --num_processes 1 --num_cpu_threads_per_process 2 recipes/llama2_nli.py --config recipes/starter.yaml
 
 Without options it downloads LLaMA-2-7B and AllNLI from the hub and trains with the published settings. `--config FILE` and
 flags replace settings. As in the published run, the base is in NF4 if bitsandbytes is installed and a GPU is available;

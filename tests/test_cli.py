@@ -177,6 +177,14 @@ def test_the_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch)
         run_cli(lambda: raise_it(DataError("ours")))
 
 
+def test_an_unexpected_error_has_its_traceback_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """Code 1 is a result of `verify` and `data check`."""
+    with pytest.raises(SystemExit) as done:
+        run_cli(lambda: {}["missing"])
+    assert done.value.code == 2
+    assert "KeyError: 'missing'" in capsys.readouterr().err
+
+
 def test_a_closed_output_pipe_is_not_an_error() -> None:
     """`angle-llm train --help | head -1`"""
     path = Path(sys.executable).parent / "angle-llm"

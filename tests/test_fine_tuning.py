@@ -28,6 +28,7 @@ from angle_llm.losses import FunctionTerm, Relation
 from angle_llm.losses.terms import as_objective
 from angle_llm.run import PythonObjects
 from angle_llm.settings.parsing import SettingsError, load_settings
+from angle_llm.settings.train import EvaluationSettings
 from angle_llm.train.batches import rate_share
 from angle_llm.train.callbacks import Callback, EarlyStopping, TrainingState
 
@@ -261,6 +262,13 @@ class Events(Callback):
     def on_end(self, state: TrainingState) -> None:
         assert (state.folder / "model").is_dir()
         self.seen.append(("end", state.step))
+
+
+def test_settings_of_earlier_tasks_are_reset(common: dict[str, Any], tmp_path: Path) -> None:
+    earlier = TrainSettings(evaluation=EvaluationSettings(tasks=["distances.tsv"], score_range=(1, 0), every_steps=3))
+    result = fine_tune(earlier, data=PAIRS, evaluation=GRADED, run_dir=str(tmp_path / "run"), **common)
+    stored = load_settings(TrainSettings, result.folder.parent / "settings.yaml").evaluation
+    assert (stored.score_range, stored.every_steps) == (None, 3)
 
 
 def test_callbacks_see_all_events_and_can_stop_the_run(common: dict[str, Any], tmp_path: Path) -> None:

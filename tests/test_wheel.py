@@ -63,7 +63,9 @@ def test_a_recipe_trains_in_a_folder_of_init(processes: int, site: Path, tmp_pat
     shown = run(site, tmp_path, "-m", "angle_llm.cli", "init", name)
     assert all(str(Path(name) / entry) in shown for entry in CONTENTS)
     folder = tmp_path / name
-    (words,) = re.findall(r"^accelerate launch --num_processes 1 (recipes.*)", WHEEL, re.MULTILINE)
+    (words,) = re.findall(
+        r"^accelerate launch --num_processes 1 --num_cpu_threads_per_process 2 (recipes.*)", WHEEL, re.MULTILINE
+    )
     base = save_tiny_base("llama", tmp_path / "base")
     flags = ["--model.path", str(base), "--model.max-length", "100", "--lora.rank", "2", "--data.limit", "8"]
     flags += ["--batch-size", "4", "--max-steps", "1", "--evaluation.tasks"]

@@ -184,6 +184,11 @@ def held_out_evaluation(
             "--evaluation.tasks, got none."
         )
 
+    if settings.score_range is not None and not any(_reading(source, settings).score_range for source in files):
+        raise SettingsError(
+            "--evaluation.score-range: expected a file of scored pairs in --evaluation.tasks, got none."
+        )
+
     tasks = [
         _function_task(source.name, functions[source.text])
         if source.text in functions
@@ -254,7 +259,9 @@ def _read_task(source: Source, settings: EvaluationSettings, micro_batch_tokens:
 def _reading(source: Source, settings: EvaluationSettings) -> DataSource:
     """Return the settings to read a file in `evaluation.tasks`, with those `evaluation.columns` that the file has."""
     columns = {name: column for name, column in settings.columns.items() if column in source.columns}
-    return _TaskSource(path=source.name, columns=columns, format=settings.format, score_range=settings.score_range)
+    reading = _TaskSource(path=source.name, columns=columns, format=settings.format)
+    has_scores = settings.score_range is not None and open_examples(reading, source).format == "scored_pair"
+    return replace(reading, score_range=settings.score_range) if has_scores else reading
 
 
 def _kind(source: Source, settings: EvaluationSettings) -> str:

@@ -458,7 +458,7 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
         for against in settings.against:
             theirs = stored.get(against) or evaluated(against, *evaluate_model(against, resamples=0))
             comparisons.append(compare_queries(ours, theirs))
-    except (OSError, ValueError):
+    except Exception:
         write()
         raise
     write()

@@ -309,7 +309,7 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
                 other_name = f"{against} ({their_facts})"
                 theirs = their_results.scores
             comparison = compare(results.scores, theirs)
-    except (OSError, ValueError):
+    except Exception:
         write()
         raise
     write()

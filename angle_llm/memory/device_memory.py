@@ -173,11 +173,8 @@ def free_memory(processes: Processes, weights: float = math.inf) -> int | None:
         others = max(torch.cuda.memory_allocated(device) - weights, 0)
         free = round(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - others) + context
     elif device.type == "mps":
-        free = (
-            torch.mps.recommended_max_memory()
-            - torch.mps.driver_allocated_memory()
-            + torch.mps.current_allocated_memory()
-        )
+        others = max(torch.mps.current_allocated_memory() - weights, 0)
+        free = round(torch.mps.recommended_max_memory() - others)
     elif device.type == "cpu" and (available := _available_memory()) is not None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
         # The memory of this process, without file pages, which `MemAvailable` includes.

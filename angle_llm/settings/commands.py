@@ -359,10 +359,14 @@ class SplitSettings(RowSettings):
 
     def __post_init__(self) -> None:
         for name in self.parts:
-            if not re.fullmatch(r"\w[\w.-]*", name) or name in (REST, CORPUS):
+            if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in (REST, CORPUS):
                 raise SettingsError(
                     f"--parts: expected file names other than {REST} and {CORPUS}, such as valid; got {name!r}."
                 )
+        if len({name.lower() for name in self.parts}) < len(self.parts):  # one file on macOS
+            raise SettingsError(
+                f"--parts: expected names that differ, also in lower case; got {', '.join(self.parts)}."
+            )
         if sum(self.parts.values()) >= 1:
             raise SettingsError(f"--parts: expected shares that add up to less than 1, got {self.parts}.")
         check_new_folder("--out", self.out)

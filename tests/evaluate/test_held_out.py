@@ -138,7 +138,8 @@ def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns
     assert metrics(tasks=["scored.jsonl"])["scored/spearman"] == pytest.approx(100)
     assert metrics(tasks=["scored.jsonl"], score_range=(3, 1))["scored/spearman"] == pytest.approx(-100)
     assert "scored/R@1" in metrics(tasks=["scored.jsonl"], format="positive_pair"), "the scores are not read"
-    with pytest.raises(DataError, match=r"--evaluation\.score-range is set, but format positive_pair has no score"):
+    assert metrics(tasks=["scored.jsonl", "q.jsonl"], score_range=(3, 1))["scored/spearman"] == pytest.approx(-100)
+    with pytest.raises(SettingsError, match=r"--evaluation\.score-range: expected a file of scored pairs"):
         metrics(tasks=["q.jsonl"], score_range=(1, 0))
 
 

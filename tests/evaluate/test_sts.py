@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -246,7 +247,9 @@ def test_published_edits_with_any_prompt(tmp_path: Path, capsys: pytest.CaptureF
     assert "| file, edited |" in capsys.readouterr().out
 
 
-def test_comparison_with_a_model_equals_that_with_its_saved_scores(tmp_path: Path) -> None:
+def test_comparison_with_a_model_equals_that_with_its_saved_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved = tmp_path / "first.json"
     run_main(tmp_path, "--model", "first", "--json", saved, first=FirstWord)
     files = [tmp_path / name for name in ("a.json", "b.json")]
@@ -268,6 +271,11 @@ def test_comparison_with_a_model_equals_that_with_its_saved_scores(tmp_path: Pat
     with pytest.raises(ValueError, match="has different pairs"):
         run_main(tmp_path, "--against", saved, "--json", files[1])
     assert json.loads(files[1].read_text())["tasks"] == other["tasks"], "the results of the model are not lost"
+    files[1].unlink()
+    monkeypatch.setattr("angle_llm.evaluate.sts.compare", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        run_main(tmp_path, "--against", "first", "--json", files[1], first=FirstWord)
+    assert files[1].is_file()
 
 
 def test_a_task_that_is_named_twice_is_refused_before_a_model_is_opened(

@@ -298,6 +298,9 @@ def test_free_memory_of_a_gpu_includes_what_a_forecast_counts(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 200)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 150)
     monkeypatch.setattr(Processes, "max", lambda _, number: number)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 1000)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 400)
+    assert device_memory.free_memory(Processes(device=torch.device("mps")), weights=100) == 700
     gpu = torch.device("cuda:0")
     assert device_memory.free_memory(Processes(device=gpu)) == 1200 + device_memory.CONTEXT
     found = device_memory.free_memory(Processes(0, 2, gpu))

@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
+import huggingface_hub
 import numpy as np
 import pytest
 from hub_server import Hub, open_hub
@@ -147,6 +149,26 @@ def test_a_model_or_revision_missing_in_the_cache_is_an_error_with_its_name(
     with pytest.raises(FileNotFoundError, match="org/base at revision v9 is not on this machine"):
         load("org/base", revision="v9")
     with pytest.raises(FileNotFoundError, match=r"org/other is not on this machine.*HF_HUB_OFFLINE"):
+        load("org/other")
+
+
+def test_a_lost_connection_is_an_error_or_the_cache_is_read(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTTP libraries have their own classes of errors, which are no `OSError`."""
+    tiny_encoder("bert").save_pretrained(tmp_path / "model")
+    hub.put("user/whole", tmp_path / "model")
+    rows = load("user/whole").encode(TEXTS)
+    lost, snapshot = Mock(side_effect=Exception("Server disconnected")), huggingface_hub.snapshot_download
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lost)
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download",
+        lambda *names, local_files_only=False, **named: (
+            snapshot(*names, local_files_only=True, **named) if local_files_only else lost()
+        ),
+    )
+    assert np.array_equal(load("user/whole").encode(TEXTS), rows)
+    with pytest.raises(ConnectionError, match=r"org/other: the connection to the hub failed .*Server disconnected"):
         load("org/other")
 
 

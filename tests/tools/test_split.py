@@ -69,6 +69,12 @@ def test_other_parts_and_formats(tmp_path: Path) -> None:
     assert not (tmp_path / "groups").exists()
 
 
+@pytest.mark.parametrize("parts", [{"Train": 0.1}, {"valid": 0.1, "Valid": 0.1}])
+def test_names_that_are_one_file_on_macos_are_refused(parts: dict[str, float], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--parts: expected"):
+        SplitSettings(file="x.jsonl", out=tmp_path / "out", parts=parts)
+
+
 def test_wrong_settings_and_rows_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", ROWS)
     for parts in ({"train": 0.2}, {"../a": 0.2}, {"a": 0}, {"a": 0.5, "b": 0.5}):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 from angle_llm.model.source.checks import (
     CARD_NAME,
@@ -63,7 +64,13 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
         patterns = USAGE_FILES
     folder = next(iter(files.values())).parent  # all are in the folder of one commit
     if patterns:
-        snapshot_download(repo, revision=folder.name, allow_patterns=list(patterns))
+        arguments: dict[str, Any] = {"revision": folder.name, "allow_patterns": list(patterns)}
+        try:
+            snapshot_download(repo, **arguments)
+        except OSError:
+            raise
+        except Exception:  # as in `_fetch`
+            snapshot_download(repo, local_files_only=True, **arguments)
     return folder, folder.name
 
 
@@ -74,7 +81,7 @@ def _fetch(repo: str, name: str, revision: str | None) -> Path | None:
     the file that marks a saved encoder or a sentence-transformers model.
 
     Raises:
-        OSError: if the hub refuses the request.
+        OSError: if the hub refuses the request, or the connection is lost and the file is not in the cache.
     """
     from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
@@ -98,6 +105,16 @@ def _fetch(repo: str, name: str, revision: str | None) -> Path | None:
         raise OSError(
             f"the hub refuses {_name(repo, revision)}: {' '.join(str(error).split())} Check the name; log in for a private or "
             "gated repository (`hf auth login`)."
+        ) from error
+    except OSError:
+        raise
+    except Exception as error:  # a lost connection has a class of the HTTP library
+        cached = try_to_load_from_cache(repo, name, revision=revision)
+        if cached is not None:
+            return Path(cached) if isinstance(cached, str) else None
+        raise ConnectionError(
+            f"{_name(repo, revision)}: the connection to the hub failed ({type(error).__name__}: {error}). Check the "
+            "network and proxy, and start again."
         ) from error
 
 

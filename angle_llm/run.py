@@ -100,6 +100,8 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
 
         # 2. The examples.
         data = load_data(settings.data, run.processes, objects.data)
+        if settings.pretraining.task is not None:
+            data = data.without_classes()
         check_teacher_scores(losses, data)
         check_classes(losses, data)
         for line in data.summary():

@@ -36,6 +36,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Tokenizer,
     RobertaTokenizer,
+    XLMRobertaTokenizer,
 )
 
 VOCABULARY = 400
@@ -86,6 +87,17 @@ def markup() -> list[str]:
 def corpus() -> list[str]:
     """Sentences with and without a prompt, so that prompts are short in tokens and a full stop may merge with a closing quote."""
     return [*sentences(), *(f'Summarize sentence "{text}" in one word:"' for text in sentences())]
+
+
+def unigram() -> PreTrainedTokenizerBase:
+    """The tokenizer of XLM-R, whose special tokens are pieces of a Unigram model."""
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=VOCABULARY - 1, special_tokens=special, unk_token="<unk>")
+    tokenizer.train_from_iterator(corpus(), trainer)
+    pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
+    return XLMRobertaTokenizer(vocab=[(piece, score) for piece, score in pieces] + [("<mask>", 0.0)])
 
 
 def write_llama2_folder(folder: Path) -> None:

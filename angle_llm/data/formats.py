@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from angle_llm.objective import POSITIVE_ABOVE as POSITIVE_ABOVE
@@ -404,7 +404,7 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
         if not isinstance(values, list | tuple) or len(values) != counts[name]:
             raise RowError(f"{name} is {_short(values)}, expected a list of {counts[name]} numbers, one per text")
         for index, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, Real | Decimal) or not math.isfinite(value):
                 raise RowError(f"{name}[{index}] is {_short(value)}, expected a finite number")
         scores += map(float, values)
     return scores

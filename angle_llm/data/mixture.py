@@ -12,6 +12,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
@@ -70,6 +71,12 @@ class Mixture(Sequence[Example]):
     def of(cls, examples: Sequence[Example]) -> Mixture:
         """Wrap examples in a `Mixture` with a single dataset; return a `Mixture` unchanged."""
         return examples if isinstance(examples, Mixture) else cls([LoadedSet("data", examples)])
+
+    def without_classes(self) -> Mixture:
+        """Return a mixture whose batches do not depend on classes, for losses that do not read them."""
+        mixture = copy(self)
+        mixture.draws = replace(self.draws, classes=(None,) * len(self.sets))
+        return mixture
 
     def __len__(self) -> int:
         return self._ends[-1]

@@ -100,6 +100,10 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
         vocabulary |= {token["content"]: token["id"] for token in (*in_config, *kept)}
         spec["added_tokens"] = kept
     else:
+        pieces = {piece for piece, _ in vocabulary}
+        spec["added_tokens"] = [
+            token for token in spec["added_tokens"] if not (token["special"] and token["content"] in pieces)
+        ]
         for token in spec["added_tokens"] if steps else ():
             token["special"] = True  # and `split_special_tokens` does not split special tokens
     spec["post_processor"] = _post_processor(tokenizer, [*special.before, *before], [*after, *special.after])

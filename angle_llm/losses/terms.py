@@ -15,7 +15,7 @@ from types import CodeType
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from angle_llm.device import on_device
 from angle_llm.losses.blocks import PairSimilarity, RowVector, WholeMatrix, from_rows
@@ -211,7 +211,7 @@ def as_objective(loss: Loss) -> Objective:
 
     Raises:
         ValueError: for two terms with the same name.
-        TypeError: for another type, such as a loss in a list that is not a sum of terms.
+        TypeError: for another type, such as a loss in a list that is not a sum of terms, or a module with trainable parameters.
     """
     if isinstance(loss, Objective):
         return loss
@@ -222,6 +222,11 @@ def as_objective(loss: Loss) -> Objective:
         elif isinstance(part, Term):
             terms.append(part)
         elif callable(part) and not isinstance(part, Objective):
+            if isinstance(part, nn.Module) and any(weight.requires_grad for weight in part.parameters()):
+                raise TypeError(
+                    f"loss: {type(part).__name__} has parameters, which a run does not train. Set them to constants "
+                    "(requires_grad_(False)), or use a function."
+                )
             terms.append(FunctionTerm(getattr(part, "__name__", type(part).__name__), part))
         else:
             raise TypeError(

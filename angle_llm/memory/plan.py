@@ -107,6 +107,8 @@ def forecast(settings: PlanSettings) -> Forecast:
     check_partition(source, settings, "FSDP" if settings.fsdp else "ZeRO-3" if settings.zero == 3 else None)
     settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
     data = load_mixture(settings.data, cache_folder())
+    if settings.pretraining.task is not None:
+        data = data.without_classes()
 
     # 2. The encoder: a tiny copy that plans micro-batches, and the backbone without weights.
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)

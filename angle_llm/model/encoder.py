@@ -312,12 +312,14 @@ class SentenceEncoder:
 
     @property
     def pad_id(self) -> int:
-        """Token id of padding: the pad token of the tokenizer, or 0 without a pad token.
+        """Token id of padding: the pad token of the tokenizer, or 0 without a pad token that has an embedding.
 
         The id does not affect embeddings, because padding is masked, or follows the last token in a causal model.
         """
         pad = self.tokenizer.pad_token_id
-        return 0 if pad is None else int(pad)
+        backbone: Any = lora.without_adapter(self.model.backbone)
+        has_embedding = pad is not None and pad < backbone.get_input_embeddings().num_embeddings
+        return int(pad) if has_embedding else 0
 
     def to(self, device: str | torch.device) -> SentenceEncoder:
         """Move the weights to a device, and return the encoder. Layouts of texts are chosen again for another device type."""

@@ -87,7 +87,10 @@ class Trackers:
         """Send named numbers of an optimizer step to all trackers; characters that a tracker may refuse become `_`."""
         cleaned = {re.sub(r"[^-/\w.]", "_", name): value for name, value in values.items()}
         for name, tracker in list(self._trackers.items()):
-            self._attempt(name, lambda tracker=tracker: tracker.log(cleaned, step=step))
+            # A store of mlflow in files has no metric `loss` beside `loss/cosine`.
+            totals = ("loss", "evaluation") if name == "mlflow" else ()
+            of_tracker = {f"{key}/total" if key in totals else key: value for key, value in cleaned.items()}
+            self._attempt(name, lambda tracker=tracker, values=of_tracker: tracker.log(values, step=step))
 
     def close(self) -> None:
         """Close all trackers."""

@@ -168,19 +168,26 @@ def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
 def check_classes(losses: Sequence[Objective], data: Mixture) -> None:
     """Check that a loss learns from the classes of labelled texts, and that a class term has labelled texts.
 
-    `losses` has one loss per dataset of `data`. Raises `SettingsError`.
+    A dataset without classes needs a term besides the class term. `losses` has one loss per dataset of `data`. Raises
+    `SettingsError`.
     """
+    if any("label" in loss.needs for loss in losses) and all(class_N is None for class_N in data.draws.classes):
+        raise SettingsError(
+            "objective.class_weight: expected texts with a class (--data.format labelled_text), got none."
+        )
     for loss, dataset, class_N in zip(losses, data.sets, data.draws.classes, strict=True):
         if class_N is not None and loss.needs_pairs:
             raise SettingsError(
                 f"{dataset.name} has texts with a class: set --objective.class-weight above 0, such as to 1."
+            )
+        terms = getattr(getattr(loss, "plain", loss), "terms", ())
+        if class_N is None and terms and all("label" in term.needs for term in terms):
+            raise SettingsError(
+                f"{dataset.name} has no classes, and class_weight is the only weight, so nothing is learned from it. Set "
+                "--objective.in-batch-weight 1, or the objective of each dataset (data.sets)."
             )
         if class_N is not None and "label" in loss.needs and (classes := len(np.unique(class_N))) in (1, len(class_N)):
             raise SettingsError(
                 f"{dataset.name}: expected two classes or more, and a class with two texts; got {len(class_N):,} texts in "
                 f"{classes:,} classes. Check which column is the label."
             )
-    if any("label" in loss.needs for loss in losses) and all(class_N is None for class_N in data.draws.classes):
-        raise SettingsError(
-            "objective.class_weight: expected texts with a class (--data.format labelled_text), got none."
-        )

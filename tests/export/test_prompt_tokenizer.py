@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 from tiny import KINDS, tiny_backbone
-from tiny_tokenizers import TOKENIZERS, markup, sentences
-from tokenizers import AddedToken
+from tiny_tokenizers import TOKENIZERS, markup, sentences, unigram
+from tokenizers import AddedToken, Tokenizer
 
 from angle_llm.export.tokenizer import PromptTokenizer, check_same_ids, prompt_tokenizer
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
@@ -127,6 +127,20 @@ def test_texts_around_and_far_beyond_the_limit_are_cut_as_the_encoder_cuts(
     lengths = [len(ids) for ids in uncut(texts)]
     assert min(lengths) <= 64 < max(lengths)
     texts.append(endless[:100_000])
+    assert as_the_library_calls_it(exported, texts) == ours(texts)
+
+
+@every_tokenization
+@pytest.mark.parametrize("prompt", ["plain", "head", "tail", "edits"])
+def test_special_tokens_that_are_pieces_of_a_unigram_model(prompt: str, tokenization: str) -> None:
+    """XLM-R (multilingual-e5, bge-m3): read by `tokenizers` and by transformers."""
+    ours = SentenceTokenizer(unigram(), replace(PROMPTS[prompt], tokenization=tokenization), 64)
+    built = prompt_tokenizer(ours)
+    folder = written(built, Path(mkdtemp(dir=FOLDERS.name)))
+    check_same_ids(lambda text: Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids, ours)
+    check_same_ids(ids_of(transformers.PreTrainedTokenizerFast.from_pretrained(folder)), ours)
+    texts = ["<s>old</s> price", "a <pad> b", "<mask>", "A man eats."]
+    exported = transformers.AutoTokenizer.from_pretrained(folder)
     assert as_the_library_calls_it(exported, texts) == ours(texts)
 
 

@@ -17,7 +17,8 @@ import torch
 from kills import contents
 from safetensors.torch import load_file, save_file
 from tiny import KINDS, LIKE_ANOTHER, save_tiny_adapter, save_tiny_base, tiny_encoder
-from transformers import AutoModel, PreTrainedTokenizerFast
+from tiny_tokenizers import VOCABULARY, unigram
+from transformers import AutoModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.export.exported_folder import ExportFacts, is_sentence_transformers_folder
@@ -166,6 +167,27 @@ def test_the_folder_is_not_opened_as_a_backbone(run: Path, tmp_path: Path, monke
     assert not (tmp_path / "other").exists()
     with pytest.raises(MissingLibraryError):
         verify([run, tmp_path / "out"], VerifyOptions(device="cpu"))
+
+
+@needs_library
+def test_a_unigram_tokenizer_is_exported(tmp_path: Path) -> None:
+    """XLM-R, as multilingual-e5 and bge-m3: special tokens are pieces of the tokenizer."""
+    config = XLMRobertaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=120, pad_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    XLMRobertaModel(config).save_pretrained(tmp_path / "base")
+    unigram().save_pretrained(tmp_path / "base")
+    prompt = PromptTemplate("mine", "query: {text}")
+    encoder = SentenceEncoder.from_pretrained(
+        tmp_path / "base", prompt=prompt, pooling="mean", max_length=80, device="cpu"
+    )
+    encoder.save_pretrained(tmp_path / "model")
+    report = export_sentence_transformers(tmp_path / "model", tmp_path / "out", device="cpu")
+    assert report is not None
+    assert report.holds
+    assert np.abs(by_library(tmp_path / "out", TEXTS) - encoder.encode(TEXTS)).max() < 1e-5
 
 
 def test_unsupported_encoders_are_refused(tmp_path: Path) -> None:

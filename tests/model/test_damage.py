@@ -37,6 +37,11 @@ def test_an_added_token_beyond_the_embeddings_is_allowed(base: Path, tmp_path: P
     tokenizer.save_pretrained(tmp_path / "model")
     rows = SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu").encode(["Some <pad> text."])
     assert torch.from_numpy(rows).isfinite().all()
+    tokenizer.pad_token = "<pad>"
+    tokenizer.save_pretrained(tmp_path / "model")
+    encoder = SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu", layout="padded")
+    texts = ["Some <pad> text.", "A longer text, with more tokens."]
+    np.testing.assert_allclose(encoder.encode(texts)[:1], rows, rtol=0, atol=1e-5 * np.abs(rows).max())
 
 
 def test_a_plain_token_beyond_the_embeddings_is_refused(base: Path, tmp_path: Path) -> None:

@@ -122,6 +122,18 @@ def test_a_mixture_with_pairs_trains(common: dict[str, Any], tmp_path: Path) -> 
     fine_tune(data={"sets": [classes, {"path": pairs}]}, run_dir=str(tmp_path / "run"), **common)
     metrics = read_metrics(tmp_path / "run")
     assert {"loss/class", "loss/in_batch"} <= set().union(*metrics)
+    both = {"sets": [{"path": table()}, {"path": pairs}]}
+    objective = {"class_weight": 1, "in_batch_weight": 0}
+    with pytest.raises(SettingsError, match=r"data2\S* has no classes, and class_weight is the only weight"):
+        fine_tune(data=both, objective=objective, run_dir=str(tmp_path / "alone"), **common)
+
+
+def test_the_order_of_pretraining_does_not_depend_on_classes() -> None:
+    """Texts of a class would be negatives of each other in SimCSE."""
+    texts = [LabelledText(f"text {n}", str(n % 2)) for n in range(40)]
+    batches = Mixture.of(texts).without_classes().draws.epoch(0, 8, seed=1)
+    plain = Mixture.of([PositivePair(text.text, text.text) for text in texts]).draws.epoch(0, 8, seed=1)
+    assert list(batches) == list(plain) != list(Mixture.of(texts).draws.epoch(0, 8, seed=1))
 
 
 def main(folder: Path) -> None:

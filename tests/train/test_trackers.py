@@ -99,6 +99,17 @@ def test_a_tracker_that_fails_is_off_and_the_run_continues(
     assert not (tmp_path / "tensorboard").exists()
 
 
+def test_no_name_of_mlflow_is_the_folder_of_another(
+    fake: type[FakeTracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its store in files writes a file for a metric."""
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "mlflow", lambda project, run_name: FakeTracker(run_name))
+    with Metrics(TrainSettings(run_dir=str(tmp_path / "mine"), report_to=["mlflow"])) as metrics:
+        metrics.log({"step": 1, "loss": 4.0, "loss/cosine": 4.0, "evaluation": 3.0, "evaluation/a/b": 3.0})
+    (names,) = [call[1].keys() for call in fake.calls if call[0] == "log"]
+    assert names == {"loss/total", "loss/cosine", "evaluation/total", "evaluation/a/b"}
+
+
 def test_a_tracker_that_is_not_installed_is_refused_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

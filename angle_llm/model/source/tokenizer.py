@@ -241,12 +241,14 @@ class SentenceTokenizer:
         """Return the token ids of each text, with prompt and special tokens.
 
         Error messages give the position of the text in `texts` plus `first`. `instructions` has the instruction of each
-        text; None: the default of the prompt. Empty: the default for all texts.
+        text; None or blank: the default of the prompt. Empty: the default for all texts.
         """
         texts = checked_texts(texts, first)
         positions_of: defaultdict[str | None, list[int]] = defaultdict(list)
         for position, instruction in enumerate(instructions or [None] * len(texts)):
-            positions_of[instruction].append(position)
+            is_nan = instruction != instruction  # a missing value of pandas
+            is_blank = is_nan or (isinstance(instruction, str) and not instruction.strip())
+            positions_of[None if is_blank else instruction].append(position)
         ids_of_texts: list[list[int]] = [[] for _ in texts]
         for instruction, positions in positions_of.items():
             try:

@@ -162,7 +162,7 @@ FAULTS = [
     Fault("damaged-shard-kept", "ResumableFolder.is_whole", "self.check(name)", "self.manifest(name)",
           contract("embed", "killed")),
     Fault("scaled-before-the-cut", "VectorForm.stored", "np.linalg.norm(rows, axis", "np.linalg.norm(rows_ND, axis",
-          contract("embed", "cut_scaled")),
+          "tests/model/test_vectors.py -k cut_before"),
     Fault("farthest-found", "best", "np.argsort(-score_QC", "np.argsort(score_QC",
           "tests/tools/test_search.py -k brute_force"),
     Fault("farthest-first", "search_folder", "-hit.cosine", "hit.cosine", contract("embed", "nearest_rows")),

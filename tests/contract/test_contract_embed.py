@@ -39,8 +39,8 @@ def test_standard_input_is_read_and_its_skipped_rows_are_listed(model: str, due:
 
 
 def test_a_killed_command_ends_with_the_same_bytes(files: Files, tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("".join(f"{text} {n}\n" for n in range(20) for text in sentences(250, seed=n)))
-    base = ["angle-llm", "embed", "--model", files.bert, "--input", tmp_path / "texts.txt", "--shard-rows", "250"]
+    (tmp_path / "texts.txt").write_text("".join(f"{text} {n}\n" for n in range(20) for text in sentences(125, seed=n)))
+    base = ["angle-llm", "embed", "--model", files.bert, "--input", tmp_path / "texts.txt", "--shard-rows", "125"]
     command(*base, "--output", tmp_path / "once")
     program = programs.start(*base, "--output", tmp_path / "out")
     end = time.monotonic() + 60

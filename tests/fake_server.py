@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -71,20 +71,24 @@ class FakeServer:
 
 
 class Writer(FakeServer):
-    """A chat server that answers with `rule(message)`: a text, or a reply as it is."""
+    """A chat server that answers with `rule(message)`: a text, or a reply, by default of the type JSON."""
 
-    def __init__(self, rule: Callable[[str], str | Reply]) -> None:
+    def __init__(self, rule: Callable[..., str | Reply | None]) -> None:
         super().__init__(self.reply)
         self.rule, self.delay = rule, 0.0
         self.name = f"{self.url}/v1#tiny"
 
+    def answer(self, message: str) -> str | Reply | None:
+        return self.rule(message)
+
     def reply(self, request: Request) -> Reply:
         text = json.loads(request.body)["messages"][0]["content"]
         time.sleep(self.delay)
-        answer = self.rule(text)
+        answer = self.answer(text)
+        headers = {"Content-Type": "application/json"}
         if isinstance(answer, Reply):
-            return answer
+            return replace(answer, headers={**headers, **answer.headers})
         choices = [{"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}]
         usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
         content = {"id": "1", "object": "chat.completion", "created": 1, "model": "tiny"}
-        return Reply(content | {"choices": choices, "usage": usage}, headers={"Content-Type": "application/json"})
+        return Reply(content | {"choices": choices, "usage": usage}, headers=headers)

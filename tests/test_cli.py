@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from angle_llm.settings.train import DataSource
 
 ROOT = Path(__file__).parent.parent
 EMBED = ["embed", "--model", "./nowhere"]
+STARTER = ["eval", "sts", "--model", "./nowhere", "--tasks", "starter:graded_pairs.tsv"]
 COMMANDS = [*cli.COMMANDS]
 
 
@@ -35,8 +35,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("command", ["", "eval", "data", *COMMANDS])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with suppress(SystemExit):
-        cli.run([*command.split(), "--help"])
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(cli.run([*command.split(), "--help"]))
+    assert not ended.value.code
     shown = capsys.readouterr().out
     assert f"angle-llm {command}".strip() in shown
     inner = [
@@ -101,12 +102,21 @@ def test_flags_complete_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFi
         (["train", "--model.path", "eval/reprot"], ["no model at eval/reprot. Did you mean eval/report"]),
         (["eval", "sts", "--model", "x", "--columns", "score", "rating"], ["--columns", "file in --tasks, got none"]),
         (["train", "--objective.angle-form", "fase"], ["phase", "'fase'"]),
+        (["train", "--model.pooling", "lats"], ["'lats'", "'last'"]),
+        (["train", "--data.format", "tripel"], ["'tripel'", "'triple'"]),
+        (["train", "--optimizer.learning-rate", "-1"], ["--optimizer.learning-rate: ", "-1"]),
+        (["train", "--lora.rank", "four"], ["--lora.rank", "four"]),
+        (["train", "--lora.rnak", "4"], ["--lora.rnak", "--lora.rank"]),
+        (["train", "--evaluation.every-steps", "3"], ["evaluation.every_steps", "evaluation.tasks"]),
         (["train", "--resume", "atuo"], ["--resume", "auto", "never", "'atuo'"]),
         ([*EMBED, "--input", "README.md", "--output", "x.txt"], ["x.txt", ".npy"]),
         ([*EMBED, "--input", "none.txt", "--output", "x.npy"], ["none.txt"]),
         ([*EMBED, "--input", "pyproject.toml", "--output", "x.npy"], ["pyproject.toml:4", "empty"]),
-        (["eval", "sts", "--model", "./nowhere", "--tasks", "sts99"], ["sts99"]),
-        (["eval", "sts", "--model", "./nowhere", "--max-length", "-1"], ["--max-length: ", "-1"]),
+        (["eval", "sts", "--model", "./nowhere", "--tasks", "sts99"], ["sts99", "'stsb'"]),
+        (["eval", "sts", "--model", "./nowhere", "--tasks", "none.tsv"], ["none.tsv"]),
+        ([*STARTER, "--against", "none.json"], ["none.json"]),
+        ([*STARTER, "--variant", "senteval"], ["--variant senteval", "--data-dir"]),
+        (["eval", "sts", "--model", "./nowhere", "--max-length", "0"], ["--max-length: ", "got 0"]),
         (["eval", "sts", "--model", "./nowhere", "--config"], ["--config: expected a YAML file"]),
         ([*EMBED, "--input", "README.md", "--output", "x", "--shard-rows", "0"], ["--shard-rows: ", "got 0"]),
         (["data", "check"], ["FILE is missing"]),
@@ -131,7 +141,7 @@ def test_a_mistake_is_reported_in_a_sentence(
     shown = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().err).split())
     assert stopped.value.code == 2
     assert all(word in shown for word in expected), shown
-    assert not (tmp_path / "run" / "model").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_bytes_that_are_not_utf8_are_reported_with_their_line(tmp_path: Path) -> None:

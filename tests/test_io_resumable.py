@@ -112,7 +112,7 @@ def test_parts_of_other_settings_are_never_used(tmp_path: Path) -> None:
 
 def test_other_files_are_not_changed(tmp_path: Path) -> None:
     write_text(tmp_path / "mine" / "diary.txt", "dear")
-    with pytest.raises(FolderError, match=r"--output .*diary\.txt"):
+    with pytest.raises(FolderError, match=r"--output \S*mine contains other files .*diary\.txt"):
         opened(tmp_path / "mine").__enter__()
     with pytest.raises(FolderError, match=r"--output .*diary\.txt"):
         opened(tmp_path / "mine" / "diary.txt").__enter__()

@@ -89,6 +89,7 @@ def test_fingerprint_depends_on_what_changes_the_ids() -> None:
     # As stored in saved encoders:
     stored = "641370193fee239e4ae6309a65330e45b3ba81e50adf1a26a4f31f1deed49fc2"
     assert load_prompt("summarize_one_word").fingerprint == stored
+    assert load_prompt("summarize_one_word_edited").template == load_prompt("summarize_one_word").template == PAPER
 
 
 def test_prompt_is_unchanged_by_json_and_yaml(write: Write) -> None:
@@ -117,7 +118,10 @@ def test_template_needs_exactly_one_placeholder(template: str) -> None:
         ("name: no\ntemplate: '{text}'\n", ["name", "got False"]),
         ("name: a\ntemplate: '{text}'\ndescription:\n", ["description", "got None"]),
         ("name: a\ntemplate: '{text}'\nedits: append_full_stop\n", ["edits", "'append_full_stop'"]),
-        ("name: a\n---\nname: b\n", []),
+        ("name: a\ntemplate: '{text}'\nedits: [append_fullstop]\n", ["'append_full_stop'"]),
+        ("name: a\ntemplate: '{text}'\ntokenization: joint\n", ["tokenization", "'joined'"]),
+        ("name: a\ntemplate: no place\n", ["{text}"]),
+        *((content, ["mine.yaml"]) for content in ("name: [\n", "- a\n", "", "name: a\n---\nname: b\n")),
         ("name: a\ntemplate: 'é{text}'\n".encode("latin-1"), ["UTF-8"]),
     ],
 )
@@ -135,7 +139,9 @@ def test_file_runs_no_code(write: Write, tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("name", ["", "summarise_one_word"])
-def test_unknown_prompt_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(SettingsError, match="prompteol"):
+@pytest.mark.parametrize(
+    ("name", "named"), [("", "prompteol"), ("summarise_one_word", "prompteol"), ("none.yaml", r"none\.yaml")]
+)
+def test_unknown_prompt_is_refused_with_the_known_ones(name: str, named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
         load_prompt(name)

@@ -1,11 +1,10 @@
-"""`TextBatch` and `AngleObjective`: the relation of a batch, and the loss against an independent slow formula."""
+"""`AngleObjective`: the loss against an independent slow formula, and invalid arguments."""
 
 import pytest
 import reference_loss
 import torch
 
-from angle_llm import AngleObjective, ObjectiveValue, TextBatch
-from angle_llm.data import PositivePair, ScoredPair, Triple  # as the README imports them
+from angle_llm import AngleObjective, ObjectiveValue
 
 TEXTS = 9
 LEFT, RIGHT = [0, 0, 2, 4, 4, 6, 8, 3, 0], [1, 2, 3, 5, 7, 7, 8, 2, 5]
@@ -66,24 +65,6 @@ def test_half_precision_is_raised_to_float32() -> None:
     assert x.grad.dtype == torch.bfloat16
 
 
-def test_one_score_alone_gives_exactly_zero() -> None:
-    x = rows(torch.float32)
-    same = torch.full((len(LEFT),), 0.3)
-    result = AngleObjective(cosine_weight=1, angle_weight=1)(x, torch.tensor(LEFT), torch.tensor(RIGHT), same)
-    assert float(result.loss.detach()) == 0.0
-    result.loss.backward()
-    assert x.grad is not None
-    assert not x.grad.any()
-
-
-def test_a_row_of_zeros_gives_no_nan() -> None:
-    x = rows(torch.float32).detach().index_fill(0, torch.tensor([0, 7]), 0.0).requires_grad_()
-    result = value(AngleObjective(cosine_weight=1, angle_weight=1, regression_weight=1), x)
-    result.loss.backward()
-    assert x.grad is not None
-    assert bool(torch.isfinite(x.grad).all())
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -119,32 +100,3 @@ def test_scores_that_are_not_finite_are_refused() -> None:
     score = torch.tensor([float("nan"), *SCORE[1:]])
     with pytest.raises(ValueError, match=r"(?i)score.*nan|nan.*score"):
         AngleObjective(cosine_weight=1)(rows(), torch.tensor(LEFT), torch.tensor(RIGHT), score)
-
-
-def test_examples_become_unique_texts_and_scored_pairs() -> None:
-    examples = [Triple("a", "b", "c"), ScoredPair("b", "a", 0.25), PositivePair("a", "d"), Triple("d", "b", "a")]
-    batch = TextBatch.from_examples(examples)
-    assert batch.texts == ["a", "b", "c", "d"]
-    assert len(batch) == 4
-    assert batch.left.tolist() == [0, 0, 1, 0, 3, 3]
-    assert batch.right.tolist() == [1, 2, 0, 3, 1, 0]
-    assert batch.score.tolist() == [1.0, 0.0, 0.25, 1.0, 1.0, 0.0]
-    assert (batch.left.dtype, batch.score.dtype) == (torch.int64, torch.float32)
-    assert len(TextBatch.from_examples([])) == 0
-
-
-def test_the_objective_accepts_the_relation_of_a_text_batch() -> None:
-    batch = TextBatch.from_examples([Triple("A man eats.", "Someone eats.", "Nobody eats.")])
-    x = torch.randn(len(batch), 64, requires_grad=True)
-    result = AngleObjective(in_batch_weight=1, angle_weight=0.1)(x, batch.left, batch.right, batch.score)
-    result.loss.backward()
-    assert x.grad is not None
-    assert set(result.parts) == {"in_batch", "angle"}
-
-
-def test_a_batch_with_a_repeated_text_or_a_wrong_row_is_refused() -> None:
-    one, score = torch.tensor([0]), torch.tensor([1.0])
-    with pytest.raises(ValueError, match=r"(?i)unique"):
-        TextBatch(texts=["a", "a"], left=one, right=one, score=score)
-    with pytest.raises(ValueError, match="right"):
-        TextBatch(texts=["a", "b"], left=one, right=torch.tensor([2]), score=score)

@@ -262,44 +262,9 @@ def test_plan_forecasts_a_run_without_starting_it(files: Files, tmp_path: Path) 
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ("--config none.yaml", ["none\\.yaml"]),
-        ("--model.path ./nowhere", ["nowhere"]),
-        ("--model.prompt sumarize_one_word", ["summarize_one_word"]),
-        ("--model.pooling lats", ["lats", "last"]),
-        ("--data.path nowhere.jsonl", ["nowhere\\.jsonl"]),
-        ("--data.format tripel", ["tripel", "triple"]),
-        ("--evaluation.tasks nowhere.tsv", ["nowhere\\.tsv"]),
-        ("--objective.angle-form fase", ["fase", "phase"]),
-        ("--resume atuo", ["--resume", "atuo", "auto"]),
-        ("--batch-size 0", ["batch.size", r"\b0\b"]),
-        ("--optimizer.learning-rate -1", ["learning.rate", "-1"]),
-        ("--lora.rank four", ["rank", "four"]),
-        ("--lora.rnak 4", ["rnak", "lora\\.rank"]),
-        ("--evaluation.every-steps 3", ["evaluation\\.every.steps", "evaluation\\.tasks"]),
-    ],
-)
-def test_a_mistake_is_refused_before_anything_is_written(
-    flags: str, named: list[str], files: Files, tmp_path: Path
-) -> None:
-    names(refused(files, tmp_path, *flags.split()), *named)
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ("lora: {rnak: 4}\n", ["mine\\.yaml", "rnak", "rank"]),
-        ("optimiser: {learning_rate: 1}\n", ["mine\\.yaml", "optimiser", "optimizer"]),
-        ("lora: {rank: four}\n", ["mine\\.yaml", "rank", "four"]),
-        ("lora: [\n", ["mine\\.yaml"]),
-        ("- 1\n", ["mine\\.yaml"]),
-    ],
-)
-def test_an_invalid_settings_file_is_refused(content: str, named: list[str], files: Files, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(content)
-    names(refused(files, tmp_path, "--config", str(tmp_path / "mine.yaml")), *named)
+def test_an_invalid_settings_file_is_refused(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("lora: {rnak: 4}\n")
+    names(refused(files, tmp_path, "--config", str(tmp_path / "mine.yaml")), r"mine\.yaml", "rnak", "rank")
 
 
 def test_the_directory_of_another_run_is_refused(run_dir: Path, files: Files, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def write_model(kind: str, folder: Path, *, seed: int = 0) -> Path:
+def write_model(kind: str, folder: Path) -> Path:
     """Writes a model folder of the kind `llama`, `mistral` (a sliding window of 6 tokens) or `bert`."""
     config = {
         "llama": lambda: LlamaConfig(**_SIZES, num_key_value_heads=2, bos_token_id=0, eos_token_id=1),
@@ -105,7 +105,7 @@ def write_model(kind: str, folder: Path, *, seed: int = 0) -> Path:
         "bert": lambda: BertConfig(**_SIZES),
     }[kind]()
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = AutoModel.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():

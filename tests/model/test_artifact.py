@@ -33,6 +33,7 @@ from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man is eating.", 'Someone says "no", then eats something that takes a long time.', "Where is it?"]
 LORA = LoraSettings(rank=2)
+PICKLES = {".bin", ".pkl", ".pt"}
 DORA = PeftLora(rank=2, dora=True, rslora=True, dropout=0.2)
 
 
@@ -167,11 +168,14 @@ def test_the_files_and_the_card(adapter: Path, base: Path, tmp_path: Path) -> No
     names = set(contents(adapter))
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", CARD_NAME} <= names
     assert not names & {"model.safetensors", "config.json", "README.md"}
+    assert not {Path(name).suffix for name in names} & PICKLES
 
     tiny_encoder("bert", torch.bfloat16, base="somebody/bert", base_revision="main").save_pretrained(tmp_path / "model")
     values = card_values(tmp_path / "model")
     assert (values["dtype"], values["base"], values["base_revision"]) == ("bfloat16", None, None)
-    assert {"model.safetensors", "config.json"} <= set(contents(tmp_path / "model"))
+    names = set(contents(tmp_path / "model"))
+    assert {"model.safetensors", "config.json"} <= names
+    assert not {Path(name).suffix for name in names} & PICKLES
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["torch_dtype"] == "bfloat16", "the name of transformers 4"
 
@@ -276,6 +280,7 @@ def test_a_folder_below_that_of_a_gguf_base_is_accepted(tmp_path: Path) -> None:
         ({"format_version": 2}, "format_version"),
         ({"pooling": ...}, "pooling"),
         ({"bits": 3}, "bits"),
+        ({"poolng": "last"}, "poolng.*pooling"),
     ],
     ids=repr,
 )
@@ -316,8 +321,9 @@ def test_an_empty_folder_and_missing_parents_are_accepted_and_other_content_is_n
     (tmp_path / "mine").mkdir()
     for name in ("mine/.hidden", "a file"):
         (tmp_path / name).write_text("years of work")
-        with pytest.raises(ArtifactError, match="not a saved encoder"):
-            encoder.save_pretrained(tmp_path / Path(name).parts[0])
+        target = tmp_path / Path(name).parts[0]
+        with pytest.raises(ArtifactError, match=f"{target} exists and is not a saved encoder"):
+            encoder.save_pretrained(target)
         assert (tmp_path / name).read_text() == "years of work"
 
 

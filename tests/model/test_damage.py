@@ -93,6 +93,14 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         SentenceEncoder.from_pretrained(tmp_path, device="cpu")
 
 
+def test_pickled_weights_are_refused_by_name(tmp_path: Path) -> None:
+    path = save_tiny_base("llama", tmp_path) / "model.safetensors"
+    torch.save(load_file(path), tmp_path / "pytorch_model.bin")
+    path.unlink()
+    with pytest.raises(ArtifactError, match=r"pytorch_model\.bin"):
+        SentenceEncoder.from_pretrained(tmp_path, device="cpu")
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "bert", "roberta"])
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_folder_without_its_tokenizer_files_is_refused(kind: str, saved: bool, tmp_path: Path) -> None:
@@ -208,6 +216,11 @@ def add_code(folder: Path) -> None:
         add_values(name, auto_map=names, trust_remote_code=True)(folder)
 
 
+def add_code_of_an_unknown_model(folder: Path) -> None:
+    add_code(folder)
+    add_values("config.json", model_type="evil")(folder)
+
+
 BOTH: dict[str, Callable[[Path], None]] = {
     "cut weights": change_file(lambda path: os.truncate(path, path.stat().st_size // 2)),
     "flipped header": change_file(
@@ -235,6 +248,7 @@ ONE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a rank too large": ("adapter", add_values("adapter_config.json", r=10**9)),
     "another kind of adapter": ("adapter", add_values("adapter_config.json", peft_type="XLORA")),
     "code of an adapter": ("adapter", add_code),
+    "code of an unknown model": ("whole", add_code_of_an_unknown_model),
     "a base elsewhere": ("adapter", add_values(CARD_NAME, base="OUTSIDE")),
 }
 IGNORED: dict[str, tuple[str, Callable[[Path], None]]] = {
@@ -258,7 +272,7 @@ def damaged(sound: Path, tmp_path: Path, kind: str, change: Callable[[Path], Non
 def test_a_damaged_or_hostile_folder_is_refused_and_runs_no_code(case: str, sound: Path, tmp_path: Path) -> None:
     kind, change = CASES[case]
     folder = damaged(sound, tmp_path, kind, change)
-    with pytest.raises((ArtifactError, FileNotFoundError)):
+    with pytest.raises((ArtifactError, FileNotFoundError), match=str(folder)):
         SentenceEncoder.from_pretrained(folder, device="cpu").encode(["A man is eating."])
     assert not (tmp_path / "ran").exists()
 

@@ -154,6 +154,7 @@ def test_an_adapter_of_fewer_layers_is_saved_loaded_merged_and_verified(kind: st
 def test_options_of_loading_truncate(tmp_path: Path) -> None:
     adapter = save_adapter("llama", tmp_path)
     for folder in (adapter, tmp_path / "base"):
+        assert np.array_equal(load(folder, dimensions=10).encode(TEXTS), load(folder).encode(TEXTS)[:, :10])
         short = load(folder, layers=2, dimensions=10)
         expected = load(folder).truncated(layers=2, dimensions=10).encode(TEXTS)
         assert np.array_equal(short.encode(TEXTS), expected)

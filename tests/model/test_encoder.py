@@ -1,4 +1,4 @@
-"""Encoding: equal to the plain model on one text at a time, in any batch, order and padding; public behaviour is in contract."""
+"""Encoding: equal to the plain model on one text at a time, in any batch, order and padding."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -243,6 +243,11 @@ def test_a_corpus_is_planned_in_blocks_with_the_same_rows(monkeypatch: pytest.Mo
     assert in_blocks.computed_tokens > counts.computed_tokens, "blocks share nothing with each other"
     with pytest.raises(ValueError, match="text 7 is empty"):
         encoder_of("llama").encode([*TEXTS[:7], " "])
+
+
+def test_one_text_in_place_of_a_list_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"list|sequence"):
+        encoder_of("llama").encode("one text")
 
 
 def test_threads_can_share_an_encoder_and_other_encoders_do_not_wait() -> None:

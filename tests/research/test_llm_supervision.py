@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from answer_pairs import FILTERS, Pair, drop_repeats, drop_surplus, why_dropped
-from fake_server import FakeServer, Reply, Request
+from fake_server import Reply, Writer
 from hypothesis import example, given
 from hypothesis import strategies as st
 from llm_supervision import generate, load_prompts, message
-from programs import run, start
+from programs import run
 from tiny import save_tiny_base, tiny_causal_lm
 from tiny_tokenizers import TOKENIZERS
 
@@ -49,25 +49,16 @@ def usual(text: str, times: int) -> str:
     return f"Sure! Here are 2:\n1. {' '.join([first, *words[1:]])}.\n2. {' '.join([*words, last])}."
 
 
-class ChatServer(FakeServer):
+class ChatServer(Writer):
     """Answers by `rule(message, number of earlier requests with it)`: a text, or a reply."""
 
     def __init__(self, rule: Callable[[str, int], str | Reply | None] = usual) -> None:
-        super().__init__(self.reply)
-        self.rule, self.messages, self.delay = rule, Counter[str](), 0.0
-        self.name = f"{self.url}/v1#tiny"
+        super().__init__(rule)
+        self.messages = Counter[str]()
 
-    def reply(self, request: Request) -> Reply:
-        text = json.loads(request.body)["messages"][0]["content"]
-        self.messages[text] += 1
-        time.sleep(self.delay)
-        said = self.rule(text, self.messages[text] - 1)
-        if isinstance(said, Reply):
-            return Reply(said.body, said.status, {"Content-Type": "application/json", **said.headers})
-        content = {"id": "1", "object": "chat.completion", "created": 1, "model": "tiny"}
-        choices = [{"index": 0, "message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]
-        usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
-        return Reply(content | {"choices": choices, "usage": usage}, headers={"Content-Type": "application/json"})
+    def answer(self, message: str) -> str | Reply | None:
+        self.messages[message] += 1
+        return self.rule(message, self.messages[message] - 1)
 
 
 @pytest.fixture
@@ -137,28 +128,10 @@ def test_no_request_is_repeated(server: ChatServer, folder: Path) -> None:
     journal.write_bytes(b"".join(lines[:7]) + lines[7][:30])
     make(folder, server.name)
     assert (len(server.requests), (folder / "pairs.jsonl").read_bytes()) == (29, before)
+    make(folder, server.name, flags="--concurrency 1", out="alone.jsonl")
+    assert (folder / "alone.jsonl").read_bytes() == before
     with Journal(journal), pytest.raises(DataError, match="another process"):
         make(folder, server.name)
-
-
-def test_a_killed_command_resumes(server: ChatServer, folder: Path) -> None:
-    (folder / "sentences.txt").write_text("".join(f"{n} men walk along the long road.\n" for n in range(40)))
-    flags = f"--sentences {folder / 'sentences.txt'} --size 2 --llm {server.name} --out {folder / 'pairs.jsonl'}"
-    command = ["python", PROGRAM, *flags.split()]
-    server.delay = 0.03
-    for wanted in (10, 40):
-        program = start(*command)
-        while len(server.requests) < wanted:
-            assert program.process.is_alive()
-            time.sleep(0.005)
-        program.process.kill()
-        program.wait()
-        time.sleep(0.1)
-    assert run(*command).returncode == 0
-    assert len(server.messages) == 80
-    assert sum(server.messages.values()) <= 80 + 2 * 4, "a kill loses at most the 4 requests under way"
-    make(folder, server.name, flags="--concurrency 1", out="alone.jsonl")
-    assert (folder / "alone.jsonl").read_bytes() == (folder / "pairs.jsonl").read_bytes()
 
 
 def test_a_slow_disk_delays_requests(server: ChatServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,9 @@ def test_yaml_overrides_defaults_key_by_key_and_the_command_line_overrides_yaml(
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
+        ({"optimiser": {}}, ["'optimiser'", "'optimizer'", "the top level"]),
+        ([1], ["a mapping", "list"]),
+        ({"lora": {"rank": "four"}}, ["lora.rank", "'four'"]),
         ({"lora": {"rnak": 8}}, ["'rnak'", "'rank'", "in lora"]),
         ({"data": {"sets": [{"weigth": 2}]}}, ["'weigth'", "'weight'", "data.sets.0"]),
         ({"model": {"dtype": "fp32"}}, ["model.dtype", "float32", "'fp32'"]),
@@ -112,7 +115,7 @@ def test_missing_malformed_or_unsafe_files_are_refused(tmp_path: Path) -> None:
         load_settings(TrainSettings, tmp_path / "none.yaml")
     for content in ("seed: [", "!!python/object/apply:os.getcwd []"):
         (tmp_path / "bad.yaml").write_text(content)
-        with pytest.raises(SettingsError, match="not valid YAML"):
+        with pytest.raises(SettingsError, match=r"bad\.yaml is not valid YAML"):
             load_settings(TrainSettings, tmp_path / "bad.yaml")
 
 

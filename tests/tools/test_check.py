@@ -275,6 +275,7 @@ def test_pair_with_two_labels_is_trouble_in_any_order_and_file(tmp_path: Path) -
     one, two = reports(first, second)
     assert found(one) == found(two) == {"contradiction": 1}
     assert (places(one), places(two)) == ([f"1 and {second}:2"], [f"2 and {first}:1"])
+    assert f"(lines 1 and {second}:2)" in text_of(one)
 
 
 TRIPLES = [
@@ -309,7 +310,7 @@ def test_rows_of_single_texts_are_trouble(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_the_printed_flags_read_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"q 1": "a", "text2": f"b {n}", "score": n, "part": "x"} for n in range(6)]
+    rows = [{"q 1": "a", "text2": f"b {n}", "score": n % 6, "part": "xy"[n // 6]} for n in range(12)]
     path = write(tmp_path / "my rows.jsonl", *rows)
     reading = ["--columns", "text1", "q 1", "--where", "part", "x", "--score-range", "0", "5"]
     (flags,) = printed_trainings(capsys, path, *reading, "--model", "none")
@@ -317,6 +318,8 @@ def test_the_printed_flags_read_the_same_rows(tmp_path: Path, capsys: pytest.Cap
     source = parse_settings(TrainSettings(), flags).data
     assert source.score_range == (0, 5)
     assert len(load_examples(source).examples) == 6
+    (report,) = reports(path, columns={"text1": "q 1"}, where={"part": "x"}, score_range=(0, 5))
+    assert report.rows_used == 6
 
 
 def test_pair_of_an_evaluation_set_is_trouble_and_a_sentence_a_note(tmp_path: Path) -> None:

@@ -98,6 +98,24 @@ def test_stored_vectors_are_read_back(
     assert np.concatenate([piece.row for piece in pieces]).tolist() == list(range(13))
 
 
+def test_flags_set_the_form_of_the_vectors(tmp_path: Path) -> None:
+    base, lines = save_tiny_base("bert", tmp_path / "base"), write_lines(tmp_path / "texts.txt")
+    due = SentenceEncoder.from_pretrained(base, device="cpu").encode(TEXTS)
+
+    def rows(name: str, *flags: str) -> np.ndarray:
+        words = ["--model", base, "--input", lines, "--output", tmp_path / name, "--device", "cpu", *flags]
+        cli.run(["embed", *map(str, words)])
+        return np.load(tmp_path / name, allow_pickle=False)
+
+    cut = due[:, :8] / np.linalg.norm(due[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose(rows("cut.npy", "--dim", "8", "--normalize"), cut, atol=1e-6)
+    np.testing.assert_array_equal(rows("float16.npy", "--precision", "float16"), due.astype(np.float16))
+    np.testing.assert_array_equal(rows("binary.npy", "--precision", "binary"), np.packbits(due > 0, axis=1))
+    complex_rows = rows("complex.npy", "--complex")
+    assert complex_rows.dtype == np.complex64
+    np.testing.assert_array_equal(complex_rows, due[:, :16] + 1j * due[:, 16:])
+
+
 BAD = [*TEXTS[:2], "", *TEXTS[2:4], *["\t"] * 4, *TEXTS[4:], " "]
 """Rows 2, 5 to 8 and 18 are bad."""
 

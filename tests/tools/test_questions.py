@@ -287,7 +287,7 @@ def completion(content: str | None, usage: Any = None, choices: bool = True) -> 
     """The reply of a chat server, also an incomplete one."""
     choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
     body = {"id": "1", "object": "chat.completion", "created": 1, "model": "tiny", "usage": usage}
-    return Reply(body | {"choices": [choice] if choices else []}, headers={"Content-Type": "application/json"})
+    return Reply(body | {"choices": [choice] if choices else []})
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None, "completion_tokens": None}])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import kills
 
+from angle_llm.train import distributed
+
 
 def free_port() -> int:
     with socket.socket() as one:
@@ -28,6 +30,7 @@ def start(
 
     def body(rank: int) -> None:
         os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), **shared})
+        distributed.INTERVAL, distributed.GRACE_SECONDS = 0.3, 0.5  # a run that fails ends sooner
         work(rank)
 
     return [kills.fork(partial(body, rank), Path(f"{log}.{rank}")) for rank in range(count)]

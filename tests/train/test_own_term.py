@@ -1,17 +1,12 @@
-"""Loss terms that are no part of the package, one from a function and one from a class, in training runs.
+"""Loss terms that are no part of the package, one from a function and one from a class.
 
-As a program, `python tests/train/test_own_term.py FOLDER` makes the runs, because a test process cannot fork.
+test_python_processes.py trains with them in several processes.
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pytest
 import torch
-from programs import run
 from torch import Tensor
 from torch.nn.functional import normalize
 from torch.testing import assert_close
@@ -58,39 +53,3 @@ def test_a_sum_with_own_terms_equals_plain_autograd(elements: int, monkeypatch: 
     assert_close(torch.autograd.grad(value.loss, x_ND), torch.autograd.grad(expected, x_ND))
     assert list(value.parts) == ["in_batch", "uniformity", "alignment"]
     assert not LOSS.needs_pairs, "uniformity changes without pairs"
-
-
-def test_updates_do_not_depend_on_processes_or_kept_graphs(tmp_path: Path) -> None:
-    done = run("python", Path(__file__), str(tmp_path), seconds=600)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    assert done.stdout.count("adapters by") == 4
-
-
-def main(folder: Path) -> None:
-    """Train in one and two processes, with kept and with recomputed graphs, and compare the adapters."""
-    import distributed_runs
-    import forked
-    from runs import ending, use_float64_norm
-    from tiny import save_tiny_base
-
-    use_float64_norm()
-    save_tiny_base("llama", folder / "base")
-    examples = distributed_runs.ragged(12)
-    for graph_tokens in (10**6, 0):
-        for world in (1, 2):
-            name = f"{world} processes, {graph_tokens} tokens kept"
-            settings = distributed_runs.settings(folder, name, max_steps=2, graph_tokens=graph_tokens)
-
-            def work(_: int, settings=settings, world=world) -> None:  # type: ignore[no-untyped-def]
-                distributed_runs.train(settings, world, examples, dtype=torch.float64, loss=LOSS)
-
-            forked.run(world, work, folder / "log")
-            one = folder / f"1 processes, {10**6} tokens kept"
-            distributed_runs.check_close(name, one, settings.run_path, losses=1e-9, weights=1e-9)
-            adapter, metrics = ending(settings.run_path)
-            assert {"loss/uniformity", "loss/alignment"} < metrics[-1].keys()
-            assert max(float(tensor.abs().max()) for key, tensor in adapter.items() if "lora_B" in key) > 1e-3
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

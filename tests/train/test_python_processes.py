@@ -11,15 +11,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from programs import run
-from torch.nn.functional import normalize
+from test_own_term import Alignment, uniformity
 
-from angle_llm import AngleObjective, EarlyStopping, FunctionTerm, Relation, SentenceEncoder, fine_tune
+from angle_llm import AngleObjective, EarlyStopping, FunctionTerm, SentenceEncoder, fine_tune
 
 PAIRS = [{"query": f"Dog {n} runs.", "answer": f"Animal {n} moves."} for n in range(16)]
-
-
-def uniformity(embeddings: torch.Tensor, relation: Relation) -> torch.Tensor:
-    return torch.pdist(normalize(embeddings)).square().mul(-2).exp().mean().log()
 
 
 def test_objects_of_a_program_on_two_processes(tmp_path: Path) -> None:
@@ -48,7 +44,7 @@ def main(folder: Path) -> None:
             lora={"rank": 4},
             data=data,
             evaluation={"tasks": {"own": own}, "every_steps": 1},
-            loss=[AngleObjective(), FunctionTerm("uniformity", uniformity, 0.5)],
+            loss=[AngleObjective(), FunctionTerm("uniformity", uniformity, 0.5), Alignment(0.3)],
             callbacks=[EarlyStopping(3)],
             optimizer={"learning_rate": 1e-2},
             batch_size=8,
@@ -69,6 +65,9 @@ def main(folder: Path) -> None:
             # Rounding of float32; the best model is that of step 1.
             assert largest_difference(first, adapter) < 1e-4, name
             assert loss_difference(metrics, of_run) < 1e-4, name
+            steps = [line for line in of_run if "loss" in line]
+            assert all({"loss/uniformity", "loss/alignment"} < line.keys() for line in steps)
+            assert max(float(tensor.abs().max()) for key, tensor in adapter.items() if "lora_B" in key) > 1e-3
 
     import kills
 

@@ -94,7 +94,6 @@ check: $(EXTRAS)/installed_extras  # types of optional packages too
 
 # Long, and for a quiet machine; installs angle-emb and sentence-transformers in environments of their own, under .bench.
 bench: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[bench]'
 	$(BIN)/python eval/speed.py --json .bench/speed.json --plot .bench/speed.png
 
 # Seconds: draws docs/results.csv as one page, docs/report.html; needs no model and no data.

@@ -29,6 +29,6 @@ def test_a_test_with_a_marker_imports_its_package() -> None:
 
 
 def test_every_extra_has_a_package() -> None:
-    """`bench` has a package of `report`; `dev` has packages of several extras."""
+    """`dev` has packages of several extras."""
     extras = metadata("angle_llm").get_all("Provides-Extra") or []
-    assert set(extras) - {"bench", "dev"} == set(OPTIONAL.values())
+    assert set(extras) - {"dev"} == set(OPTIONAL.values())

@@ -91,7 +91,7 @@ class FineTuned:
 
         Needs matplotlib.
         """
-        need_library("matplotlib", "FineTuned.plot", "bench")
+        need_library("matplotlib", "FineTuned.plot", "report")
         from matplotlib import pyplot
 
         metrics = self.metrics

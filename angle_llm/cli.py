@@ -134,7 +134,11 @@ class Command(NamedTuple):
 COMMANDS = {
     "init": Command(InitSettings, "init:init_main", "Write recipes, configurations and guides into a new folder."),
     "train": Command(TrainSettings, "cli:train", "Fine-tune a language model into a text-embedding model."),
-    "pretrain": Command(_PRETRAINING, "cli:train", "Train on texts without labels: MNTP or unsupervised SimCSE."),
+    "pretrain": Command(
+        _PRETRAINING,
+        "cli:train",
+        "Train on texts without labels: unsupervised SimCSE, or MNTP (with --model.attention bidirectional).",
+    ),
     "plan": Command(
         PlanSettings, "memory.plan:plan_main", "Forecast memory and work of a training run without loading weights."
     ),
@@ -241,12 +245,13 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         sys.exit(CLOSED_PIPE)
     except (ValueError, OSError, TypeError, RuntimeError, ImportError) as error:
         if os.environ.get(DEBUG_VARIABLE):
-            raise
+            traceback.print_exc()
+            sys.exit(2)
         is_ours = type(error).__module__.startswith("angle_llm.")
         hint = "" if is_ours else f"\n({DEBUG_VARIABLE}=1 shows the traceback.)"
         print(f"error: {error}{hint}", file=sys.stderr)
         sys.exit(2)
-    except Exception:  # exit code 1 is a result of `verify` and `data check`
+    except Exception:  # exit code 1 is a result, such as of `verify`
         traceback.print_exc()
         sys.exit(2)
     finally:

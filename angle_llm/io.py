@@ -175,6 +175,14 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def sha256_of_json(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON in ASCII, as hexadecimal digits; the JSON is not in memory as a whole."""
+    digest = hashlib.sha256()
+    for part in json.JSONEncoder().iterencode(value):
+        digest.update(part.encode())
+    return digest.hexdigest()
+
+
 # ------------------------------------------------------------------------------------------------ folders
 
 
@@ -187,13 +195,19 @@ def write_folder(target: Path, fill: Callable[[Path], object], writer: str | Non
     Raises:
         FolderError: for a mount or the working directory, which cannot be replaced.
     """
-    target = Path(os.path.realpath(target.expanduser()))
-    if target.is_mount() or target == Path.cwd():
+    target = check_replaceable(target)
+    with filled_folder(target, fill, writer) as temporary:
+        swap_folder(temporary, target)
+
+
+def check_replaceable(folder: Path) -> Path:
+    """Return the absolute path of an output folder; raise `FolderError` for a mount or the working directory."""
+    target = Path(os.path.realpath(folder.expanduser()))
+    if os.path.ismount(target) or target == Path.cwd():  # `is_mount` raises on Windows with Python 3.10
         raise FolderError(
             f"{target} is a mount or the working directory, which cannot be replaced. Name a folder in it."
         )
-    with filled_folder(target, fill, writer) as temporary:
-        swap_folder(temporary, target)
+    return target
 
 
 def restore_folder(folder: Path) -> None:

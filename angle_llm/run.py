@@ -68,7 +68,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
     from angle_llm.train.callbacks import EarlyStopping
     from angle_llm.train.loading import check_cpu, check_partition, load_encoder, with_supported_dtype
     from angle_llm.train.metrics import check_trackers
-    from angle_llm.train.objectives import check_classes, check_teacher_scores, make_losses
+    from angle_llm.train.objectives import check_classes, check_teacher_scores, make_losses, without_unused_classes
     from angle_llm.train.run_folder import Run
     from angle_llm.train.strategies import check_optimizer
     from angle_llm.train.trainer import Trainer
@@ -100,10 +100,9 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
 
         # 2. The examples.
         data = load_data(settings.data, run.processes, objects.data)
-        if settings.pretraining.task is not None:
-            data = data.without_classes()
         check_teacher_scores(losses, data)
         check_classes(losses, data)
+        data = without_unused_classes(losses, data)
         for line in data.summary():
             run.log(line)
         if evaluate is not None and run.starts_over and run.processes.is_main:

@@ -181,10 +181,14 @@ def test_the_debug_variable_is_named_for_errors_of_libraries(
     assert (f"{DEBUG_VARIABLE}=1" in capsys.readouterr().err) is not complete
 
 
-def test_the_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_debug_variable_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv(DEBUG_VARIABLE, "1")
-    with pytest.raises(DataError):
+    with pytest.raises(SystemExit) as done:
         run_cli(lambda: raise_it(DataError("ours")))
+    assert done.value.code == 2
+    assert 'raise_it(DataError("ours"))' in capsys.readouterr().err
 
 
 def test_an_unexpected_error_has_its_traceback_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:

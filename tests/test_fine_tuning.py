@@ -490,6 +490,7 @@ class Misspelt(Callback):
         ({"callbacks": [object()]}, "callbacks: expected objects of classes derived from Callback, got object"),
         ({"callbacks": [Misspelt()]}, "Misspelt.on_step_end is never called; expected one of on_start"),
         ({"callbacks": [EarlyStopping(2)]}, "early stopping counts evaluations"),
+        ({"loss": lambda embeddings, _: embeddings.detach().sum()}, "loss <lambda>: expected a scalar that depends on"),
         ({"loss": torch.nn.PReLU()}, "loss: PReLU has parameters, which a run does not train"),
         ({"evaluation": {"own": lambda _: None}}, "evaluation own: expected a number or a dictionary of numbers"),
         (

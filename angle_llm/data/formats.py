@@ -254,7 +254,7 @@ def _value(row: Values, field: str) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """Return a number such as 1.0 as an integer: pandas reads integers as such numbers if a value is missing."""
+    """Convert a float without a fraction, such as 1.0, to an integer: pandas reads integers so if a value is missing."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -7,8 +7,6 @@ Shapes: T distinct texts, C candidates.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import numpy as np
 
 from angle_llm.data.formats import DataError, Example, LabelledText, ScoredPair, pairs_of
 from angle_llm.data.keys import normalized
+from angle_llm.io import sha256_of_json
 from angle_llm.prompts import InstructedText, instructed, split_instructions
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -79,7 +78,7 @@ class MiningData:
         unused = links - used - {(positive, key) for key, positive in used}
         if unused:  # positive pairs of queries that were removed
             content.append(sorted(unused))
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return sha256_of_json(content)
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of queries, positives, negatives, candidates, texts, and skipped pairs, for reports."""

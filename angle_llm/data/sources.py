@@ -21,11 +21,10 @@ All commands read data through `resolve_source`. The rows can be iterated repeat
 | a folder of `Dataset.save_to_disk` or `DatasetDict.save_to_disk`, FOLDER@SPLIT | the rows of the split, or of all |
 | ORG/NAME, ORG/NAME:CONFIGURATION, ORG/NAME@SPLIT | a dataset of the hub; only with `datasets` |
 | a folder with `qrels`, FOLDER@SPLIT, FOLDER/qrels/SPLIT.tsv | judged queries of a BEIR folder; only with `tables` |
-| a list of dictionaries | these rows; `source_in_memory` also reads datasets, data frames and functions |
 | mteb:NAME | none: a task of MTEB, which the package mteb reads |
 
-Text files may end in .gz. A relative path is looked up in the working directory, then in the folder that the environment
-variable `ANGLE_LLM_DATA` names.
+`source_in_memory` reads the rows of Python objects. Text files may end in .gz. A relative path is looked up in the working
+directory, then in the folder that the environment variable `ANGLE_LLM_DATA` names.
 """
 
 from __future__ import annotations
@@ -392,8 +391,8 @@ def _rows(data: Any, name: str) -> Any:
             # A column of a data frame has values of several types, or of a type that is not stored.
             if hasattr(data, "to_dicts"):  # polars
                 data = data.to_dicts()
-            elif hasattr(data, "to_dict"):  # pandas
-                data = data.to_dict("records")
+            elif hasattr(data, "to_dict") and data.columns.is_unique:  # pandas
+                data = data.astype(object).where(data.notna(), None).to_dict("records")
             else:
                 raise DataError(f"{name}: {error}. Pass only the columns to train on") from error
     if isinstance(data, datasets.IterableDataset):

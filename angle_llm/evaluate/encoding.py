@@ -131,7 +131,8 @@ def encode_distinct(encode: Encode, texts: Iterable[InstructedText]) -> EncodedT
             f"{len(bad)} of {len(encoded)} vectors contain NaN or infinity, the first for {encoded[bad[0]]!r}. Possible causes: "
             "overflow in float16, a damaged adapter, a diverged run."
         )
-    embeddings_ND = np.pad(embeddings_ND, ((0, len(distinct) - len(encoded)), (0, 0)))
+    if blank:
+        embeddings_ND = np.pad(embeddings_ND, ((0, len(blank)), (0, 0)))
     row_of = {text: row for row, text in enumerate(distinct)}
     return EncodedTexts(dict.fromkeys(SIDES, row_of), embeddings_ND, seconds)
 

@@ -243,24 +243,26 @@ def class_metrics(queries_QD: Rows, candidates_CD: Rows, task: RetrievalTask) ->
     """Return the metrics in [0, 1] of Q queries among C candidates with classes, as lists by name; rows have D dimensions."""
     names, class_of = np.unique(task.classes, return_inverse=True)
     class_Q, class_C = class_of[: len(queries_QD)], class_of[len(queries_QD) :]
-    member_CK = class_C[:, None] == np.arange(len(names))
     unit_CD = unit_rows(candidates_CD)
-    sum_KD = member_CK.T.astype(float) @ unit_CD
+    sum_KD = np.zeros((len(names), unit_CD.shape[1]))
+    np.add.at(sum_KD, class_C, unit_CD)
+    empty_K, mean_KD = ~sum_KD.any(axis=1), unit_rows(sum_KD)
     metrics: dict[str, list[float]] = {"accuracy": [], f"{_NEIGHBOURS}NN": [], "MAP": []}
     for query, row_D in enumerate(unit_rows(queries_QD)):
-        # The candidates without the query itself.
+        # Similarities to the candidates and to the class means, without the query itself.
         itself, correct = task.itself[query], class_Q[query]
-        others_KD, similar_C = sum_KD.copy(), unit_CD @ row_D
+        similar_C, mean_K = unit_CD @ row_D, np.where(empty_K, -np.inf, mean_KD @ row_D)
         if itself is not None:
-            others_KD[class_C[itself]] -= unit_CD[itself]
             similar_C[itself] = -np.inf
-        # Class means; a tie with another class is wrong.
-        mean_K = np.where(others_KD.any(axis=1), unit_rows(others_KD) @ row_D, -np.inf)
+            others_1D = (sum_KD[class_C[itself]] - unit_CD[itself])[None]
+            mean_K[class_C[itself]] = (unit_rows(others_1D) @ row_D)[0] if others_1D.any() else -np.inf
+        # A tie with another class is wrong.
         metrics["accuracy"].append(float(mean_K[correct] > np.delete(mean_K, correct).max() + _TIE))
         # Texts in order of similarity; of equal similarities, texts of the class are last.
         order = np.lexsort((class_C == correct, -np.round(similar_C / _TIE)))[: len(class_C) - (itself is not None)]
         # Weights 3, 2.5, 2.25, …: the class with most neighbours wins; if numbers are equal, the class of the nearest.
-        votes_K = (2 + 0.5 ** np.arange(_NEIGHBOURS))[: len(order)] @ member_CK[order[:_NEIGHBOURS]]
+        weights = (2 + 0.5 ** np.arange(_NEIGHBOURS))[: len(order)]
+        votes_K = np.bincount(class_C[order[:_NEIGHBOURS]], weights, len(names))
         metrics[f"{_NEIGHBOURS}NN"].append(float(votes_K.argmax() == correct))
         rank_R = np.flatnonzero(class_C[order] == correct) + 1
         metrics["MAP"].append(float((np.arange(1, len(rank_R) + 1) / rank_R).mean()) if len(rank_R) else 0.0)

@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.files.beir import JudgedQueries
 from angle_llm.data.formats import POSITIVE_ABOVE, DataError, LabelledText, pairs_of
 from angle_llm.data.sources import Source, evaluation_source, without_extension
+from angle_llm.io import sha256_of_json
 from angle_llm.prompts import InstructedText, instructed, split_instructions
 from angle_llm.settings.train import DataSource
 
@@ -54,8 +53,7 @@ class RetrievalTask:
     def digest(self) -> str:
         """Hash of the queries, candidates, grades and skipped candidates; equal tasks have equal digests."""
         grades = [sorted(answers.items()) for answers in self.relevant]
-        content = json.dumps([self.queries, self.candidates, grades, self.itself, *self.classes])
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return sha256_of_json([self.queries, self.candidates, grades, self.itself, *self.classes])[:16]
 
 
 def read_groups(path: str | Path | Source, column: str | None = None) -> RetrievalTask:

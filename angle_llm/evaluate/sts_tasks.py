@@ -125,6 +125,12 @@ def select_tasks(
     """
     if columns and not any(map(_is_path, names)):
         raise SettingsError("--columns names columns of files: expected a file in --tasks, got none.")
+    if score_range and not any(map(_is_path, names)):
+        raise SettingsError("--score-range is for files: expected a file in --tasks, got none.")
+    if score_range and score_range[0] == score_range[1]:
+        raise SettingsError(
+            f"--score-range: expected two different numbers, such as 1 0, got {score_range[0]:g} twice."
+        )
     if variant != "auto" and data_dir is None:
         raise SettingsError(f"--variant {variant}: expected STS tasks of --data-dir, which is not set.")
     text = variant

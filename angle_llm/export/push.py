@@ -156,8 +156,8 @@ def _without_paths(value: Any, keys: Container[str] | None = None, key: str = ""
 def _training(settings: PushSettings, folder: Path) -> tuple[str | None, dict[str, Any]]:
     """Return the base of the run, and the arguments `settings` and `scores` of `model_card`.
 
-    They are from the run directory: `--run`, or the parent of `folder` if it has a settings.yaml; and from the results
-    file `--results`. The scores in a run directory are of its `model`, not of `interrupted`.
+    The run directory is `--run`, or the parent of `folder` if it has a settings.yaml. The results file is `--results`. The
+    scores in a run directory belong to its `model`, not to `interrupted`.
 
     Raises:
         ValueError: if the run directory or the results file cannot be read.

@@ -130,6 +130,14 @@ class FunctionTerm(Term):
     needs: frozenset[str] = NO_FIELDS
     """Optional fields of `Relation` without which the term cannot be computed, such as `teacher_vectors`."""
 
+    def __post_init__(self) -> None:
+        module = self.function
+        if isinstance(module, nn.Module) and any(weight.requires_grad for weight in module.parameters()):
+            raise TypeError(
+                f"loss: {type(module).__name__} has parameters, which a run does not train. Set them to constants "
+                "(requires_grad_(False)), or use a function."
+            )
+
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
         def value(x_ND: Tensor) -> Tensor:
             scalar = self.function(x_ND, pairs.relation)
@@ -138,7 +146,14 @@ class FunctionTerm(Term):
                     f"a tensor of shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else type(scalar).__name__
                 )
                 raise ValueError(f"loss {self.name}: expected a scalar tensor, got {got}")
-            return scalar if scalar.requires_grad or not x_ND.requires_grad else scalar + 0 * x_ND.sum()
+            if scalar.requires_grad or not (x_ND.requires_grad and torch.is_grad_enabled()):
+                return scalar
+            if scalar.item() != 0:  # 0: nothing to learn from this batch
+                raise ValueError(
+                    f"loss {self.name}: expected a scalar that depends on the embeddings, got a constant. Compute it with torch, "
+                    "without detach() and item()."
+                )
+            return 0 * x_ND.sum()
 
         return BatchTerm((WholeMatrix(value),), torch.squeeze)
 
@@ -211,7 +226,7 @@ def as_objective(loss: Loss) -> Objective:
 
     Raises:
         ValueError: for two terms with the same name.
-        TypeError: for another type, such as a loss in a list that is not a sum of terms, or a module with trainable parameters.
+        TypeError: for another type, such as a loss in a list that is not a sum of terms, or a module with parameters.
     """
     if isinstance(loss, Objective):
         return loss
@@ -222,11 +237,6 @@ def as_objective(loss: Loss) -> Objective:
         elif isinstance(part, Term):
             terms.append(part)
         elif callable(part) and not isinstance(part, Objective):
-            if isinstance(part, nn.Module) and any(weight.requires_grad for weight in part.parameters()):
-                raise TypeError(
-                    f"loss: {type(part).__name__} has parameters, which a run does not train. Set them to constants "
-                    "(requires_grad_(False)), or use a function."
-                )
             terms.append(FunctionTerm(getattr(part, "__name__", type(part).__name__), part))
         else:
             raise TypeError(

@@ -29,7 +29,7 @@ from angle_llm.settings.parsing import settings_to_dict
 from angle_llm.settings.train import PlanSettings
 from angle_llm.train.batches import BatchPlanner, StepSchedule
 from angle_llm.train.loading import check_partition
-from angle_llm.train.objectives import make_losses, task_of
+from angle_llm.train.objectives import make_losses, task_of, without_unused_classes
 from angle_llm.train.token_budget import TokenBudget, budget_of, check_checkpointing, default_budget
 
 
@@ -106,9 +106,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     source = resolve_model(settings.model.path, attention=settings.model.attention)
     check_partition(source, settings, "FSDP" if settings.fsdp else "ZeRO-3" if settings.zero == 3 else None)
     settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
-    data = load_mixture(settings.data, cache_folder())
-    if settings.pretraining.task is not None:
-        data = data.without_classes()
+    data = without_unused_classes(losses, load_mixture(settings.data, cache_folder()))
 
     # 2. The encoder: a tiny copy that plans micro-batches, and the backbone without weights.
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)

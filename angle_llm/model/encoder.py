@@ -314,7 +314,7 @@ class SentenceEncoder:
 
     @property
     def pad_id(self) -> int:
-        """Token id of padding: the pad token of the tokenizer, or 0 without a pad token that has an embedding.
+        """Token id of padding: the pad token of the tokenizer; 0 if there is none, or if it has no embedding.
 
         The id does not affect embeddings, because padding is masked, or follows the last token in a causal model.
         """
@@ -414,7 +414,7 @@ class SentenceEncoder:
                 micro_batch_tokens=micro_batch_tokens,
                 progress=progress.update,
                 overlap=len(texts) > TEXTS_PLANNED,
-                plans=plans,
+                plans=plans if return_stats else None,  # plans have the token ids of all texts
             )
         stats = EncodeStats.of(plans, time.perf_counter() - started)
         rows_ND = unit_rows(rows_ND, np.float32) if normalize else rows_ND

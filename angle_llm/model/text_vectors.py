@@ -32,6 +32,7 @@ from angle_llm.io import (
     remove_folder,
     restore_folder,
     sha256_of,
+    sha256_of_json,
     write_folder,
     write_json,
 )
@@ -304,10 +305,8 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
         texts += [SidedText(material.texts[index], "document") for index in documents]
 
     # The vectors, from an earlier command if it had the same encoder and texts.
-    texts_sha256 = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
-    identity = {"encoder": encoder_identity(encoder), "texts": texts_sha256, "texts_at_once": TEXTS_AT_ONCE}
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    store = folder / f"{FOLDER}-{digest[:16]}"
+    identity = {"encoder": encoder_identity(encoder), "texts": sha256_of_json(texts), "texts_at_once": TEXTS_AT_ONCE}
+    store = folder / f"{FOLDER}-{sha256_of_json(identity)[:16]}"
     if not store.is_dir():  # the check takes a hundredth of the time of embedding
         _check_tokens(encoder, texts)
     store_vectors(store, identity, lambda: texts, lambda: encoder, option="--vectors")

@@ -392,14 +392,14 @@ def _read_shard(folder: Path, shard: Shard, form: VectorForm) -> Piece:
 
     paths = {Path(str(file["name"])).suffix: folder / str(file["name"]) for file in shard.files}
     table = parquet.read_table(paths[".parquet"], use_threads=False)
-    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    columns = {name: table.column(name) for name in table.column_names}
     ids = columns.pop("id").to_pylist() if "id" in columns else None
-    texts = columns.pop("text").to_pylist() if "text" in columns else None
+    texts = columns.pop("text").to_pylist() if "text" in columns else None  # in chunks if longer than 2 GiB
     arrays: dict[str, Array] = {
         name: values.flatten().to_numpy().reshape(len(values), values.type.list_size)
         if pyarrow.types.is_fixed_size_list(values.type)
         else values.to_numpy()
-        for name, values in columns.items()
+        for name, values in ((name, column.combine_chunks()) for name, column in columns.items())
     }
     if ".npy" in paths:
         matrix = np.load(paths[".npy"], allow_pickle=False)

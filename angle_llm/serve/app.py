@@ -56,7 +56,7 @@ class EmbeddingRequest(BaseModel):
     """The name of the served model, or NAME:query or NAME:document."""
     side: Side | None = Field(None, validation_alias=AliasChoices("side", "prompt_name"))
     instruction: str | None = None
-    """Instruction for a prompt with `{instruction}`; None: the default of the prompt."""
+    """Instruction for a prompt with `{instruction}`; None or blank: the default of the prompt."""
     prompt: object = None  # refused
     encoding_format: Literal["float", "base64"] | None = None
     normalize: bool | None = None  # as in TEI: only false keeps the length; `/v1/embeddings` does not use it

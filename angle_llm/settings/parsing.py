@@ -26,7 +26,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
-from angle_llm.io import plain, write_text
+from angle_llm.io import check_replaceable, plain, write_text
 
 Settings = TypeVar("Settings")
 STRICT = ConfigDict(extra="forbid")
@@ -61,7 +61,11 @@ def need_library(module: str, what: str, extra: str) -> None:
 
 
 def check_new_folder(option: str, folder: Path) -> None:
-    """Raise `SettingsError` unless a folder is empty or does not exist; `option` is the flag that names the folder."""
+    """Raise `SettingsError` unless a folder is empty or does not exist; `option` is the flag that names the folder.
+
+    Raises `FolderError` for a mount or the working directory.
+    """
+    check_replaceable(folder)
     folder = folder.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{option} {folder} exists and is not an empty folder. Remove it, or name another folder.")

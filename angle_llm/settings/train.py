@@ -207,8 +207,10 @@ class EvaluationSettings:
     of the first task."""
 
     def __post_init__(self) -> None:
-        names = ("columns", "score_range", "corpus", "every_steps", "metric")
-        if (set_names := [name for name in names if getattr(self, name)]) and not self.tasks:
+        names = ("columns", "format", "score_range", "corpus", "every_steps", "metric")
+        if (
+            set_names := [name for name in names if getattr(self, name) not in (None, 0, "auto", {})]
+        ) and not self.tasks:
             raise SettingsError(f"evaluation.{set_names[0]} is set, but evaluation.tasks is not.")
 
 

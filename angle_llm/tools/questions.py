@@ -67,8 +67,8 @@ _WORD = re.compile(f"[{_NO_SPACES}]|[^\\s{_NO_SPACES}]+")
 """A word, or a character of a script without spaces."""
 _SURE = 0.8
 """Probability from which on the language of a text counts as known."""
-_BLOCK = 1024
-"""Number of questions compared with all questions at a time."""
+_COSINES = 2**26
+"""Number of cosines of pairs of questions that are computed together; bounds the memory."""
 
 
 class Passage(NamedTuple):
@@ -260,10 +260,10 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
     if {"repeated", "many documents", "not found"}.isdisjoint(settings.filters) or not remaining:
         return
     encoder = SentenceEncoder.from_pretrained(settings.model, device=settings.device)
-    rows_QD = encoder.encode_query([question.query for question in remaining])
+    rows_QD = encoder.encode_query([question.query for question in remaining], show_progress=True)
     _drop_similar(remaining, rows_QD, settings)
     if "not found" in settings.filters:
-        passages_PD = encoder.encode_document([passage.text for passage in passages])
+        passages_PD = encoder.encode_document([passage.text for passage in passages], show_progress=True)
         blocks = grid_blocks(passages_PD, np.arange(len(passages)))
         passage_QR, _ = nearest(on_grid(rows_QD), blocks, settings.first)
         for question, passage_R in zip(remaining, passage_QR, strict=True):
@@ -293,8 +293,9 @@ def _drop_similar(questions: Sequence[Question], rows_QD: Array, settings: Quest
     document_Q = np.unique([question.document for question in questions], return_inverse=True)[1]
     unit_QD = unit_rows(rows_QD)
     is_kept_Q = np.array([question.reason is None for question in questions])
-    for start in range(0, len(questions), _BLOCK):
-        similar = unit_QD[start : start + _BLOCK] @ unit_QD.T >= settings.similar
+    block = max(1, _COSINES // len(questions))
+    for start in range(0, len(questions), block):
+        similar = unit_QD[start : start + block] @ unit_QD.T >= settings.similar
         for number, similar_Q in enumerate(similar, start):
             same_Q = document_Q == document_Q[number]
             if "many documents" in settings.filters and (similar_Q & ~same_Q).any():

@@ -75,7 +75,7 @@ def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array
 
     `blocks` are the candidates in blocks (C, D); `on_grid` has normalized queries and candidates. Returns indices
     (Q, R) of candidates, counted over all blocks, and cosines (Q, R), best first; ties in order of the candidates. The
-    result does not depend on the size of the blocks. Vectors that are not finite give NaN. Memory is Q × R, and 256 × C
+    result does not depend on the size of the blocks. Vectors must be finite. Memory is Q × R, and 256 × C
     for the cosines of a block.
     """
     starts = range(0, max(1, len(queries_QD)), QUERIES_AT_ONCE)  # one empty block without queries
@@ -85,8 +85,12 @@ def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array
     for grid_CD in blocks:
         for number, start in enumerate(starts):
             score_QC = cosine_matrix(queries_QD[start : start + QUERIES_AT_ONCE], grid_CD)
-            position_QC = np.broadcast_to(np.arange(first, first + len(grid_CD)), score_QC.shape)
             position_QR, score_QR = best_QR[number]
+            new_C = np.arange(len(grid_CD))
+            if score_QR.shape[1] == top:  # only candidates above the worst of a query can be new; a tie loses
+                new_C = np.flatnonzero((~(score_QC <= score_QR[:, -1:])).any(axis=0))
+                score_QC = score_QC[:, new_C]
+            position_QC = np.broadcast_to(first + new_C, score_QC.shape)
             best_QR[number] = best(
                 np.concatenate([position_QR, position_QC], axis=1), np.concatenate([score_QR, score_QC], axis=1), top
             )

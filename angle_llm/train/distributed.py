@@ -301,7 +301,7 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
     if "pipeline" in deepspeed_config or deepspeed_config.get("tensor_parallel") or any(size != "1" for size in sizes):
         raise SettingsError(
             "the launcher or the DeepSpeed config selects tensor, context, pipeline or sequence parallelism, but every rank "
-            "encodes its own texts. Remove that section. To partition weights, use ZeRO-3 or FSDP."
+            "encodes its own texts. Remove these settings. To partition weights, use ZeRO-3 or FSDP."
         )
 
 

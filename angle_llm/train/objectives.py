@@ -191,3 +191,8 @@ def check_classes(losses: Sequence[Objective], data: Mixture) -> None:
                 f"{dataset.name}: expected two classes or more, and a class with two texts; got {len(class_N):,} texts in "
                 f"{classes:,} classes. Check which column is the label."
             )
+
+
+def without_unused_classes(losses: Sequence[Objective], data: Mixture) -> Mixture:
+    """Return the data, without classes if no loss reads them, because classes change the order of the examples."""
+    return data if any("label" in loss.needs for loss in losses) else data.without_classes()

@@ -137,7 +137,7 @@ def test_a_lost_process_ends_the_others(files: Files, tmp_path: Path) -> None:
     """Sets the variables of torchrun itself, so that no launcher ends the other process."""
     words = ["angle-llm", "train", *training(files, tmp_path / "run"), *LONG, "--epochs", "2000"]
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    shared["ANGLE_LLM_LOST_SECONDS"] = "3"
+    shared["ANGLE_LLM_LOST_SECONDS"] = "5"
     each = [
         programs.start(
             *words, environment={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=TREE

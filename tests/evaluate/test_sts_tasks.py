@@ -10,6 +10,7 @@ from evaluate_samples import write
 from angle_llm.data import DataError
 from angle_llm.evaluate import StsPair, read_pairs, read_task, select_tasks
 from angle_llm.evaluate.sts_tasks import available_tasks
+from angle_llm.settings.parsing import SettingsError
 
 HEADER = "sentence1\tsentence2\tscore\n"
 SICK_HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
@@ -61,6 +62,12 @@ def test_available_and_selected_tasks(layout: Path) -> None:
     (layout / "stsb/sts16.tsv").write_bytes((layout / "stsb/test.tsv").read_bytes())
     [mine] = select_tasks([f"{layout}/stsb/sts16.tsv"], layout, "raw")
     assert mine.name == "stsb/sts16", "no score of a published task"
+    for names, range_, message in (
+        ((), (1, 0), "expected a file in --tasks"),
+        (files, (5, 5), "two different numbers"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            select_tasks(names, layout, "raw", score_range=range_)
     (layout / "sts_senteval_tok/sts12.test.tsv").unlink()
     with pytest.raises(FileNotFoundError, match="senteval"):
         select_tasks((), layout, "senteval")

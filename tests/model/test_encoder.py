@@ -1,6 +1,7 @@
 """Encoding: equal to the plain model on one text at a time, in any batch, order and padding."""
 
 import copy
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -163,6 +164,24 @@ def test_a_series_of_pandas_is_read_in_its_order() -> None:
     assert encoder.tokenize(series) == encoder.tokenize(TEXTS[::-1])
     chosen: Any = pd.Series(["plain", "text"], index=[7, 9])
     assert np.array_equal(encoder.encode(chosen), encoder.encode(["plain", "text"]))
+
+
+def test_encode_keeps_the_token_ids_of_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, plans = encoder_of("llama"), list[weakref.ref[Any]]()
+    most = 0
+
+    def plan(self: SentenceEncoder, *arguments: Any) -> Any:
+        nonlocal most
+        planned = plan_ids(self, *arguments)
+        plans.append(weakref.ref(planned))
+        most = max(most, sum(plan() is not None for plan in plans))
+        return planned
+
+    plan_ids = SentenceEncoder.plan_ids
+    monkeypatch.setattr(SentenceEncoder, "plan_ids", plan)
+    monkeypatch.setattr("angle_llm.model.encoder.TEXTS_PLANNED", 1)
+    encoder.encode([f"text {number}" for number in range(20)])
+    assert 0 < most <= 4, "two blocks are prepared while one is computed"
 
 
 def test_a_table_is_refused() -> None:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from unittest.mock import Mock
 
-import huggingface_hub
 import numpy as np
 import pytest
 from hub_server import Hub, open_hub
@@ -158,16 +157,15 @@ def test_a_lost_connection_is_an_error_or_the_cache_is_read(
     """HTTP libraries have their own classes of errors, which are no `OSError`."""
     tiny_encoder("bert").save_pretrained(tmp_path / "model")
     hub.put("user/whole", tmp_path / "model")
-    rows = load("user/whole").encode(TEXTS)
-    lost, snapshot = Mock(side_effect=Exception("Server disconnected")), huggingface_hub.snapshot_download
+    hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
+    rows = load("org/base").encode(TEXTS)
+    lost = Mock(side_effect=Exception("Server disconnected"))
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.snapshot_download", lost)
+        with pytest.raises(ConnectionError, match=r"user/whole: the connection to the hub failed .*HF_HUB_OFFLINE"):
+            load("user/whole")
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lost)
-    monkeypatch.setattr(
-        "huggingface_hub.snapshot_download",
-        lambda *names, local_files_only=False, **named: (
-            snapshot(*names, local_files_only=True, **named) if local_files_only else lost()
-        ),
-    )
-    assert np.array_equal(load("user/whole").encode(TEXTS), rows)
+    assert np.array_equal(load("org/base").encode(TEXTS), rows)
     with pytest.raises(ConnectionError, match=r"org/other: the connection to the hub failed .*Server disconnected"):
         load("org/other")
 

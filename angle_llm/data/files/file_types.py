@@ -517,7 +517,7 @@ class ParquetFile(FileReader):
 
 
 class ArrowFile(ParquetFile):
-    """Reader of files in the streaming format of Arrow, which `Dataset.save_to_disk` writes."""
+    """Reader of Arrow files: the streaming format (`Dataset.save_to_disk`) and the file format (polars)."""
 
     @cached_property
     def _schema(self) -> Any:

@@ -359,13 +359,15 @@ def write_directory(target: Path, fill: Callable[[Path], Filled]) -> Filled:
 
     Raises:
         ArtifactError: if `target` has other content.
+        FolderError: for a mount or the working directory.
         OSError: if the folder cannot be written, such as on a full disk.
     """
     target = target.expanduser()
     check_writable(target)
     results: list[Filled] = []
     try:
-        write_folder(target, lambda folder: results.append(fill(folder)))
+        # With one writer, the next command removes the files of a killed one.
+        write_folder(target, lambda folder: results.append(fill(folder)), writer="")
     except SafetensorError as error:  # safetensors raises it on a full disk
         raise OSError(f"{target} could not be written: {error}") from error
     return results[0]

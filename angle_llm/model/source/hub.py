@@ -69,8 +69,8 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
             snapshot_download(repo, **arguments)
         except OSError:
             raise
-        except Exception:  # as in `_fetch`
-            snapshot_download(repo, local_files_only=True, **arguments)
+        except Exception as error:
+            raise _lost(repo, revision, error) from error
     return folder, folder.name
 
 
@@ -112,10 +112,15 @@ def _fetch(repo: str, name: str, revision: str | None) -> Path | None:
         cached = try_to_load_from_cache(repo, name, revision=revision)
         if cached is not None:
             return Path(cached) if isinstance(cached, str) else None
-        raise ConnectionError(
-            f"{_name(repo, revision)}: the connection to the hub failed ({type(error).__name__}: {error}). Check the "
-            "network and proxy, and start again."
-        ) from error
+        raise _lost(repo, revision, error) from error
+
+
+def _lost(repo: str, revision: str | None, error: Exception) -> ConnectionError:
+    """Return the error for a lost connection to the hub."""
+    return ConnectionError(
+        f"{_name(repo, revision)}: the connection to the hub failed ({type(error).__name__}: {error}). Check the network and "
+        "proxy, and start again; HF_HUB_OFFLINE=1 reads the cache only."
+    )
 
 
 def _name(repo: str, revision: str | None) -> str:

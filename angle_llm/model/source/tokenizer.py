@@ -84,7 +84,7 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
 
 
 def checked_texts(texts: Sequence[str], first: int = 0) -> list[str]:
-    """Return texts as a list, so that the index of a pandas Series is not read; each text is a valid string, not empty.
+    """Check texts, and return them as a list. A text must be a string that is not empty, of valid Unicode.
 
     Error messages give the position of the text in `texts` plus `first`.
 
@@ -96,7 +96,7 @@ def checked_texts(texts: Sequence[str], first: int = 0) -> list[str]:
         raise TypeError("texts: expected a sequence of strings, got one string. Put it in a list.")
     if isinstance(texts, Mapping) or hasattr(texts, "columns"):
         raise TypeError(f"texts: expected a sequence of strings, got a {type(texts).__name__}. Pass one column.")
-    texts = list(texts)
+    texts = list(texts)  # the index of a pandas Series is not a position
     for position, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise TypeError(f"text {position} must be a string, got {type(text).__name__}: {text!r:.80}")
@@ -246,8 +246,8 @@ class SentenceTokenizer:
         texts = checked_texts(texts, first)
         positions_of: defaultdict[str | None, list[int]] = defaultdict(list)
         for position, instruction in enumerate(instructions or [None] * len(texts)):
-            is_nan = instruction != instruction  # a missing value of pandas
-            is_blank = is_nan or (isinstance(instruction, str) and not instruction.strip())
+            is_missing = type(instruction).__name__ == "NAType" or instruction != instruction  # in pandas: NA, NaN
+            is_blank = is_missing or (isinstance(instruction, str) and not instruction.strip())
             positions_of[None if is_blank else instruction].append(position)
         ids_of_texts: list[list[int]] = [[] for _ in texts]
         for instruction, positions in positions_of.items():

@@ -15,7 +15,6 @@ from torch import Tensor
 from angle_llm import SentenceEncoder
 from angle_llm.model.layers import low_memory_layers, swiglu
 from angle_llm.model.layers.compiled_rotary import CompiledRotary
-from angle_llm.model.layers.fused_lora import SharedInput
 from angle_llm.model.layout import flex
 from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.train import step
@@ -63,13 +62,6 @@ def waiting(encoder: SentenceEncoder) -> Iterator[SentenceEncoder]:
 
 
 @contextmanager
-def separate_inputs(encoder: SentenceEncoder) -> Iterator[SentenceEncoder]:
-    """Compute LoRA layers with the same input one by one."""
-    with patch.object(SharedInput, "output", lambda *_: None):
-        yield encoder
-
-
-@contextmanager
 def weight_after_norm(encoder: SentenceEncoder) -> Iterator[SentenceEncoder]:
     """Multiply by the weight of a norm in a kernel of its own."""
 
@@ -91,7 +83,6 @@ CHANGES: dict[str, tuple[float, Plain]] = {
     "a blocks": (9, large_blocks),
     "b swiglu": (8, plain_swiglu),
     "c masks, losses": (15, waiting),
-    "d one input": (8, separate_inputs),
     "e norm": (4, weight_after_norm),
     "f last layer": (5, whole_last_layer),
 }

@@ -33,7 +33,7 @@ from angle_llm import SentenceEncoder, device
 from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers, replacements
 from angle_llm.model.layers import swiglu as swiglu_module
 from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
-from angle_llm.model.layers.fused_lora import PlainLora, lora_linears
+from angle_llm.model.layers.fused_lora import PlainLora, lora_linear
 from angle_llm.model.layers.swiglu import swiglu
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.token_sequence import gather_rows
@@ -57,7 +57,7 @@ def frozen_linear(bias: bool) -> nn.Linear:
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(7, 6), (2, 5, 6)])
-def test_lora_linears_equal_its_formula_in_value_and_gradient(bias: bool, shape: tuple[int, ...], gated: bool) -> None:
+def test_lora_linear_equals_its_formula_in_value_and_gradient(bias: bool, shape: tuple[int, ...], gated: bool) -> None:
     base = frozen_linear(bias)
     sizes = [shape, (3, 6), (4, 3), *([shape] if gated else [])]
     leaves = [draw(*size, seed=seed).requires_grad_() for seed, size in enumerate(sizes)]
@@ -68,7 +68,7 @@ def test_lora_linears_equal_its_formula_in_value_and_gradient(bias: bool, shape:
         return base(x) + 0.7 * (x @ a.T) @ b.T
 
     def short(x: Tensor, a: Tensor, b: Tensor, up: Tensor | None = None) -> Tensor:
-        return lora_linears(x, [PlainLora(base, a, b, 0.7)], up)[0]
+        return lora_linear(x, PlainLora(base, a, b, 0.7), up)
 
     torch.testing.assert_close(short(*leaves), plain(*leaves), rtol=1e-14, atol=1e-14)  # sums of six float64 terms
     found, expected = (torch.autograd.grad(each(*leaves), leaves, upstream) for each in (short, plain))
@@ -87,9 +87,9 @@ def test_the_output_of_a_replaced_layer_can_be_changed_in_place(replaced: str, s
         return base(x) + 0.7 * (x @ a.T) @ b.T
 
     functions: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-        "lora": (lambda x: lora_linears(x, [PlainLora(base, a, b, 0.7)])[0], plain_lora),
+        "lora": (lambda x: lora_linear(x, PlainLora(base, a, b, 0.7)), plain_lora),
         "lora, gated": (
-            lambda x: lora_linears(x, [PlainLora(base, a, b, 0.7)], other)[0],
+            lambda x: lora_linear(x, PlainLora(base, a, b, 0.7), other),
             lambda x: plain_lora(nn.functional.silu(x) * other),
         ),
         "swiglu": (lambda x: swiglu(x, other), lambda x: nn.functional.silu(x) * other),
@@ -224,7 +224,7 @@ def test_adapters_on_partitioned_weights_compute_in_the_dtype_of_the_base() -> N
 def test_dora_uses_the_layer_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = tiny_encoder("llama")
     add_adapter(encoder, PeftLora(rank=2, dora=True))
-    monkeypatch.setattr(fused_lora, "lora_linears", lambda *_: pytest.fail("only plain LoRA can use it"))
+    monkeypatch.setattr(fused_lora, "lora_linear", lambda *_: pytest.fail("only plain LoRA can use it"))
     encoder.model.train()
     assert encoder.model(**encoder.plan(TEXTS, 10_000).micro_batches[0].inputs(CPU)).requires_grad
 
@@ -609,3 +609,17 @@ def test_attention_on_a_gpu_does_not_use_cudnn() -> None:
     with attention_kernels(torch.device("cuda"), longest_text=50):
         assert enabled() == (True, True, False)
     assert enabled() == before
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # inside torch.compile
+def test_torch_compile_traces_a_model_in_one_graph() -> None:
+    encoder = tiny_encoder("llama")
+    encoder.add_lora(LoraSettings(rank=4, alpha=8))
+    encoder.model.to(torch.float64)
+    train_a_little(encoder.model.train())
+    backbone: Any = encoder.model.backbone
+    ids = torch.tensor([[5, 6, 7, 8]])
+    compiled: Any = torch.compile(backbone, backend="eager", fullgraph=True)
+    found, expected = (one(input_ids=ids).last_hidden_state for one in (compiled, backbone))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)  # sums in another order

@@ -5,10 +5,8 @@ These modules replace parts of libraries. A replacement computes the values of t
 fused_lora                LoRA layers of peft, in every adapted model (`add_lora`, `apply_lora`). Fewer passes over memory,
                           also with dropout and on a quantized base. SmolLM2 on a CPU: 229 to 243 tokens/s in float32, 306
                           to 401 in bfloat16. In bfloat16 with dropout 1.19x the speed and 0.53 of the peak memory; on 4
-                          bits 1.10x and 0.67, on 8 bits 1.25x and 0.58. Layers with the same input (q, k, v; gate, up) are
-                          computed together, if there is no dropout; not measured on a GPU, SmolLM2 on a CPU: no difference
-                          beyond the noise (0.85x to 1.14x). Tests: `tests/model/test_layers.py`,
-                          `tests/model/test_shared_input.py`.
+                          bits 1.10x and 0.67, on 8 bits 1.25x and 0.58.
+                          Test: `tests/model/test_layers.py`.
 low_memory_layers         Frozen RMSNorm and SwiGLU layers of a trained adapter (`add_lora`, `make_trainable`), and of every
                           encoder on a GPU (`from_pretrained`), which save
                           fewer activations. LLaMA-7B, gathered keys: 6.00 to 4.13 MB per token; with dropout 0.1 from

@@ -72,13 +72,8 @@ def frozen_weight(layer: Any, dtype: torch.dtype) -> Tensor:
     return values.to(dtype)
 
 
-def input_gradient(layer: Any, gradient_TO: Tensor, total_TI: Tensor | None = None) -> Tensor:
-    """Return the gradient at the input of a frozen linear layer, (T, I), for a gradient at its output, (T, O).
-
-    If `total_TI` is given, the gradient is added to it in place.
-    """
+def input_gradient(layer: Any, gradient_TO: Tensor) -> Tensor:
+    """Return the gradient at the input of a frozen linear layer, (T, I), for a gradient at its output, (T, O)."""
     if isinstance(layer, Fp8Linear):
-        gradient_TI = layer.input_gradient(gradient_TO)
-        return gradient_TI if total_TI is None else total_TI.add_(gradient_TI)
-    weight = frozen_weight(layer, gradient_TO.dtype)
-    return gradient_TO @ weight if total_TI is None else total_TI.addmm_(gradient_TO, weight)
+        return layer.input_gradient(gradient_TO)
+    return gradient_TO @ frozen_weight(layer, gradient_TO.dtype)

@@ -201,9 +201,12 @@ def test_the_guide_of_a_real_llm_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     with gzip.open(tmp_path / "nli" / "nli_triplets.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(triple) + "\n" for triple in triples)
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({"text1": a, "text2": b}) + "\n" for a, b, _ in rows))
+    (tmp_path / "stsb").mkdir()
+    graded = [f"{a}\t{b}\t{number % 6}\n" for number, (a, b, _) in enumerate(rows)]
+    (tmp_path / "stsb" / "train.tsv").write_text("".join(["sentence1\tsentence2\tscore\n", *graded]))
     commands = [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     commands = [words[1:] for words in commands if words[0] == "angle-llm"]
-    assert [words[0] for words in commands] == ["data", "plan", "train", "plan", "train", "train", "train"]
+    assert [words[0] for words in commands] == ["data", "plan", "train", "plan", *["train"] * 4]
     for number, words in enumerate(commands[1:]):  # the first downloads
         flags = [word.replace("recipes/", f"{ROOT}/recipes/") for word in words]
         steps = ["--max-steps", "1", "--run-dir", f"runs/{number}"] if words[0] == "train" else []

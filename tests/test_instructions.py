@@ -60,7 +60,7 @@ def test_encode_takes_one_instruction_or_one_per_text(tmp_path: Path) -> None:
         encoder.encode_document(TEXTS, instruction=LAWS)
     with pytest.raises(ValueError, match="instruction: expected one per text, 4, got 1"):
         encoder.encode_query(TEXTS, instruction=[LAWS])
-    missing: Any = ["", float("nan"), None, pd.NA]
+    missing: Any = ["", float("nan"), " ", pd.NA]
     assert np.array_equal(encoder.encode_query(TEXTS, instruction=missing), encoder.encode_query(TEXTS))
     # The saved encoder keeps template and default; the instruction of a caller replaces the default.
     encoder.save_pretrained(tmp_path / "saved")

@@ -166,6 +166,12 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
+@pytest.fixture(autouse=True)
+def _no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of notebooks in the same process may have imported ipykernel."""
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+
+
 class Clock:
     """The clock of progress bars, set by the test."""
 

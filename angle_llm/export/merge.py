@@ -181,7 +181,7 @@ def merge(
         write_report(folder, report, str(out))
         return report
 
-    return write_directory(Path(out).expanduser(), fill)
+    return write_directory(Path(out).expanduser(), fill, writer="")
 
 
 def _shares(models: Sequence[str], weights: Sequence[float], method: str) -> list[float]:

@@ -147,7 +147,7 @@ def export_sentence_transformers(
         replace(facts, head=prompts.get(default_name or ""), as_llama=as_llama, dense=card.dense).write(folder)
         return finish_folder(folder, source, str(out), VerifyOptions(side=side, device=device) if check else None)
 
-    return write_directory(target, fill)
+    return write_directory(target, fill, writer="")
 
 
 def _is_rebuilt(source: Path, card: EncoderCard) -> bool:

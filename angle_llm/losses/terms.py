@@ -147,7 +147,7 @@ class FunctionTerm(Term):
                 )
                 raise ValueError(f"loss {self.name}: expected a scalar tensor, got {got}")
             if scalar.requires_grad or not (x_ND.requires_grad and torch.is_grad_enabled()):
-                return scalar
+                return scalar.to(x_ND.device)  # a loss without pairs can return a constant of the CPU
             if scalar.item() != 0:  # 0: nothing to learn from this batch
                 raise ValueError(
                     f"loss {self.name}: expected a scalar that depends on the embeddings, got a constant. Compute it with torch, "

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
-from angle_llm.io import check_replaceable, plain, write_text
+from angle_llm.io import FolderError, check_replaceable, plain, write_text
 
 Settings = TypeVar("Settings")
 STRICT = ConfigDict(extra="forbid")
@@ -61,11 +61,14 @@ def need_library(module: str, what: str, extra: str) -> None:
 
 
 def check_new_folder(option: str, folder: Path) -> None:
-    """Raise `SettingsError` unless a folder is empty or does not exist; `option` is the flag that names the folder.
+    """Raise `SettingsError` unless a folder is empty or does not exist, and can be replaced.
 
-    Raises `FolderError` for a mount or the working directory.
+    `option` is the flag that names the folder.
     """
-    check_replaceable(folder)
+    try:
+        check_replaceable(folder)
+    except FolderError as error:
+        raise SettingsError(f"{option}: {error}") from error
     folder = folder.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{option} {folder} exists and is not an empty folder. Remove it, or name another folder.")

@@ -119,7 +119,7 @@ def export_gguf(
         usage.write(folder)
         return finish_folder(folder, source, str(out), VerifyOptions(side=side) if check else None)
 
-    return write_directory(target, fill)
+    return write_directory(target, fill, writer="")
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

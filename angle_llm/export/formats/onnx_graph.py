@@ -88,7 +88,7 @@ def export_onnx(
         _adapt_files(folder, bits=8 if dtype == "int8" else None)
         return finish_folder(folder, source, str(out), VerifyOptions(side=side) if check else None)
 
-    return write_directory(target, fill)
+    return write_directory(target, fill, writer="")
 
 
 def _write_graph(folder: Path) -> None:

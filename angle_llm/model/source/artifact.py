@@ -352,7 +352,7 @@ def check_writable(target: Path, **inputs: str | Path) -> None:
             raise ArtifactError(f"writing {target} would overwrite the {name}, {path}. Choose another folder.")
 
 
-def write_directory(target: Path, fill: Callable[[Path], Filled]) -> Filled:
+def write_directory(target: Path, fill: Callable[[Path], Filled], writer: str | None = None) -> Filled:
     """Write a folder with the function `fill`, complete or not at all (see `io.write_folder`); return its result.
 
     An existing `target` is replaced only if it is empty or a saved encoder.
@@ -366,8 +366,7 @@ def write_directory(target: Path, fill: Callable[[Path], Filled]) -> Filled:
     check_writable(target)
     results: list[Filled] = []
     try:
-        # With one writer, the next command removes the files of a killed one.
-        write_folder(target, lambda folder: results.append(fill(folder)), writer="")
+        write_folder(target, lambda folder: results.append(fill(folder)), writer)
     except SafetensorError as error:  # safetensors raises it on a full disk
         raise OSError(f"{target} could not be written: {error}") from error
     return results[0]

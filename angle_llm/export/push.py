@@ -179,8 +179,8 @@ def _training(settings: PushSettings, folder: Path) -> tuple[str | None, dict[st
         if best and folder.resolve().name != "interrupted":
             name, score = next(iter(best.items()))  # the first metric selects the best model
             task, _, metric = name.rpartition("/")
-            own = f"function:{task}" in ((stored.get("evaluation") or {}).get("tasks") or ())  # of an unknown scale
-            if not own:
+            tasks = (stored.get("evaluation") or {}).get("tasks") or ()
+            if f"function:{task}" not in tasks:  # its value has an unknown scale
                 card_arguments["scores"] = [(f"{task} during training, of the saved model", metric, float(score))]
     if settings.results is not None:
         card_arguments["scores"] = _read_scores(settings.results)

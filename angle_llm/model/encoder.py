@@ -393,8 +393,8 @@ class SentenceEncoder:
         """
         started = time.perf_counter()
         texts = checked_texts(texts)
-        given = () if instruction is None else instruction
-        instructions = [given] * len(texts) if isinstance(given, str) else list(given)
+        instruction = () if instruction is None else instruction
+        instructions = [instruction] * len(texts) if isinstance(instruction, str) else list(instruction)
         if instructions and len(instructions) != len(texts):
             raise ValueError(f"instruction: expected one per text, {len(texts)}, got {len(instructions)}.")
         rows_ND = np.empty((len(texts), self.dimensions), dtype=np.float32)

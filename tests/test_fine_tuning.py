@@ -1,5 +1,6 @@
 """`fine_tune` in Python: data, evaluation, loss and callbacks that are objects of a program."""
 
+import gc
 import json
 import os
 import signal
@@ -511,6 +512,18 @@ def test_a_model_may_be_a_path(common: dict[str, Any], tmp_path: Path) -> None:
     settings: dict[str, Any] = common | {"model": Path(path), "optimizer": {"learning_rate": np.float64(1e-3)}}
     result = fine_tune(data=PAIRS, max_steps=1, run_dir=tmp_path / "run", **settings)
     assert load_settings(TrainSettings, result.folder.parent / "settings.yaml").model.path == path
+
+
+def test_rows_of_a_function_are_in_the_cache_while_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANGLE_LLM_CACHE", str(tmp_path / "cache"))
+    source = source_in_memory(lines, "data")
+    assert [path.name for path in tmp_path.glob("cache/rows-*/*")] == ["rows.jsonl"]
+    assert [row.values for row in source.good_rows()] == PAIRS
+    del source
+    gc.collect()
+    assert not list(tmp_path.glob("cache/rows-*"))
 
 
 def test_rows_of_a_function_may_have_other_columns_in_later_rows(common: dict[str, Any], tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ from angle_llm.data.files.file_types import (
     reader_of,
 )
 from angle_llm.data.formats import DataError
+from angle_llm.data.store import cache_folder
 from angle_llm.io import sha256_of
 from angle_llm.settings.parsing import similar_paths
 
@@ -421,7 +422,8 @@ class _StoredRows:
 
     def __init__(self, rows: Iterable[Any], features: Any, name: str) -> None:
         self.features = features
-        folder = tempfile.mkdtemp(prefix="angle_llm-rows-")
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix="rows-", dir=cache_folder())  # /tmp is in memory on some systems
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._path = Path(folder) / "rows.jsonl"
         self._count = 0

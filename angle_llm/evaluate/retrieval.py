@@ -460,7 +460,7 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
         for against in settings.against:
             theirs = stored.get(against) or evaluated(against, *evaluate_model(against, resamples=0))
             comparisons.append(compare_queries(ours, theirs))
-    except Exception:
+    except Exception:  # not on Ctrl-C: a program that resumes must not take incomplete results for complete ones
         write()
         raise
     write()

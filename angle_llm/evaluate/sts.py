@@ -309,7 +309,7 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
                 other_name = f"{against} ({their_facts})"
                 theirs = their_results.scores
             comparison = compare(results.scores, theirs)
-    except Exception:
+    except Exception:  # not on Ctrl-C: a program that resumes must not take incomplete results for complete ones
         write()
         raise
     write()

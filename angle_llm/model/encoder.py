@@ -416,9 +416,9 @@ class SentenceEncoder:
                 overlap=len(texts) > TEXTS_PLANNED,
                 plans=plans if return_stats else None,  # plans have the token ids of all texts
             )
-        stats = EncodeStats.of(plans, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
         rows_ND = unit_rows(rows_ND, np.float32) if normalize else rows_ND
-        return (rows_ND, stats) if return_stats else rows_ND
+        return (rows_ND, EncodeStats.of(plans, seconds)) if return_stats else rows_ND
 
     def encode_query(
         self,

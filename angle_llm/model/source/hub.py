@@ -69,7 +69,7 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
             snapshot_download(repo, **arguments)
         except OSError:
             raise
-        except Exception as error:
+        except Exception as error:  # as in `_fetch`
             raise _lost(repo, revision, error) from error
     return folder, folder.name
 

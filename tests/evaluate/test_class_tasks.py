@@ -80,6 +80,17 @@ def test_repeated_texts_count_once_and_ties_are_wrong() -> None:
     assert equal.metrics["accuracy"].value == 0.0
 
 
+def test_a_class_without_another_text_is_never_the_nearest(tmp_path: Path) -> None:
+    """The other class is as far as possible, with cosine -1."""
+    rows = {"alone": "x", "left": "a", "left again": "a"}
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "label": name}) + "\n" for text, name in rows.items()))
+    vectors = {"alone": [1.0, 0.0], "left": [-1.0, 0.0], "left again": [-2.0, 0.0]}
+    tested = task({"alone": "x"}, str(path))
+    result = evaluate_retrieval(lambda texts: np.array([vectors[text] for text in texts]), [tested], resamples=0)
+    assert result.tasks["test"].metrics["accuracy"].value == 0.0
+
+
 def test_texts_are_encoded_with_their_instructions() -> None:
     """Equal texts with two instructions are two texts."""
     rows = [

@@ -68,7 +68,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
     from angle_llm.train.callbacks import EarlyStopping
     from angle_llm.train.loading import check_cpu, check_partition, load_encoder, with_supported_dtype
     from angle_llm.train.metrics import check_trackers
-    from angle_llm.train.objectives import check_classes, check_teacher_scores, make_losses, without_unused_classes
+    from angle_llm.train.objectives import data_for, make_losses
     from angle_llm.train.run_folder import Run
     from angle_llm.train.strategies import check_optimizer
     from angle_llm.train.trainer import Trainer
@@ -99,14 +99,11 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
         settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
 
         # 2. The examples.
-        data = load_data(settings.data, run.processes, objects.data)
-        check_teacher_scores(losses, data)
-        check_classes(losses, data)
-        data = without_unused_classes(losses, data)
+        data = data_for(losses, load_data(settings.data, run.processes, objects.data))
         for line in data.summary():
             run.log(line)
         if evaluate is not None and run.starts_over and run.processes.is_main:
-            for line in evaluate.overlap_with(data):
+            for line in (*evaluate.overlap_with(data), *evaluate.reversed_scores(settings)):
                 run.log(line)
 
         # 3. Vectors of the texts from a guide or teacher encoder, before the weights of the model need memory.

@@ -238,7 +238,8 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
         material = read_questions(written)
     else:
         material = read_documents(settings.documents) if settings.documents else read_examples(settings.data)
-    compared = replace(settings, run_dir="", ask=[], database=STARTER.database, real=None)
+    # Without settings that do not affect the result, so that a stopped run resumes with `--resume auto` or other budgets.
+    compared = replace(settings.identity, resume=None, ask=[], database=STARTER.database, real=None)
     content = resolve_source(settings.documents).fingerprint() if settings.llm else material  # type: ignore[arg-type]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     made_from = {"settings": settings_to_dict(compared), "sha256": digest}
@@ -509,7 +510,7 @@ def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None
     ]
     written = written_questions(settings, folder)
     dropped: list[dict[str, Any]] = []
-    if written is not None:
+    if written is not None and written.with_suffix(".dropped.jsonl").exists():
         dropped = [row.values for row in resolve_source(written.with_suffix(".dropped.jsonl")).good_rows()]
     page = (
         Environment(autoescape=True)

@@ -140,8 +140,8 @@ class RowError(ValueError):
 # ------------------------------------------------------------------------------------------------ single values
 
 
-_INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp", "Mn", "Mc", "Me"}
-"""Unicode categories of characters that are not visible alone: control, format, separator and mark characters.
+_INVISIBLE = {"Cc", "Cf", "Co", "Zs", "Zl", "Zp", "Mn", "Mc", "Me"}
+"""Unicode categories of characters without a meaning alone: control, format, private use, separator and mark characters.
 
 Characters that are newer than the Unicode tables of Python have the category Cn and count as visible."""
 
@@ -151,7 +151,7 @@ def read_text(row: Values, field: str) -> str:
 
     Raises:
         RowError: for a missing or empty value, a value that is not a text, a NUL character, a lone surrogate, or a text
-            that has only spaces, control characters, format characters and combining marks, which many tokenizers drop.
+            that has only characters of `_INVISIBLE` and U+FFFD (of a broken encoding), which many tokenizers drop.
     """
     text = _value(row, field)
     if text is None:
@@ -168,8 +168,8 @@ def read_text(row: Values, field: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise RowError(f"{field} has a lone surrogate (half a character) at position {error.start}") from None
-    if all(unicodedata.category(character) in _INVISIBLE for character in text):  # usually stops at the first
-        raise RowError(f"{field} is {text!a:.40}: only invisible or combining characters")
+    if all(character == "\ufffd" or unicodedata.category(character) in _INVISIBLE for character in text):
+        raise RowError(f"{field} is {text!a:.40}: only invisible, combining or unknown characters")
     return text
 
 

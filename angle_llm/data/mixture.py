@@ -25,7 +25,7 @@ from angle_llm.data.formats import DataError, Example, LabelledText
 from angle_llm.data.order import Draws, Order
 from angle_llm.data.sources import MEMORY, STARTER, Source, find_path, without_extension
 from angle_llm.data.store import digest_of
-from angle_llm.settings.train import DataSettings, DataSource, MixedSet
+from angle_llm.settings.train import MAX_WEIGHT, DataSettings, DataSource, MixedSet
 
 NO_SOURCES: Mapping[str, Source] = MappingProxyType({})
 _WEIGHT = re.compile(r"(?P<path>.+):(?P<weight>\d+(\.\d*)?|\.\d+)")
@@ -172,7 +172,10 @@ def _listed(path: str) -> list[tuple[str, float]]:
     listed = []
     for part in map(str.strip, path.split(",")):
         weighted = None if find_path(part).exists() else _WEIGHT.fullmatch(part)
-        listed.append((weighted["path"], float(weighted["weight"])) if weighted else (part, 1.0))
+        weight = float(weighted["weight"]) if weighted else 1.0
+        if not 0 < weight <= MAX_WEIGHT:
+            raise DataError(f"{part}: expected a weight above 0 and at most {MAX_WEIGHT} after the colon")
+        listed.append((weighted["path"] if weighted else part, weight))
     if len(listed) > 1 and not all(name for name, _ in listed):
         raise DataError(f"{path!r}: expected dataset paths separated by commas, got an empty path; remove the comma")
     return listed

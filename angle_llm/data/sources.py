@@ -48,6 +48,7 @@ from typing import Any, Literal, NamedTuple
 from angle_llm.data.files.beir import QRELS, JudgedQueries, is_judged, split_of
 from angle_llm.data.files.file_types import (
     EXTENSIONS,
+    QUARANTINE,
     BadRow,
     DatasetReader,
     FileReader,
@@ -272,7 +273,7 @@ class _Resolver(NamedTuple):
         paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
         paths = [path for path in paths if not any(part.startswith((".", "_")) for part in path.parts)]
         readable = tuple(extension for extension in EXTENSIONS if extension.removesuffix(".gz") != ".json")
-        files = [path for path in paths if path.name.lower().endswith(readable)]
+        files = [path for path in paths if path.name.lower().endswith(readable) and is_data_name(path.name)]
         if not files:
             raise DataError(f"{folder}: no file in this folder ends in {', '.join(readable)}; name a file")
         ignored = tuple(str(path) for path in paths if path not in files)
@@ -287,19 +288,33 @@ class _Resolver(NamedTuple):
 
         The library `datasets` names the files of a local folder. They are read here, because it reads tab-separated
         files with quoting, and cells such as NA as empty; by `datasets` if the dataset card has options for reading.
+
+        Raises:
+            DataError: if the files have several types, of which `datasets` would read one.
         """
         if not Path(path).is_dir():
             return Source(path, "dataset", (DatasetReader(path, configuration, split),))
         import datasets
+        from datasets.data_files import DataFilesDict, get_data_patterns
 
         paths: list[str] = []
+        unread: list[str] = []
         with suppress(Exception):  # many types; `DatasetReader` reports the same error
             config = datasets.load_dataset_builder(str(Path(path).resolve())).config
             defaults = vars(type(config)())
             if all(value == defaults[name] for name, value in vars(config).items() if name not in _FILE_OPTIONS):
-                paths = config.data_files[split]
-        readers = [self._reader(Path(file)) for file in dict.fromkeys(paths) if is_data_name(file)]
-        if paths and len(readers) == len(set(paths)):
+                paths = [file for file in dict.fromkeys(config.data_files[split]) if not file.endswith(QUARANTINE)]
+                if config.name == "default":  # without files in the dataset card
+                    base = str(Path(path).resolve())
+                    named = DataFilesDict.from_patterns(get_data_patterns(base), base_path=base).get(split, ())
+                    unread = [file for file in named if is_data_name(file) and file not in paths]
+        if paths and unread:
+            names = ", ".join(Path(file).name for file in (paths[0], unread[0]))
+            raise DataError(
+                f"{path}: expected files of one type, got {names}; move one type, or list files as a.jsonl,b.csv"
+            )
+        readers = [self._reader(Path(file)) for file in paths if is_data_name(file)]
+        if paths and len(readers) == len(paths):
             return Source(path, "folder", tuple(readers), Path(path))
         return Source(path, "dataset", (DatasetReader(path, None, split),))
 
@@ -382,6 +397,8 @@ def _rows(data: Any, name: str) -> Any:
                 f"{name}: expected one split, got the splits {', '.join(data)}; pass one, such as data['…']"
             )
         data = data["train"]
+    if getattr(data, "ndim", 0) == 1 and hasattr(data, "tolist"):  # a Series or an array of texts
+        data = data.tolist()
     if hasattr(data, "__arrow_c_stream__") and not isinstance(data, datasets.Dataset):
         try:
             table = pyarrow.table(data)

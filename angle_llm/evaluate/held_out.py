@@ -21,6 +21,7 @@ import numpy as np
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.leakage import EvaluationSet, count_shared
+from angle_llm.data.mixture import sets_of
 from angle_llm.data.sources import MTEB, Source, evaluation_source, resolve_source
 from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
 from angle_llm.evaluate.bootstrap import compare as compare_pairs
@@ -35,7 +36,7 @@ from angle_llm.io import sha256_of
 from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.prompts import InstructedText, instructed, split_instructions
 from angle_llm.settings.parsing import SettingsError, need_library, settings_class, unknown_name
-from angle_llm.settings.train import DataSource, EvaluationSettings
+from angle_llm.settings.train import DataSource, EvaluationSettings, TrainSettings
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
@@ -52,6 +53,8 @@ FUNCTION = "function:"
 NO_TASKS: Mapping[str, Any] = MappingProxyType({})
 _UNIFORMITY_TEXTS = 2048
 """Maximum number of texts whose distances give the uniformity."""
+_LOWER_IS_BETTER = ("/alignment", "/uniformity")
+"""Ends of names of metrics that cannot select a model."""
 
 
 @settings_class
@@ -110,6 +113,10 @@ class HeldOutEvaluation:
         selects = next(iter(metrics)) if self.metric is None else self.metric
         if selects not in metrics:
             raise SettingsError(f"--evaluation.metric: {unknown_name('metric', selects, metrics)}")
+        if selects.endswith(_LOWER_IS_BETTER):
+            raise SettingsError(
+                f"--evaluation.metric {selects}: lower is better, so its maximum selects the worst model."
+            )
         return {selects: metrics[selects], **metrics}
 
     def verdict(self, saved: Mapping[str, Items], start: Mapping[str, Items]) -> str | None:
@@ -146,6 +153,18 @@ class HeldOutEvaluation:
                     f"{shlex.quote(source)} --fix FOLDER` removes rows with shared pairs only."
                 )
 
+    def reversed_scores(self, settings: TrainSettings) -> Iterator[str]:
+        """Yield a warning if a small score means similar in the training data only, so that the worst model is saved."""
+        ranges = [dataset.score_range for dataset in sets_of(settings.data) if dataset.score_range is not None]
+        reversed_ranges = [bounds for bounds in ranges if bounds[0] > bounds[1]]
+        has_pairs = any(task.metric == "spearman" for task in self.tasks.values())
+        if reversed_ranges and has_pairs and settings.evaluation.score_range is None:
+            low, high = reversed_ranges[0]
+            yield (
+                f"warning: a small score means similar in the training data (score_range {low:g} {high:g}), and a large score "
+                "in the held-out pairs. If it is the same scale, set --evaluation.score-range to the same numbers."
+            )
+
 
 def held_out_evaluation(
     settings: EvaluationSettings,
@@ -178,6 +197,10 @@ def held_out_evaluation(
     for name, column in settings.columns.items():
         if files and column not in columns:
             raise SettingsError(f"--evaluation.columns {name} {column}: {unknown_name('column', column, columns)}")
+    if not files and (settings.columns or settings.format != "auto"):
+        raise SettingsError(
+            "--evaluation.columns and --evaluation.format: expected a file in --evaluation.tasks, got none."
+        )
     if settings.corpus is not None and not any(_kind(source, settings) == "answers" for source in files):
         raise SettingsError(
             "--evaluation.corpus adds candidates to questions and answers: expected a file of questions and answers in "

@@ -218,12 +218,14 @@ def read_pairs(
             f"{source.text}: expected one file of scored pairs. Name a file in a folder as FOLDER@NAME (FOLDER/NAME.*)."
         )
     names: Sequence[str] = COLUMNS
+    instruction = "instruction"
     if columns or not set(COLUMNS) <= set(source.columns):
         settings = CommandSource(path=source.text, format="scored_pair", columns=dict(columns))
         column_of = open_examples(settings, source).columns
         names = [column_of[name] for name in ("text1", "text2", "score")]
+        instruction = column_of.get(instruction, instruction)
     name = source.name if source.path is None else Path(str(source.path).removesuffix(".gz")).stem
-    return StsTask(name, name, "file", source.text, tuple(_pairs(source, names, score_range)))
+    return StsTask(name, name, "file", source.text, tuple(_pairs(source, names, score_range, instruction)))
 
 
 def read_examples(name: str, source: DataSource) -> StsTask:
@@ -251,11 +253,14 @@ def with_published_edits(task: StsTask) -> StsTask:
 
 
 def _pairs(
-    source: Source, columns: Sequence[str] = COLUMNS, score_range: tuple[float, float] | None = None
+    source: Source,
+    columns: Sequence[str] = COLUMNS,
+    score_range: tuple[float, float] | None = None,
+    instruction: str = "instruction",
 ) -> Iterator[StsPair]:
     """Yield the scored sentence pairs of a table. `columns` are the columns of the two sentences and the score.
 
-    Scores are rescaled by `score_range`, if it is given.
+    Scores are rescaled by `score_range`, if it is given. `instruction` is the column of instructions, if the table has it.
 
     Raises:
         DataError: for a table without rows, or a malformed row.
@@ -266,10 +271,11 @@ def _pairs(
     empty = True
     for row in source.good_rows(columns):
         subtask = str(row.values.get(group) or "")
-        instruction = "" if "instruction" in columns else str(row.values.get("instruction") or "")
-        yield StsPair(
-            text_of(row, first), text_of(row, second), (score_of(row, gold) - low) / (high - low), subtask, instruction
-        )
+        value = None if instruction in columns else row.values.get(instruction)
+        is_blank = value is None or (isinstance(value, str) and not value.strip())
+        instructed = "" if is_blank else text_of(row, instruction)
+        score = (score_of(row, gold) - low) / (high - low)
+        yield StsPair(text_of(row, first), text_of(row, second), score, subtask, instructed)
         empty = False
     if empty:
         raise DataError(f"{source.name}: expected scored pairs, got no row.")

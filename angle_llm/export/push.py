@@ -72,7 +72,7 @@ def push(settings: PushSettings) -> str:
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ValueError(f"push: expected a repository USER/NAME, got {repo!r}.")
     facts = CardFacts.read(folder)
-    base_path, card_arguments = _training(settings, folder)
+    base_path, card_arguments = _training(settings, folder, facts)
     if facts.base is None and base_path:
         base, revision = split_revision(base_path)
         facts = replace(facts, base=base, revision=revision)
@@ -153,11 +153,11 @@ def _without_paths(value: Any, keys: Container[str] | None = None, key: str = ""
     return ",".join(file_name(part.strip()) for part in value.split(",")) if keys is None else file_name(value)
 
 
-def _training(settings: PushSettings, folder: Path) -> tuple[str | None, dict[str, Any]]:
+def _training(settings: PushSettings, folder: Path, facts: CardFacts) -> tuple[str | None, dict[str, Any]]:
     """Return the base of the run, and the arguments `settings` and `scores` of `model_card`.
 
     The run directory is `--run`, or the parent of `folder` if it has a settings.yaml. The results file is `--results`. The
-    scores in a run directory belong to its `model`, not to `interrupted`.
+    scores in a run directory belong to its `model` and what was made from it alone, not to other encoders there.
 
     Raises:
         ValueError: if the run directory or the results file cannot be read.
@@ -176,7 +176,9 @@ def _training(settings: PushSettings, folder: Path) -> tuple[str | None, dict[st
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
         best = read_json(run / "best.json") if (run / "best.json").is_file() else {}
-        if best and folder.resolve().name != "interrupted":
+        is_copy = facts.origin or facts.form not in ("adapter", "whole")
+        of_model = folder.resolve().name == "model" or (is_copy and not facts.origin.get("parts"))
+        if best and of_model:
             name, score = next(iter(best.items()))  # the first metric selects the best model
             task, _, metric = name.rpartition("/")
             tasks = (stored.get("evaluation") or {}).get("tasks") or ()

@@ -117,7 +117,8 @@ def export_sentence_transformers(
     if card.prompt.differ or cannot_include:
         prompts, default_name = library_prompts(card.prompt, source)
         included = SentenceTokenizer(tokenizer, replace(load_prompt("plain"), append=query.append), card.max_length)
-    exported = prompt_tokenizer(included)
+    base = load_config(locate(card.base or str(source)), card.base_revision)
+    exported = prompt_tokenizer(included, base.get_text_config().vocab_size)
 
     def fill(folder: Path) -> Verification | None:
         # Weights.

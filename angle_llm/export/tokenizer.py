@@ -59,10 +59,10 @@ class PromptTokenizer:
     """Whether the normalizer adds a part of the prompt or edits the text."""
 
 
-def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
+def prompt_tokenizer(sentences: SentenceTokenizer, embedding_count: int) -> PromptTokenizer:
     """Build a tokenizer that adds the prompt and special tokens of an encoder, and truncates at its maximum length.
 
-    `sentences` is the tokenizer of the encoder.
+    `sentences` is the tokenizer of the encoder, and `embedding_count` the number of its token embeddings.
 
     Raises:
         ArtifactError: for a tokenizer without a `tokenizer.json`, or without a token for padding.
@@ -71,7 +71,7 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
     spec = _read_spec(tokenizer)
     before, head, merge_span, after = sentences.template
     special = sentences.special_tokens
-    config = tokenizer_config(tokenizer, sentences.max_length)
+    config = tokenizer_config(tokenizer, sentences.max_length, embedding_count)
     steps = [_EDITS[name] for name in prompt.edits]
     if merge_span:
         steps.append({"type": "Replace", "pattern": {"Regex": r"\z"}, "content": merge_span})

@@ -18,6 +18,7 @@ from angle_llm.memory.budget import ADVICE, BudgetChoice, best_budget
 from angle_llm.memory.device_memory import GIB, Memory, Sharding
 from angle_llm.memory.step_forecast import StepForecast, first_steps
 from angle_llm.model.layers.lora import count_parameters, without_adapter
+from angle_llm.model.layers.quantized_layers import bits_text
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.meta_model import meta_backbone, stored_dtype, tiny_encoder_copy
@@ -29,7 +30,7 @@ from angle_llm.settings.parsing import settings_to_dict
 from angle_llm.settings.train import PlanSettings
 from angle_llm.train.batches import BatchPlanner, StepSchedule
 from angle_llm.train.loading import check_partition
-from angle_llm.train.objectives import make_losses, task_of, without_unused_classes
+from angle_llm.train.objectives import data_for, make_losses, task_of
 from angle_llm.train.token_budget import TokenBudget, budget_of, check_checkpointing, default_budget
 
 
@@ -106,7 +107,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     source = resolve_model(settings.model.path, attention=settings.model.attention)
     check_partition(source, settings, "FSDP" if settings.fsdp else "ZeRO-3" if settings.zero == 3 else None)
     settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
-    data = without_unused_classes(losses, load_mixture(settings.data, cache_folder()))
+    data = data_for(losses, load_mixture(settings.data, cache_folder()))
 
     # 2. The encoder: a tiny copy that plans micro-batches, and the backbone without weights.
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)
@@ -188,7 +189,7 @@ def render(settings: PlanSettings, result: Forecast) -> str:
     """Return the forecast as text: model, run, tokens, memory by part, and token budgets."""
     # Model, run and budgets.
     work = result.work
-    bits = f", linear layers in {settings.model.bits} bits" if settings.model.bits else ""
+    bits = f", linear layers in {bits_text(settings.model.bits)}" if settings.model.bits else ""
     autocast = ", products in bfloat16" if settings.autocasts else ""
     cached = "none is encoded twice"
     if work.cached_groups:

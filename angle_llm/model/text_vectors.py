@@ -37,7 +37,7 @@ from angle_llm.io import (
     write_json,
 )
 from angle_llm.model.vectors import Array, encoder_identity, join_arrays, untokenizable
-from angle_llm.prompts import InstructedText, Side, split_instructions, usable_instructions
+from angle_llm.prompts import SIDES, InstructedText, Side, split_instructions, usable_instructions
 from angle_llm.resumable_folder import IDENTITY, ResumableFolder
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def store_vectors(
         option: flag that names the folder, for error messages.
 
     Raises:
+        DataError: for a text without tokens, before any text is embedded; for a vector that is 0 or not finite.
         FolderError: if another process computes the same vectors.
     """
     unfinished = folder.with_name(f"{folder.name}.parts")
@@ -125,7 +126,9 @@ def _write_parts(
             part = list(islice(remaining, TEXTS_AT_ONCE))
             name = f"part-{first:012d}"
             if not parts.is_whole(name):
-                encoder = encoder or load_encoder()
+                if encoder is None:
+                    encoder = load_encoder()
+                    _check_tokens(encoder, texts())  # in a hundredth of the time of embedding
                 parts.write(name, partial(_write_part, encoder, part))
             folders.append(parts.path / name)
             bar.update(len(part))
@@ -141,6 +144,12 @@ def _write_part(encoder: SentenceEncoder, texts: Sequence[SidedText], folder: Pa
         plain, instructions = split_instructions(texts[row].text for row in rows)
         usable = usable_instructions(of_side.prompt, instructions)
         vectors_ND[rows] = of_side.encode(plain, instruction=usable, show_progress=True)
+    is_bad_N = ~(np.isfinite(vectors_ND).all(axis=1) & vectors_ND.any(axis=1))
+    if is_bad_N.any():
+        raise DataError(
+            f"text {texts[int(is_bad_N.argmax())].shown()}: its vector is 0 or not finite, so it has no cosine. Load or save "
+            "the model in bfloat16 or float32, check its weights, or remove the row"
+        )
     np.save(folder / "vectors.npy", vectors_ND)
     np.save(folder / "keys.npy", np.frombuffer(b"".join(text.key for text in texts), dtype=np.uint64))
 
@@ -209,7 +218,7 @@ def precompute_vectors(
     Raises:
         FileNotFoundError: on ranks that cannot read the files.
         RemoteRankError: on other ranks than 0, if rank 0 fails.
-        ArtifactError, ValueError: if an encoder cannot be loaded.
+        ArtifactError, ValueError: if an encoder cannot be loaded, or cannot encode a text.
     """
     vectors = {}
     for name, source in encoders.items():
@@ -307,25 +316,16 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
     # The vectors, from an earlier command if it had the same encoder and texts.
     identity = {"encoder": encoder_identity(encoder), "texts": sha256_of_json(texts), "texts_at_once": TEXTS_AT_ONCE}
     store = folder / f"{FOLDER}-{sha256_of_json(identity)[:16]}"
-    if not store.is_dir():  # the check takes a hundredth of the time of embedding
-        _check_tokens(encoder, texts)
     store_vectors(store, identity, lambda: texts, lambda: encoder, option="--vectors")
     vectors_KD: Array = np.load(store / "vectors.npy", mmap_mode="r", allow_pickle=False)
-    for first in range(0, len(texts), TEXTS_AT_ONCE):
-        part_ND = vectors_KD[first : first + TEXTS_AT_ONCE]
-        is_bad_N = ~(np.isfinite(part_ND).all(axis=1) & part_ND.any(axis=1))
-        if is_bad_N.any():
-            raise DataError(
-                f"text {texts[first + int(is_bad_N.argmax())].shown()}: its vector is 0 or not finite, so it has no "
-                "cosine. Load the model in bfloat16 or float32, check its weights, or remove the row"
-            )
     return TextVectors(vectors_KD, query_row_T, document_row_T)
 
 
-def _check_tokens(encoder: SentenceEncoder, texts: Sequence[SidedText]) -> None:
+def _check_tokens(encoder: SentenceEncoder, texts: Iterable[SidedText]) -> None:
     """Raise `DataError` for the first text without tokens."""
-    sides = {text.side for text in texts}
-    encoder_of_side = {side: encoder if side is None else encoder.for_side(side) for side in sides}
+    encoder_of_side: dict[Side | None, SentenceEncoder] = {side: encoder.for_side(side) for side in SIDES} | {
+        None: encoder
+    }
     for text in texts:
         if reason := untokenizable(encoder_of_side[text.side], split_instructions([text.text])[0][0]):
             raise DataError(f"text {text.shown()}: {reason}. Fix it, or remove its row")

@@ -336,7 +336,11 @@ class CheckSettings(RowSettings):
 
     def __post_init__(self) -> None:
         if not self.files:
-            raise SettingsError("FILE is missing: expected at least one data file.")
+            raise SettingsError(
+                "FILE is missing: expected at least one data file, before flags that take several values."
+            )
+        if self.model == "none" and (self.prompt or self.max_length):
+            raise SettingsError("--prompt and --max-length belong to --model, which is not set.")
 
 
 # --- data split -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
+from typing_extensions import Self
 
 from angle_llm.settings.objective import FalseNegativeSettings as FalseNegativeSettings
 from angle_llm.settings.objective import NestedSettings as NestedSettings
@@ -28,7 +29,8 @@ from angle_llm.settings.parsing import (
     settings_to_dict,
 )
 
-_MAX_WEIGHT = 1000
+MAX_WEIGHT = 1000
+"""Largest weight of a dataset in a mixture."""
 
 
 @settings_class
@@ -70,7 +72,7 @@ class DataSource:
 class MixedSet(DataSource):
     """One dataset of a training mixture of several datasets."""
 
-    weight: Annotated[float, Gt(0), Le(_MAX_WEIGHT)] = 1.0
+    weight: Annotated[float, Gt(0), Le(MAX_WEIGHT)] = 1.0
     """How often an example of this dataset occurs per epoch: 2 is twice, 0.5 is every second epoch."""
     prompt: str | dict[str, str] | None = None
     """Prompt name or YAML file for the texts of this dataset, or {query: …, document: …}. None: the prompts of the
@@ -253,7 +255,8 @@ class CheckpointSettings:
 
     every_steps: NonNegative = 0
     """Number of optimizer steps between checkpoints; the last step writes a checkpoint too. 0: checkpoints only on
-    SIGINT (exit code 130) and SIGTERM (143), which always write a checkpoint before the next step."""
+    SIGINT (exit code 130) and SIGTERM (143), which always write a checkpoint before the next step, and at the end of a
+    resumed run."""
     keep: Positive = 2
     """Number of newest checkpoints to keep."""
 
@@ -377,7 +380,7 @@ class TrainSettings:
         return self.lora.rank == 0 and self.model.dtype == "bfloat16"
 
     @property
-    def identity(self) -> TrainSettings:
+    def identity(self) -> Self:
         """These settings, with settings that do not affect the training result reset to fixed values.
 
         A run directory can only be resumed with an equal identity. Token budgets change only the order of additions and
@@ -419,6 +422,8 @@ class PlanSettings(TrainSettings):
         super().__post_init__()
         if self.fsdp and self.zero:
             raise SettingsError(f"--fsdp excludes --zero {self.zero}. Omit one of them.")
+        if self.zero and self.optimizer.name == "adamw_8bit":
+            raise SettingsError(f"--optimizer.name adamw_8bit excludes --zero {self.zero}: ZeRO supports adamw only.")
         if self.offload != "none" and self.zero == 0:
             raise SettingsError(f"--offload {self.offload} needs ZeRO. Set --zero 1, 2 or 3, or --offload none.")
         if self.offload == "parameters" and self.zero != 3:

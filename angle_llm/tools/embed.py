@@ -199,7 +199,6 @@ def _identity(job: EmbedJob) -> dict[str, Any]:
             "rows": survey.rows,
             "column": corpus.column,
             "id_column": corpus.id_column,
-            "bad_rows": "skipped" if shards.skip_bad else "refused",
         },
         "model": encoder_identity(job.encoder),
         "vectors": asdict(job.form),
@@ -223,7 +222,7 @@ def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
     from angle_llm.model.pipeline import encode_blocks
 
     assigned = range(job.rank, len(job.names), job.world_size)
-    missing = {block for block in assigned if not parts.is_whole(job.names[block])}
+    missing = {block for block in assigned if not _is_done(job, parts, job.names[block])}
     size = job.shards.rows
     rows_of = {block: min(size, job.survey.rows - block * size) for block in assigned}
     done = sum(rows_of[block] for block in assigned if block not in missing)
@@ -240,6 +239,11 @@ def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
         )
     if job.rank == 0 and rates.texts:
         log(str(rates))
+
+
+def _is_done(job: EmbedJob, parts: ResumableFolder, name: str) -> bool:
+    """Return whether a shard is written. Unless bad rows are skipped, a shard with skipped rows is written again."""
+    return parts.is_whole(name) and (job.shards.skip_bad or not parts.manifest(name)["values"]["skipped"])
 
 
 def _tokenized(job: EmbedJob, block: TextBlock) -> tuple[_ShardTexts, list[list[int]]]:

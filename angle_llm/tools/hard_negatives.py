@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
 SCORES_AT_ONCE = 10_000_000
-"""Maximum number of values in an array of cosines. About six such arrays exist at the same time."""
+"""Maximum number of values in an array of cosines or vectors. About six such arrays exist at the same time."""
 QUERIES_AT_ONCE = 1024
 """Maximum number of queries whose negatives are mined at a time; after a kill, at most this many are mined again."""
 _RERANKED_AT_ONCE = 64
@@ -104,9 +104,14 @@ def pair_scores(scorer: SentenceEncoder | Reranker, material: MiningData, folder
 
 def cosines_by(vectors: TextVectors) -> PairScorer:
     """Return the cosines of stored vectors."""
-    return PairScorer(
-        lambda query_O, text_O: cosines(on_grid(vectors.queries(query_O)), on_grid(vectors.documents(text_O)))
-    )
+    size = max(1, SCORES_AT_ONCE // vectors.vectors_KD.shape[1])
+
+    def score_pairs(query_O: Array, text_O: Array) -> Array:
+        blocks = [slice(first, first + size) for first in range(0, len(query_O), size)]
+        grids = ((on_grid(vectors.queries(query_O[b])), on_grid(vectors.documents(text_O[b]))) for b in blocks)
+        return np.concatenate([cosines(*grid) for grid in grids])
+
+    return PairScorer(score_pairs)
 
 
 # --- candidates -----------------------------------------------------------------------------------------------------------

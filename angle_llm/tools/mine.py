@@ -25,10 +25,14 @@ import numpy as np
 import yaml
 
 from angle_llm.data.corpus import corpus_texts
+from angle_llm.data.examples import DataReport, load_examples
+from angle_llm.data.files.beir import is_judged
 from angle_llm.data.positives import collect_pairs
+from angle_llm.data.sources import find_path
 from angle_llm.io import (
     FolderError,
     differences,
+    log,
     plain,
     progress_bar,
     read_object,
@@ -70,13 +74,13 @@ def mine_main(settings: MineSettings) -> None:
         SettingsError: for more ranks than candidates.
         FolderError: if the output was written with other settings, or by another program.
     """
-    from angle_llm.data.examples import load_examples
     from angle_llm.model.encoder import SentenceEncoder
 
     # Pairs and candidates.
+    check_output(settings.out, settings.pairs)
     source = settings.source_of(settings.pairs, shuffle_seed=settings.shuffle_seed)
     loaded = load_examples(source)
-    print(loaded.report.summary())
+    print_summary(loaded.report)
     corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)
     material = collect_pairs(loaded.examples, corpus, settings.positive_above)
     material = replace(material, queries=material.queries[: settings.limit])
@@ -123,12 +127,12 @@ def score_main(settings: ScoreSettings) -> None:
         SettingsError: for a reranker as `--teacher`.
         FolderError: if the output was written with other settings, or by another program.
     """
-    from angle_llm.data.examples import load_examples
     from angle_llm.model.encoder import SentenceEncoder
 
     # Examples, and their distinct texts.
+    check_output(settings.out, settings.file)
     loaded = load_examples(settings.source_of(settings.file))
-    print(loaded.report.summary())
+    print_summary(loaded.report)
     material = collect_pairs(loaded.examples, None, settings.positive_above, lower=True)
     print(material.summary(), flush=True)
     # Teacher, and the identity of the result.
@@ -167,6 +171,23 @@ def score_main(settings: ScoreSettings) -> None:
 
 
 # --- output of `data mine` and `data score` ---------------------------------------------------------------------------
+
+
+def check_output(out: Path, source: str) -> None:
+    """Raise `SettingsError` if an output is the input, or in an input folder, whose files are all read."""
+    place, path = out.expanduser().resolve(), find_path(source).resolve()
+    if place == path or (path in place.parents and not is_judged(path)):
+        raise SettingsError(f"--out: expected a file that is not part of the input {source}, got {out}.")
+
+
+def print_summary(report: DataReport) -> None:
+    """Print how many rows are used, and a warning if groups lose a column."""
+    print(report.summary())
+    if "document_instruction" in report.columns:
+        log(
+            "warning: the groups do not keep document_instruction: documents get the default instruction of the prompt, here "
+            "and in training on the groups"
+        )
 
 
 def write_parts(

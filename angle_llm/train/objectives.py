@@ -147,14 +147,21 @@ def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
             )
 
 
-def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
-    """Check that every dataset whose loss reads teacher scores contains teacher scores.
+def data_for(losses: Sequence[Objective], data: Mixture) -> Mixture:
+    """Return the data, without classes if no loss reads them, because classes change the order of the examples.
 
     `losses` has one loss per dataset of `data`.
 
     Raises:
-        SettingsError: names the dataset without teacher scores.
+        SettingsError: if a dataset lacks what its loss reads: teacher scores, or classes.
     """
+    _check_teacher_scores(losses, data)
+    _check_classes(losses, data)
+    return data if any("label" in loss.needs for loss in losses) else data.without_classes()
+
+
+def _check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
+    """Raise `SettingsError` if a dataset has no teacher scores and its loss reads them."""
     for loss, dataset in zip(losses, data.sets, strict=True):
         if "teacher" not in loss.needs:
             continue
@@ -165,11 +172,10 @@ def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
             )
 
 
-def check_classes(losses: Sequence[Objective], data: Mixture) -> None:
+def _check_classes(losses: Sequence[Objective], data: Mixture) -> None:
     """Check that a loss learns from the classes of labelled texts, and that a class term has labelled texts.
 
-    A dataset without classes needs a term besides the class term. `losses` has one loss per dataset of `data`. Raises
-    `SettingsError`.
+    A dataset without classes needs a term besides the class term. Raises `SettingsError`.
     """
     if any("label" in loss.needs for loss in losses) and all(class_N is None for class_N in data.draws.classes):
         raise SettingsError(
@@ -191,8 +197,3 @@ def check_classes(losses: Sequence[Objective], data: Mixture) -> None:
                 f"{dataset.name}: expected two classes or more, and a class with two texts; got {len(class_N):,} texts in "
                 f"{classes:,} classes. Check which column is the label."
             )
-
-
-def without_unused_classes(losses: Sequence[Objective], data: Mixture) -> Mixture:
-    """Return the data, without classes if no loss reads them, because classes change the order of the examples."""
-    return data if any("label" in loss.needs for loss in losses) else data.without_classes()

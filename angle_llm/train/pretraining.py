@@ -68,10 +68,10 @@ class TokenMasker:
     def of(cls, tokenizer: Tokenizer, vocabulary: int, fraction: float, seed: int) -> TokenMasker:
         """Create the masker of a tokenizer.
 
-        It uses the mask token of the tokenizer; without one, the token `_`, as llm2vec does.
+        It uses the mask token of the tokenizer; without one that has an embedding, the token `_`, as llm2vec does.
         """
         mask_id = tokenizer.mask_token_id
-        if mask_id is None:  # without a token `_`, the last token of the text `_` is used
+        if mask_id is None or mask_id >= vocabulary:  # without a token `_`, the last token of the text `_` is used
             mask_id = tokenizer.get_vocab().get("_", tokenizer("_", add_special_tokens=False)["input_ids"][-1])
         special = frozenset({*tokenizer.all_special_ids, int(mask_id)})
         return cls(vocabulary, min(len(tokenizer), vocabulary), int(mask_id), special, fraction, seed)

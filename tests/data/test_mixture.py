@@ -157,3 +157,9 @@ def test_digest_depends_on_examples_draws_and_prompts() -> None:
     ]
     assert len({mixture.digest for mixture in mixtures}) == len(mixtures)
     assert Mixture([LoadedSet("b", pair)]).digest == mixtures[0].digest
+
+
+@pytest.mark.parametrize("path", ["nli.jsonl:0", "org/name:2024"])
+def test_a_weight_out_of_range_is_refused_with_its_path(path: str) -> None:
+    with pytest.raises(DataError, match=rf"{path}: expected a weight above 0 and at most 1000"):
+        sets_of(DataSettings(path=path))

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from angle_llm.data import DataError, ScoredPair
@@ -286,3 +287,22 @@ def test_kind_and_folder_of_a_source(tmp_path: Path) -> None:
         assert evaluation_source(source) is source
     with pytest.raises(DataError, match="mteb:STSBenchmark"):
         load_examples(DataSource(path="mteb:STSBenchmark"))
+
+
+def test_a_folder_with_files_of_two_types_is_not_read_in_part(tmp_path: Path) -> None:
+    write(tmp_path / "data/a.jsonl", jsonl(*ROWS))
+    write(tmp_path / "data/b.csv", b"text1,text2,score\nc,d,1\n")
+    with pytest.raises(DataError, match=r"expected files of one type, got a\.jsonl, b\.csv"):
+        resolve_source(str(tmp_path / "data"), tables=True, datasets=True)
+    (tmp_path / "data/b.csv").unlink()
+    write(tmp_path / "data/a.quarantine.jsonl", b"")
+    write(tmp_path / "data/README.md", b"Text.")
+    assert len(load_examples(DataSource(path=str(tmp_path / "data"))).examples) == 2
+    assert [str(file.path) for file in resolve_source(tmp_path / "data").files] == [str(tmp_path / "data/a.jsonl")]
+
+
+def test_a_column_of_texts_is_a_source() -> None:
+    pandas = pytest.importorskip("pandas")
+    texts = ["one", "two", "three"]
+    for column in (pandas.Series(texts, index=[2, 0, 1]), np.array(texts)):
+        assert source_in_memory(column, "rows").identity == source_in_memory(texts, "rows").identity

@@ -19,7 +19,7 @@ from angle_llm.evaluate.retrieval_tasks import read_beir
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import read_pairs
 from angle_llm.settings.parsing import MissingLibraryError, SettingsError
-from angle_llm.settings.train import EvaluationSettings
+from angle_llm.settings.train import DataSettings, EvaluationSettings, TrainSettings
 
 
 @pytest.fixture
@@ -158,6 +158,10 @@ def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
         metrics(tasks=["nli.jsonl"])
     with pytest.raises(SettingsError, match=r"unique names, got .*sts more than once"):
         metrics(tasks=["sts.tsv", "./sts.tsv"])
+    with pytest.raises(SettingsError, match="expected a file in --evaluation"):
+        metrics(tasks=["beir@valid"], columns=COLUMNS)
+    with pytest.raises(SettingsError, match=r"sts/alignment: lower is better"):
+        metrics(tasks=["sts.tsv"], metric="sts/alignment")
     if importlib.util.find_spec("mteb") is None:
         with pytest.raises(MissingLibraryError, match=r"mteb:NFCorpus.*angle_llm\[mteb\]"):
             metrics(tasks=["mteb:NFCorpus"])
@@ -235,3 +239,25 @@ def test_of_very_many_examples_some_are_compared(folder: Path, monkeypatch: pyte
     rows = [PositivePair("q", "r"), PositivePair("a b", "a c"), PositivePair("a", "b"), PositivePair("x y", "x y")]
     (line,) = evaluation.overlap_with(rows)
     assert "1 of its 3 pairs" in line
+
+
+@pytest.mark.parametrize(
+    ("trained", "evaluation", "warned"),
+    [
+        ((1, 0), {}, True),
+        ((0, 1), {}, False),
+        (None, {}, False),
+        ((1, 0), {"score_range": (1, 0)}, False),
+        ((1, 0), {"tasks": ["beir@valid"]}, False),
+    ],
+)
+def test_reversed_scores_of_the_training_data_only_are_warned_about(
+    trained: Any, evaluation: dict[str, Any], warned: bool, folder: Path
+) -> None:
+    settings = TrainSettings(
+        data=DataSettings(path="x.jsonl", score_range=trained),
+        evaluation=EvaluationSettings(**{"tasks": ["sts.tsv"], **evaluation}),
+    )
+    held_out = held_out_evaluation(settings.evaluation)
+    assert held_out is not None
+    assert ["set --evaluation.score-range" in line for line in held_out.reversed_scores(settings)] == [True] * warned

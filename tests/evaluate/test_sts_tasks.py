@@ -1,5 +1,6 @@
 """STS tasks: both file layouts, text variants, and errors with file and line."""
 
+import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -249,3 +250,13 @@ def test_real_files_have_the_published_sizes_in_both_variants(data_dir: Path) ->
     assert [pair.score for pair in raw.pairs] == [pair.score for pair in tokenised.pairs]
     assert all(pair.sentence1 == pair.sentence1.lower() for pair in tokenised.pairs)
     assert not all(pair.sentence1 == pair.sentence1.lower() for pair in raw.pairs)
+
+
+def test_instructions_are_in_their_column(tmp_path: Path) -> None:
+    rows = [{"text1": "a", "text2": "b", "score": 1, "task": task} for task in ("Compare.", None, " ")]
+    path = write(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    task = read_pairs(path, {"instruction": "task"})
+    assert [pair.instruction for pair in task.pairs] == ["Compare.", "", ""]
+    write(path, json.dumps(rows[0] | {"task": float("nan")}) + "\n")
+    with pytest.raises(DataError, match="column task: expected a text, got nan"):
+        read_pairs(path, {"instruction": "task"})

@@ -159,6 +159,9 @@ def test_names_of_special_tokens_in_a_prompt_are_plain_characters(tmp_path: Path
     config, tokenizer = MODELS["llama, sentencepiece"]
     saved = save(tmp_path / "model", config(), tokenizer, prompt=PromptTemplate("p", 'After </s> comes "{text}"'))
     export_gguf(saved, tmp_path / "out")
+    usage = Usage.read(tmp_path / "out")
+    assert not usage.requests["query"].as_text
+    assert "Send token ids" in usage.described()
     assert compared(saved, tmp_path / "out").problems == ()
 
 

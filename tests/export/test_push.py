@@ -15,6 +15,8 @@ from kills import contents
 from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli
+from angle_llm.export.card import CardFacts
+from angle_llm.export.formats.onnx_folder import onnx_usage
 from angle_llm.export.merge import merge
 from angle_llm.export.push import PushError
 from angle_llm.model.source.checks import CARD_NAME
@@ -295,3 +297,26 @@ def test_the_hub_reads_the_scores_of_the_card(
     (found,) = ModelCard(card[card.index("---\n") :]).data.eval_results
     assert (found.task_type, found.dataset_name, found.metric_type) == ("text-retrieval", "beir/scifact", "nDCG@10")
     assert (found.metric_value, found.metric_name) == (61.25, "nDCG@10 x 100")
+
+
+def test_the_code_for_onnx_shows_an_empty_prompt_of_documents(tmp_path: Path) -> None:
+    prompts = {"query": "Question: ", "document": ""}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    assert f"head = 'Question: '  # of 'query', 'document': {prompts}" in onnx_usage(tmp_path)
+
+
+def test_a_combination_in_the_run_directory_does_not_have_its_score(
+    hub: Hub, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_adapter(tmp_path / "base", tmp_path / "other")
+    save_tiny_adapter(tmp_path / "base", tmp_path / "third")
+    for name, inputs in (("averaged", [tmp_path / "other", tmp_path / "third"]), ("merged", [tmp_path / "other"])):
+        cli.run(["merge", *map(str, inputs), str(adapter.parent / name)])
+        push(adapter.parent / name, "user/mine", "--dry-run")
+        assert ("70.25" in capsys.readouterr().out) is (name == "merged")
+
+
+@pytest.mark.needs("gguf")
+def test_a_gguf_file_of_an_adapter_has_its_base(hub: Hub, adapter: Path, tmp_path: Path) -> None:
+    cli.run(["export", str(adapter), str(tmp_path / "out"), "--to", "gguf", "--no-verify"])
+    assert CardFacts.read(tmp_path / "out").base == "org/base"

@@ -416,6 +416,17 @@ def test_all_ranks_of_zero_3_compute_products_in_bfloat16(is_main: bool, tmp_pat
     assert load_encoder(resolve_model(str(folder)), train, zero_3)[0].model.options.autocasts
 
 
+def test_runs_that_training_refuses_are_not_planned(folder: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"text {number}", "label": f"class {number % 2}"} for number in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SettingsError, match="class-weight above 0"):
+        forecast(settings(folder, data={"path": str(tmp_path / "rows.jsonl"), "format": "labelled_text"}))
+    with pytest.raises(SettingsError, match="teacher scores"):
+        forecast(settings(folder, objective={"kl_weight": 1.0}))
+    with pytest.raises(SettingsError, match="adamw_8bit excludes --zero 1"):
+        settings(folder, optimizer={"name": "adamw_8bit"}, zero=1)
+
+
 def test_the_largest_budgets_that_fit_are_chosen(folder: Path) -> None:
     gpu = {"device": "cuda", "activation_checkpointing": "never"}
     plenty = forecast(settings(folder, memory=64, **gpu))

@@ -18,6 +18,7 @@ from transformers import (
     BloomConfig,
     FalconConfig,
     Gemma3TextConfig,
+    GemmaConfig,
     GPTJConfig,
     Lfm2Config,
     NemotronConfig,
@@ -43,7 +44,7 @@ from angle_llm.settings.train import LoraSettings
 from angle_llm.tools.embed import embed_main
 from angle_llm.tools.search import VectorSearch
 
-KINDS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt", "gpt2"]
+KINDS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "paligemma", "opt", "gpt2"]
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -72,11 +73,13 @@ def _norms_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def backbone_of(kind: str) -> Any:
-    if kind != "gemma3":
+    if kind not in ("gemma3", "paligemma"):
         return tiny_backbone(kind, torch.float64)
     torch.manual_seed(0)
     layers = ["sliding_attention", "full_attention"]
-    config = Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6, layer_types=layers)
+    config: Any = GemmaConfig(**SIZES, head_dim=8, use_bidirectional_attention=True)
+    if kind == "gemma3":
+        config = Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6, layer_types=layers)
     model = with_noise(AutoModel.from_config(config).eval())
     for parameter in model.parameters():  # not the buffers: rotary frequencies stay in float32
         parameter.data = parameter.data.double()
@@ -95,7 +98,7 @@ def with_noise(model: nn.Module) -> nn.Module:
 @pytest.mark.usefixtures("_norms_in_float64")
 def test_single_padded_and_packed_texts_are_equal_in_value_and_gradient(kind: str) -> None:
     backbone = backbone_of(kind)
-    assert probes_as_causal(backbone)
+    assert probes_as_causal(backbone) is (kind != "paligemma")
     backbone.config.is_causal = False
     check_and_simplify_bidirectional(backbone)
     assert not probes_as_causal(backbone)
@@ -276,3 +279,17 @@ def test_a_source_has_its_own_attention(tmp_path: Path) -> None:
     assert not SentenceEncoder.from_pretrained(source, device="cpu", attention="bidirectional").model.options.causal
     with pytest.raises(ValueError, match="attention"):
         SentenceEncoder.from_pretrained(resolve_model(str(base)), device="cpu", attention="bidirectional")
+
+
+def test_the_text_model_of_paligemma_has_equal_vectors_with_padding(tmp_path: Path) -> None:
+    """Its padded texts have a causal mask in transformers, and texts without padding have none."""
+    torch.manual_seed(0)
+    config = GemmaConfig(**SIZES, head_dim=8, use_bidirectional_attention=True)
+    with_noise(AutoModel.from_config(config)).save_pretrained(tmp_path / "base")
+    TOKENIZERS["gemma"]().save_pretrained(tmp_path / "base")
+    encoders = [SentenceEncoder.from_pretrained(tmp_path / "base", layout=layout) for layout in ("auto", "padded")]
+    assert encoders[0].layouts.layout == "packed"
+    alone = np.concatenate([encoders[0].encode([text]) for text in TEXTS])
+    for encoder in encoders:
+        # Rounding of float32, in micro-batches of other texts.
+        np.testing.assert_allclose(encoder.encode(TEXTS), alone, rtol=0, atol=1e-5 * np.abs(alone).max())

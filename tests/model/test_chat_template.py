@@ -195,7 +195,7 @@ def test_the_guide_trains_with_a_chat_template(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("kind", KEPT)
 def test_exported_tokenizer_has_the_ids(kind: str) -> None:
     sentences = SentenceTokenizer(with_template(kind, KEPT[kind]), REPLY, UNLIMITED)
-    exported = prompt_tokenizer(sentences)
+    exported = prompt_tokenizer(sentences, len(sentences.tokenizer))
     backend = type(sentences.tokenizer.backend_tokenizer).from_str(json.dumps(exported.spec))
     for text in TEXTS[:65]:
         if text.strip() and not any(name in text for name in exported.plain_names):

@@ -18,6 +18,7 @@ from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 from tiny_tokenizers import VOCABULARY
 from transformers import AddedToken, AutoModel, AutoTokenizer
 
+from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.source.checks import CARD_NAME, TOKENIZER_FILES, ArtifactError, as_artifact_error, check_loaded
 
@@ -42,6 +43,12 @@ def test_an_added_token_beyond_the_embeddings_is_allowed(base: Path, tmp_path: P
     encoder = SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu", layout="padded")
     texts = ["Some <pad> text.", "A longer text, with more tokens."]
     np.testing.assert_allclose(encoder.encode(texts)[:1], rows, rtol=0, atol=1e-5 * np.abs(rows).max())
+    for prompt, folder in (("plain", "prefix"), ("summarize_one_word", "included")):  # for sentence-transformers
+        encoder.with_prompt(prompt).save_pretrained(tmp_path / folder)
+    export_sentence_transformers(tmp_path / "included", tmp_path / "exported", check=False)
+    for folder in ("prefix", "exported"):
+        padding = json.loads((tmp_path / folder / "tokenizer_config.json").read_text())["pad_token"]
+        assert tokenizer.convert_tokens_to_ids(padding) < VOCABULARY
 
 
 def test_a_plain_token_beyond_the_embeddings_is_refused(base: Path, tmp_path: Path) -> None:

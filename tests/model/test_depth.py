@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
+from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import nn
+from transformers import AutoModel, GPTNeoConfig
 
 from angle_llm import SentenceEncoder
 from angle_llm.export.merge import merge
@@ -235,3 +237,13 @@ def test_a_backbone_with_unknown_layers_or_steps_after_them_is_refused() -> None
     backbone.twins = nn.ModuleList([nn.Identity() for _ in range(3)])
     with pytest.raises(ValueError, match="LlamaModel"):
         LayerStack.of(backbone)
+
+
+def test_the_layers_of_gpt_neo_are_listed_twice(tmp_path: Path) -> None:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_heads": 4, "max_position_embeddings": 64}
+    config = GPTNeoConfig(**sizes, num_layers=4, attention_types=[[["global", "local"], 2]], window_size=8)
+    torch.manual_seed(0)
+    encoder = SentenceEncoder(AutoModel.from_config(config).eval(), TOKENIZERS["smollm2"]())
+    short = encoder.truncated(layers=3)
+    short.save_pretrained(tmp_path / "short")
+    assert np.array_equal(load(tmp_path / "short").encode(TEXTS), short.encode(TEXTS))

@@ -94,7 +94,7 @@ def test_a_second_call_only_answers(
 ) -> None:
     kept = [path for suffix in ("*.jsonl", "*.safetensors", "*.parquet", "after.json") for path in made.rglob(suffix)]
     before = {path: path.stat().st_mtime_ns for path in kept}
-    main(replace(settings, ask=["A man eats bb"]))
+    main(replace(settings, ask=["A man eats bb"], resume="auto", layout="padded", micro_batch_tokens=512))
     shown = capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert shown.splitlines()[-4] == "A man eats bb"

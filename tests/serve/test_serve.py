@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+import torch
 from tiny import tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder
@@ -199,6 +200,22 @@ def test_a_text_without_a_token_is_refused_and_the_requests_beside_it_are_answer
         assert near(rows_of(reply), encoder.encode([f"text {number}", f"number {number}"]))
     assert refused.status_code == 400
     assert "adds no token" in refused.json()["error"]["message"]
+
+
+def test_a_vector_that_is_not_finite_is_an_error() -> None:
+    encoder = tiny_encoder("bert")
+    (row,) = encoder.encode(["spoilt"])
+
+    def spoil(_: Any, __: Any, rows: torch.Tensor) -> None:
+        rows[(rows - torch.from_numpy(row)).abs().amax(dim=1) < 1e-5] = torch.inf
+
+    encoder.model.register_forward_hook(spoil)
+    bodies = [{"input": ["spoilt"], "encoding_format": form} for form in ("base64", "float")]
+    requests = [post("/v1/embeddings", body) for body in (*bodies, {"input": ["fine"]})]
+    *bad, good = ask(encoder, *requests, post("/embed", {"inputs": "fine"}), window=0.2)[:3]
+    assert [answer.status_code for answer in bad] == [500, 500]
+    assert "not finite" in bad[0].json()["error"]["message"]
+    assert near(rows_of(good), encoder.encode(["fine"]))
 
 
 class Panic(BaseException):

@@ -23,8 +23,9 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import texts_of
 from angle_llm.data.leakage import read_evaluation_sets
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings.commands import CheckSettings
 from angle_llm.settings.encoder import CommandSource
-from angle_llm.settings.parsing import load_settings, parse_settings
+from angle_llm.settings.parsing import SettingsError, load_settings, parse_settings
 from angle_llm.settings.train import DataSource, ModelSettings, TrainSettings
 from angle_llm.tools.quality import FileReport, check_files, open_tokens, write_fixed
 
@@ -608,6 +609,11 @@ def test_rows_with_different_instructions_neither_repeat_nor_contradict_each_oth
     assert found(reports(write(tmp_path / "four.jsonl", *rows))[0]) == {"duplicate": 1, "contradiction": 2}
     classes = [{"text": f"text {n % 2}", "label": n, "instruction": "ab"[n // 2]} for n in range(4)]
     assert "contradiction" not in found(reports(write(tmp_path / "classes.jsonl", *classes))[0])
+
+
+def test_settings_of_a_model_need_a_model() -> None:
+    with pytest.raises(SettingsError, match="belong to --model"):
+        CheckSettings(files=("x.jsonl",), prompt="plain")
 
 
 def test_labelled_texts_of_an_evaluation_set_are_found_also_with_numbers_as_labels(tmp_path: Path) -> None:

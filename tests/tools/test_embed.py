@@ -151,6 +151,32 @@ def test_a_text_without_tokens_is_a_bad_row(encoder: SentenceEncoder, tmp_path: 
     assert json.loads((tmp_path / "skipped" / "shard-000001.skipped.jsonl").read_text())["row"] == 5
 
 
+def test_a_run_that_stopped_at_a_bad_row_continues_without_it(
+    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row is bad for the tokenizer only, so that it is found when its shard is embedded."""
+    tokenize = encoder.tokenize
+
+    def refuse(texts: Any, *more: Any) -> Any:
+        if "odd" in texts:
+            raise ValueError("text 0: 'odd' adds no token to prompt 'plain'.")
+        return tokenize(texts, *more)
+
+    monkeypatch.setattr(encoder, "tokenize", refuse)
+    input = write_lines(tmp_path / "texts.txt", [*TEXTS[:9], "odd", *TEXTS[9:]])
+    skipping = replace(OPTIONS, skip_bad=True)
+    with pytest.raises(DataError, match=r"texts\.txt:10.*--on-bad-row skip"):
+        embed(encoder, input, tmp_path / "out")
+    first = tmp_path / "out" / "shard-000000.parquet"
+    before = first.stat().st_mtime_ns
+    assert embed(encoder, input, tmp_path / "out", skipping) == 13
+    assert first.stat().st_mtime_ns == before
+    embed(encoder, input, tmp_path / "whole", skipping)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    with pytest.raises(DataError, match=r"texts\.txt:10"):
+        embed(encoder, input, tmp_path / "out")
+
+
 def test_a_vector_that_is_not_finite_is_refused_with_its_line(
     encoder: SentenceEncoder, lines: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

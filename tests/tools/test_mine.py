@@ -554,11 +554,13 @@ def test_kept_vectors_are_used_again_for_the_same_texts_and_blocks(
 def test_texts_without_a_direction_are_refused_by_name(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pairs = write_pairs(tmp_path / "p.jsonl", [*PAIRS, ("A bird flies.", "\ufffd\ufffd")])
-    with pytest.raises(DataError, match=r'text "\\ufffd\\ufffd": ') as refused:
-        mine(tmp_path, base, pairs)
+    pairs = write_pairs(tmp_path / "p.jsonl", [*PAIRS, ("A bird flies.", "\u20ac")])
+    with monkeypatch.context() as patch:  # as a tokenizer that drops unknown characters
+        patch.setattr("angle_llm.model.text_vectors.untokenizable", lambda _, text: "no token" * (text == "\u20ac"))
+        with pytest.raises(DataError, match=r'text "\\u20ac": no token') as refused:
+            mine(tmp_path, base, pairs)
     assert "--on-bad-row" not in str(refused.value)
-    assert not list(tmp_path.glob("*.parts/vectors-*")), "no text was embedded"
+    assert not list(tmp_path.glob("*.parts/vectors-*/part-*")), "no text was embedded"
 
     encoder = tiny_encoder("bert")
     real = encoder.encode
@@ -570,6 +572,37 @@ def test_texts_without_a_direction_are_refused_by_name(
         monkeypatch.setattr(encoder, "encode", encode)
         with pytest.raises(DataError, match=r'text "There is food\.": .*not finite'):
             vectors_of(material(), encoder, tmp_path / str(value))
+
+
+def test_cosines_of_many_pairs_are_computed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors_KD = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+    rows_T = np.arange(50)
+    pairs_2O = np.random.default_rng(1).integers(50, size=(2, 200))
+    whole = cosines_by(TextVectors(vectors_KD, rows_T, rows_T)).of(*pairs_2O)
+    sizes: list[int] = []
+    real = hard_negatives.on_grid
+    monkeypatch.setattr(hard_negatives, "on_grid", lambda rows: (sizes.append(len(rows)), real(rows))[1])
+    monkeypatch.setattr(hard_negatives, "SCORES_AT_ONCE", 9 * 8)
+    assert np.array_equal(cosines_by(TextVectors(vectors_KD, rows_T, rows_T)).of(*pairs_2O), whole)
+    assert max(sizes) == 9
+
+
+def test_the_output_is_not_part_of_the_input(tmp_path: Path, base: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    pairs = write_pairs(tmp_path / "folder" / "pairs.jsonl")
+    for source, out in ((tmp_path / "folder", "folder/mined.jsonl"), (pairs, "folder/pairs.jsonl")):
+        with pytest.raises(SettingsError, match="--out: expected a file that is not part of the input"):
+            mine_main(settings(pairs=str(source), model=str(base), out=tmp_path / out))
+
+
+def test_instructions_of_documents_are_not_kept_and_this_is_said(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"anchor": a, "positive": b, "instruction": "Find.", "document_instruction": "Read."} for a, b in PAIRS]
+    pairs = write_rows(tmp_path / "p.jsonl", rows)
+    mine_main(settings(pairs=str(pairs), model=str(base), out=tmp_path / "mined.jsonl"))
+    assert "warning: the groups do not keep document_instruction" in "".join(capsys.readouterr())
+    assert all(row["instruction"] == "Find." for row in read_rows(tmp_path / "mined.jsonl"))
 
 
 def test_queries_and_documents_have_their_own_prompts(tmp_path: Path) -> None:

@@ -159,6 +159,14 @@ def test_masks_are_those_of_llm2vec() -> None:
     assert masker.codes(ids[:5].tolist(), 1) != code[:5].tolist()
 
 
+def test_a_mask_token_without_an_embedding_is_not_used() -> None:
+    tokenizer = TOKENIZERS["smollm2"]()
+    vocabulary = len(tokenizer)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    assert TokenMasker.of(tokenizer, vocabulary, 0.2, seed=1).mask_id == tokenizer.convert_tokens_to_ids("_")
+    assert TokenMasker.of(tokenizer, vocabulary + 1, 0.2, seed=1).mask_id == vocabulary
+
+
 def test_a_text_without_a_masked_token_is_no_zero_row(tmp_path: Path) -> None:
     """Its row has a 1, as a zero row stops the run; a batch without a masked token has loss 0."""
     encoder = encoder_of(save_language_model(tmp_path / "base"))

@@ -110,6 +110,10 @@ def test_a_stopped_run_resumes_bit_for_bit(
     assert path.is_dir()
     assert not (mine.run_path / "interrupted").exists()
     check_alike(outcome_of(mine), undisturbed)
+    lines = read_metrics(mine.run_path)
+    fine_tune(mine)
+    assert read_metrics(mine.run_path) == lines, "a finished run is not trained again"
+    assert (mine.run_path / "result.json").exists()
 
 
 def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(

@@ -17,6 +17,7 @@ Tensors are read and written one at a time. Names, shapes and units follow llama
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -33,7 +34,7 @@ from angle_llm.export.merge import check_paths, merge
 from angle_llm.export.verify import VerifyOptions, finish_folder
 from angle_llm.model.source.artifact import write_directory
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
-from angle_llm.model.source.checks import CARD_NAME, ArtifactError
+from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError
 from angle_llm.model.source.tokenizer import SideTokenizers
 from angle_llm.model.source.weights import BaseWeights, open_base
 from angle_llm.prompts import Side, load_prompts
@@ -116,6 +117,8 @@ def export_gguf(
                 merge(source, merged, dtype="float32", check=False)
             weights = open_base(BackboneLocation(str(merged)), dtype="float32")
             write_gguf(folder / GGUF_NAME, weights, vocabulary, card.pooling, card.max_length, dtype or "float32")
+            if (merged / MERGE_NAME).is_file():
+                shutil.copyfile(merged / MERGE_NAME, folder / MERGE_NAME)
         usage.write(folder)
         return finish_folder(folder, source, str(out), VerifyOptions(side=side) if check else None)
 

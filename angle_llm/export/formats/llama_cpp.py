@@ -50,7 +50,7 @@ class Request:
     """
 
     as_text: bool
-    """Whether the formatted text can be sent. False: the parts of the prompt are tokenized separately; send ids."""
+    """Whether the formatted text can be sent. False: llama.cpp would tokenize the prompt otherwise; send ids."""
     before: list[int]
     head: str
     merge_span: str
@@ -65,7 +65,10 @@ class Request:
         special = sentences.special_tokens
         start, end = [*special.before, *before], [*after, *special.after]
         most = sentences.max_length - len(start) - len(end)
-        return cls(sentences.prompt.tokenization == "joined", start, head, merge_span, most, end)
+        # llama.cpp finds names of special tokens in the prompt; the encoder reads them as characters.
+        prompt, added = sentences.prompt, sentences.tokenizer.added_tokens_decoder.values()
+        names = [token.content for token in added if token.special and token.content in prompt.head + prompt.tail]
+        return cls(prompt.tokenization == "joined" and not names, start, head, merge_span, most, end)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,9 @@ class Usage:
             template = prompt.written.replace("\n", "\n    ")
             lines.append(f"    {template}" + (f"   (edits: {', '.join(prompt.edits)})" if prompt.edits else ""))
             if not self.requests[side].as_text:
-                lines.append("    Its parts are tokenized separately: send token ids, see `requests` in " + USAGE_NAME)
+                lines.append(
+                    "    Send token ids, because llama.cpp tokenizes it otherwise: `requests` in " + USAGE_NAME
+                )
         lines.append(
             f"Cut a text so that the whole has at most {self.max_length} tokens; the server cuts nothing, or the end of the "
             f"prompt. {USAGE_NAME} has the rule for token ids."

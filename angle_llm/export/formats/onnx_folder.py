@@ -32,7 +32,7 @@ def is_onnx_folder(path: str | Path) -> bool:
 def onnx_usage(folder: Path) -> str:
     """Return Python code that encodes texts with onnxruntime and tokenizers, in Markdown."""
     library = read_json(folder / "config_sentence_transformers.json")
-    heads = {name: head for name, head in library["prompts"].items() if head}
+    heads = library["prompts"]  # empty, or the prompts of both sides, of which one can be empty
     texts = "[head + text for text in texts]" if heads else "texts"
     head_line = f"head = {next(iter(heads.values()))!r}  # of {', '.join(map(repr, heads))}: {heads}\n" if heads else ""
     return f"""```python

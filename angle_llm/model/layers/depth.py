@@ -137,7 +137,8 @@ def cut_layers(backbone: nn.Module, keep: int) -> None:
     if not 1 <= keep <= total:
         raise ValueError(f"layers: expected 1 .. {total}, the layers of the backbone; got {keep}.")
     config: Any = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
-    if config.model_type == "embedding_gemma2_text" and config.layer_types[keep - 1] != "full_attention":
+    ends_in_full_attention = config.model_type in ("embedding_gemma2_text", "gemma4_text")
+    if ends_in_full_attention and config.layer_types[keep - 1] != "full_attention":
         allowed = [number for number, name in enumerate(config.layer_types, 1) if name == "full_attention"]
         raise ValueError(
             f"layers: the last layer of this model must have full attention; expected one of {allowed}, got {keep}."
@@ -148,6 +149,8 @@ def cut_layers(backbone: nn.Module, keep: int) -> None:
     for name, value in values.items():  # also lists with an entry per layer
         if "layer" in name and isinstance(value, list) and len(value) == total:
             setattr(config, name, value[:keep])
+    if config.model_type == "gpt_neo":  # `attention_layers` is read from this
+        config.attention_types = [[[name], 1] for name in config.attention_layers]
     if per_layer := values.get("per_layer_config"):
         config.per_layer_config = {number: value for number, value in per_layer.items() if int(number) < keep}
     if config.model_type == "embedding_gemma2_text":  # the inputs of all layers are one projection

@@ -14,6 +14,7 @@ from angle_llm.device import emulates_bfloat16, evaluating, is_out_of_memory, on
 from angle_llm.io import log
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.fused_lora import are_plain
+from angle_llm.model.layers.quantization import without_outliers
 from angle_llm.model.layout.attention import sequence_output
 from angle_llm.model.layout.flex import BLOCK, SMALL_BLOCK, AttentionShape, flex_problem, with_mask
 from angle_llm.model.layout.micro_batches import LayoutSupport
@@ -106,10 +107,11 @@ def probe_layouts(
             problem = "texts in one sequence with attention dropout have no fused kernel on a GPU"
         else:
             problem, block = _flex_problem(backbone, causal, shares, device, autocasts)
-    problem = problem or _probe(backbone, causal=causal, shares=shares, block=block)
+    with without_outliers(backbone):
+        problem = problem or _probe(backbone, causal=causal, shares=shares, block=block)
+        last_only = problem is None and shares and _computes_last_tokens(backbone, block)
     if problem is not None:
         return LayoutSupport("padded", problem if shares else f"{reason}; {problem}", limit)
-    last_only = shares and _computes_last_tokens(backbone, block)
     return LayoutSupport("trie" if shares else "packed", reason or "", limit, causal, block, last_only)
 
 

@@ -319,7 +319,8 @@ def write_library_form(folder: Path, backbone: nn.Module, tokenizer: Tokenizer, 
     original = path.read_bytes() if path.is_file() else b""
     try:
         prompts, default = library_prompts(card.prompt, folder)
-        path.write_text(json_text(tokenizer_config(tokenizer, card.max_length)), encoding="utf-8")
+        vocabulary: int = backbone.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        path.write_text(json_text(tokenizer_config(tokenizer, card.max_length, vocabulary)), encoding="utf-8")
         saved = load_tokenizer(BackboneLocation(str(folder)))
         for side in SIDES:
             expected = SentenceTokenizer(tokenizer, card.prompt.of(side), card.max_length)(_LIBRARY_PROBES)

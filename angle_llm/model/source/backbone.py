@@ -241,13 +241,16 @@ def use_equal_states(backbone: Any) -> None:
     """Change settings of `transformers`, in place, with which a model gives other states than its architecture.
 
     Capped attention scores, such as in Gemma-2, need eager attention: the default attention of transformers 5.6 ignores the
-    cap. RWKV divides some weights in evaluation mode, also before they are saved, but not an adapter on them.
+    cap. RWKV divides some weights in evaluation mode, also before they are saved, but not an adapter on them. The text model
+    of PaliGemma, a bidirectional Gemma, gets a causal mask for padded texts only, unless `is_causal` is false.
     """
     config = backbone.config.get_text_config()
     if getattr(config, "attn_logit_softcapping", None):
         backbone.set_attn_implementation("eager")
     if getattr(config, "rescale_every", None):
         config.rescale_every = 0
+    if config.model_type == "gemma" and getattr(config, "use_bidirectional_attention", None):
+        config.is_causal = False
 
 
 def load_config(location: BackboneLocation, revision: str | None = None) -> Any:

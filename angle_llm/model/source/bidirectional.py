@@ -39,7 +39,7 @@ def check_and_simplify_bidirectional(backbone: Any) -> None:
         )
     # Is the model still bidirectional without the key?
     del config.is_causal
-    if probes_as_causal(backbone):
+    if probes_as_causal(backbone) or _padding_difference(backbone) > _PADDING_TOLERANCE:
         config.is_causal = False
         config.use_cache = False  # otherwise a forward pass of the library keeps keys and values for generation
 

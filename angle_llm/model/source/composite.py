@@ -70,7 +70,8 @@ def text_part(config: Any, name: str) -> tuple[Any, Composite | None]:
         return config, None
     # Composite models that cannot be opened.
     mapping: Any = transformers.MODEL_MAPPING
-    if text is config or type(text) not in mapping or type(config) not in mapping:
+    is_transposed = config.model_type == "qwen3_vl_moe"  # transformers transposes the experts of the whole model only
+    if text is config or type(text) not in mapping or type(config) not in mapping or is_transposed:
         raise ArtifactError(
             f"{name} is a multimodal model of type {config.model_type}, and transformers cannot open its text model alone. Use "
             "the language model that it was made from, or another multimodal model (Gemma-3, Qwen3-VL, Mistral-3, …)."

@@ -248,19 +248,19 @@ def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str]
     return (heads, "query") if prompts.query.head else ({}, None)
 
 
-def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+def tokenizer_config(tokenizer: Tokenizer, max_length: int, vocabulary: int) -> dict[str, Any]:
     """Return the contents of a `tokenizer_config.json` with which transformers 4 and 5 read `tokenizer.json` unchanged.
 
-    It also makes names of special tokens in a text plain characters, as in `tokenizer.plain_ids`.
+    It also makes names of special tokens in a text plain characters, as in `tokenizer.plain_ids`. Padding is a token with an
+    id below `vocabulary`, the number of token embeddings.
     """
     named = {
         name: str(token)
         for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
         if (token := getattr(tokenizer, name, None)) is not None
     }
-    padding = next(
-        (named[name] for name in ("pad_token", "eos_token", "unk_token", "bos_token") if name in named), None
-    )
+    known = [named[name] for name in ("pad_token", "eos_token", "unk_token", "bos_token") if name in named]
+    padding = next((token for token in known if tokenizer.convert_tokens_to_ids(token) < vocabulary), None)
     return {
         # This class reads tokenizer.json unchanged; the tokenizer class of a model may rebuild parts of the tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -35,6 +35,11 @@ class PythonObjects:
     """Loss in place of `settings.objective`."""
     callbacks: Sequence[Callback] = ()
 
+    def names(self) -> str:
+        """Return the terms of the loss and the classes of the callbacks, which are not in the settings; empty without."""
+        terms = [f"loss {term.name}" for term in getattr(self.loss, "terms", ())]
+        return ", ".join([*terms, *(type(callback).__qualname__ for callback in self.callbacks)])
+
     def identity(self) -> dict[str, str]:
         """Return names of the loss and the callbacks, which must not change when a run resumes."""
         from angle_llm.losses.terms import described
@@ -74,6 +79,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
     from angle_llm.train.trainer import Trainer
 
     objects = objects or PythonObjects()
+    passed = objects.names()
     stopping = settings.early_stopping
     if stopping.patience is not None:
         stop = EarlyStopping(stopping.patience, stopping.metric, stopping.least)
@@ -133,7 +139,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
             callbacks=objects.callbacks,
             more_identity=objects.identity() | ({} if evaluate is None else {"evaluation files": evaluate.digest}),
         )
-        run.prepare()
+        run.prepare(passed)
         result = trainer.fit()
         for line in result.report():
             run.log(line)

@@ -222,6 +222,8 @@ def test_own_losses_are_used_alone_and_beside_the_built_in_terms(common: dict[st
         "loss/angle",
         "loss/gor",
     }
+    (first, *_) = (tmp_path / "beside" / "settings.yaml").read_text().splitlines()
+    assert first == "# Passed in Python, and not in this file: loss in_batch, loss angle, loss gor"
     with pytest.raises(SettingsError, match="loss excludes the settings objective"):
         fine_tune(data=PAIRS, loss=spread, objective={"angle_weight": 1}, run_dir=str(tmp_path / "both"), **common)
     with pytest.raises(ValueError, match="different names"):

@@ -38,6 +38,7 @@ from angle_llm.model.source.hub import ADAPTER_FILES, WHOLE_FILES
 from angle_llm.model.source.resolve import is_hub_id, split_revision
 from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME
 from angle_llm.settings.export import PushSettings
+from angle_llm.settings.parsing import PASSED
 
 _ENCODER_FILES = (
     CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *PROCESSOR_FILES, *TOKENIZER_FILES,
@@ -170,9 +171,12 @@ def _training(settings: PushSettings, folder: Path, facts: CardFacts) -> tuple[s
     card_arguments: dict[str, Any] = {}
     if run is not None:
         try:
-            stored = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8")) or {}
+            text = (run / "settings.yaml").read_text(encoding="utf-8")
+            stored = yaml.safe_load(text) or {}
             base = stored.get("model", {}).get("path")
-            card_arguments["settings"] = _without_paths(stored)
+            first = text.partition("\n")[0]
+            passed = {"passed_in_python": first.removeprefix(PASSED)} if first.startswith(PASSED) else {}
+            card_arguments["settings"] = passed | _without_paths(stored)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
         best = read_json(run / "best.json") if (run / "best.json").is_file() else {}

@@ -257,9 +257,14 @@ def settings_to_dict(settings: Any) -> dict[str, Any]:
     return values
 
 
-def save_settings(settings: Any, path: Path) -> None:
-    """Write settings to a YAML file, completely or not at all."""
-    write_text(path, yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), writer="")
+PASSED = "# Passed in Python, and not in this file: "
+"""Start of the first line of a settings file, if a program passed a loss or callbacks."""
+
+
+def save_settings(settings: Any, path: Path, passed: str = "") -> None:
+    """Write settings to a YAML file, completely or not at all; `passed` is what a program passed in addition."""
+    text = yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True)
+    write_text(path, (f"{PASSED}{passed}\n" if passed else "") + text, writer="")
 
 
 def parse_settings(

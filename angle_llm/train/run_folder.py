@@ -219,13 +219,16 @@ class Run:
             with suppress(OSError):  # not empty
                 self.folder.rmdir()
 
-    def prepare(self) -> None:
-        """Create the run directory, remove an earlier result.json, and write settings.yaml, on the main process."""
+    def prepare(self, passed: str = "") -> None:
+        """Create the run directory, remove an earlier result.json, and write settings.yaml, on the main process.
+
+        `passed` names the loss and the callbacks that a program passed, for a comment in settings.yaml.
+        """
 
         def write() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / RESULT).unlink(missing_ok=True)
-            save_settings(replace(self.settings, resume=TrainSettings.resume), self.folder / "settings.yaml")
+            save_settings(replace(self.settings, resume=TrainSettings.resume), self.folder / "settings.yaml", passed)
 
         self.processes.from_main(write)
 

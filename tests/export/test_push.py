@@ -20,6 +20,7 @@ from angle_llm.export.formats.onnx_folder import onnx_usage
 from angle_llm.export.merge import merge
 from angle_llm.export.push import PushError
 from angle_llm.model.source.checks import CARD_NAME
+from angle_llm.settings.parsing import PASSED
 
 TEXTS = ["A man is eating.", "Where is it?"]
 
@@ -176,6 +177,13 @@ def test_a_base_in_a_local_folder_is_no_hub_id(hub: Hub, adapter: Path, capsys: 
     assert "made from `gpt2`" in shown
     assert "base_model" not in shown
     assert "70.25" not in shown
+
+
+def test_a_loss_passed_in_python_is_in_the_card(hub: Hub, adapter: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = adapter.parent / "settings.yaml"
+    settings.write_text(f"{PASSED}loss mine\n{settings.read_text()}")
+    push(adapter, "user/mine", "--dry-run")
+    assert "passed_in_python: loss mine" in capsys.readouterr().out
 
 
 def test_a_value_of_an_own_function_is_no_score(hub: Hub, adapter: Path, capsys: pytest.CaptureFixture[str]) -> None:

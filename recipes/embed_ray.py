@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,6 +24,7 @@ import tyro
 from angle_llm.cli import run_cli
 from angle_llm.data import DataError
 from angle_llm.data.formats import RowError, read_text
+from angle_llm.model.source.backbone import absolute_name
 from angle_llm.model.vectors import untokenizable
 from angle_llm.prompts import Side
 from angle_llm.settings.encoder import EncoderOptions
@@ -95,6 +96,13 @@ def main(settings: RaySettings) -> None:
     import ray
     import ray.data
 
+    # Workers of a cluster run in another folder.
+    settings = replace(
+        settings,
+        model=absolute_name(settings.model),
+        input=absolute(settings.input),
+        output=absolute(settings.output),
+    )
     check_empty(settings.output)
     # A worker needs a CPU. Another CPU must read and write blocks; without it, Ray waits forever.
     needed = {"CPU": settings.workers + 1, "GPU": settings.workers * settings.gpus_per_worker}
@@ -233,9 +241,16 @@ def describe(settings: RaySettings) -> dict[str, Any]:
 def columns_of(settings: RaySettings) -> list[str] | None:
     """Return the columns to read, None for all. Raises `DataError` if the input lacks a column."""
     import pyarrow.dataset
+    from pyarrow.fs import FileSelector, FileType
 
     filesystem, path = located(settings.input)
-    names = pyarrow.dataset.dataset(path, filesystem=filesystem, format="parquet").schema.names
+    files: Any = path
+    if filesystem.get_file_info(path).type == FileType.Directory:  # which can have other files, as a README
+        inside = filesystem.get_file_info(FileSelector(path, recursive=True))
+        files = sorted(file.path for file in inside if file.path.endswith(".parquet"))
+        if not files:
+            raise DataError(f"{settings.input} has no file *.parquet")
+    names = pyarrow.dataset.dataset(files, filesystem=filesystem, format="parquet").schema.names
     wanted = [*settings.keep, settings.column]
     if missing := [name for name in wanted if name not in names]:
         raise DataError(
@@ -250,8 +265,13 @@ def located(place: str) -> tuple[Any, str]:
     """Return the pyarrow file system of a path or address, and the path in this file system."""
     from pyarrow.fs import FileSystem
 
-    found: tuple[Any, str] = FileSystem.from_uri(place if "://" in place else str(Path(place).expanduser().absolute()))
+    found: tuple[Any, str] = FileSystem.from_uri(absolute(place))
     return found
+
+
+def absolute(place: str) -> str:
+    """Return an absolute path; an address is returned unchanged."""
+    return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
 def check_empty(output: str) -> None:

@@ -17,6 +17,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,9 +170,11 @@ def main(settings: RayServeSettings) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send usage statistics
     from ray import serve
 
+    from angle_llm.model.source.backbone import absolute_name
     from angle_llm.model.source.resolve import resolve_model
 
     resolve_model(settings.model)  # Ray would start encoders of a wrong path several times
+    settings = replace(settings, model=absolute_name(settings.model))  # replicas of a cluster run in another folder
     needed = {"CPU": settings.replicas, "GPU": settings.replicas * settings.gpus_per_replica}
     start_ray(settings.address, needed, f"--replicas {settings.replicas}")
     serve.start(http_options={"host": settings.host, "port": settings.port})

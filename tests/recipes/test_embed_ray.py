@@ -48,6 +48,8 @@ def test_missing_columns_and_used_outputs_are_refused(documents: Path, tmp_path:
     assert columns_of(settings(keep=("id",))) == ["id", "text"]
     with pytest.raises(DataError, match="body"):
         columns_of(settings(column="body"))
+    (tmp_path / "README.md").write_text("A folder with other files, as of a hub dataset.")
+    assert columns_of(settings(input=str(tmp_path), keep=("id",))) == ["id", "text"]
     check_empty(str(tmp_path / "out"))
     with pytest.raises(SettingsError, match=str(tmp_path)):
         check_empty(str(tmp_path))

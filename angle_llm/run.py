@@ -73,7 +73,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
     from angle_llm.train.callbacks import EarlyStopping
     from angle_llm.train.loading import check_cpu, check_partition, load_encoder, with_supported_dtype
     from angle_llm.train.metrics import check_trackers
-    from angle_llm.train.objectives import data_for, make_losses
+    from angle_llm.train.objectives import checked_data, make_losses
     from angle_llm.train.run_folder import Run
     from angle_llm.train.strategies import check_optimizer
     from angle_llm.train.trainer import Trainer
@@ -105,7 +105,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
         settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
 
         # 2. The examples.
-        data = data_for(losses, load_data(settings.data, run.processes, objects.data))
+        data = checked_data(losses, load_data(settings.data, run.processes, objects.data))
         for line in data.summary():
             run.log(line)
         if evaluate is not None and run.starts_over and run.processes.is_main:

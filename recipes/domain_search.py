@@ -239,7 +239,8 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
     else:
         material = read_documents(settings.documents) if settings.documents else read_examples(settings.data)
     # Without settings that do not affect the result, so that a stopped run resumes with `--resume auto` or other budgets.
-    compared = replace(settings.identity, resume=None, ask=[], database=STARTER.database, real=None)
+    compared = replace(settings.identity, resume=None, checkpoint=STARTER.checkpoint)
+    compared = replace(compared, ask=[], database=STARTER.database, real=None)
     content = resolve_source(settings.documents).fingerprint() if settings.llm else material  # type: ignore[arg-type]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     made_from = {"settings": settings_to_dict(compared), "sha256": digest}

@@ -247,7 +247,8 @@ def columns_of(settings: RaySettings) -> list[str] | None:
     files: Any = path
     if filesystem.get_file_info(path).type == FileType.Directory:  # which can have other files, as a README
         inside = filesystem.get_file_info(FileSelector(path, recursive=True))
-        files = sorted(file.path for file in inside if file.path.endswith(".parquet"))
+        names = (file.path for file in inside if file.path.endswith(".parquet"))
+        files = sorted(name for name in names if not re.search(r"/[._]", name.removeprefix(path)))
         if not files:
             raise DataError(f"{settings.input} has no file *.parquet")
     names = pyarrow.dataset.dataset(files, filesystem=filesystem, format="parquet").schema.names

@@ -60,9 +60,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_a_little(encoder.model)
     encoder.save_pretrained(folder / "runs/starter/model")
     pair = {"text1": "A man eats.", "text2": "Someone eats.", "rating": 4}
-    for name in ("my.jsonl", "held_out.jsonl"):
+    for name in ("my.jsonl",):
         (folder / name).write_text(
-            "".join(json.dumps(pair | {"text1": f"A man eats {n}.", "rating": n}) + "\n" for n in range(4))
+            "".join(
+                json.dumps(pair | {"text1": f"A man eats {n}.", "text2": f"Someone eats {n}.", "rating": n % 5}) + "\n"
+                for n in range(30)
+            )
         )
     (folder / "pairs.jsonl").write_text(
         "".join(json.dumps({"query": f"Who eats {n}?", "answer": f"Man {n} does."}) + "\n" for n in range(6))

@@ -384,7 +384,7 @@ def _store_name(settings: DataSource, source: Source) -> str:
     `shuffle_seed`.
     """
     reading = asdict(replace(settings, limit=None, shuffle_seed=None))
-    content = json.dumps([4, *source.identity, reading], sort_keys=True)
+    content = json.dumps([5, *source.identity, reading], sort_keys=True)
     name = re.sub(r"[^\w.-]", "-", settings.path)[-40:]
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 

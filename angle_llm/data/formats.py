@@ -141,7 +141,7 @@ class RowError(ValueError):
 
 
 _INVISIBLE = {"Cc", "Cf", "Co", "Zs", "Zl", "Zp", "Mn", "Mc", "Me"}
-"""Unicode categories of characters without a meaning alone: control, format, private use, separator and mark characters.
+"""Unicode categories that do not count as text: control, format, private-use, separator and mark characters.
 
 Characters that are newer than the Unicode tables of Python have the category Cn and count as visible."""
 

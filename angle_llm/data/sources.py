@@ -47,8 +47,8 @@ from typing import Any, Literal, NamedTuple
 
 from angle_llm.data.files.beir import QRELS, JudgedQueries, is_judged, split_of
 from angle_llm.data.files.file_types import (
+    BESIDE,
     EXTENSIONS,
-    QUARANTINE,
     BadRow,
     DatasetReader,
     FileReader,
@@ -273,7 +273,7 @@ class _Resolver(NamedTuple):
         paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
         paths = [path for path in paths if not any(part.startswith((".", "_")) for part in path.parts)]
         readable = tuple(extension for extension in EXTENSIONS if extension.removesuffix(".gz") != ".json")
-        files = [path for path in paths if path.name.lower().endswith(readable) and is_data_name(path.name)]
+        files = [path for path in paths if path.name.lower().endswith(readable) and not path.name.endswith(BESIDE)]
         if not files:
             raise DataError(f"{folder}: no file in this folder ends in {', '.join(readable)}; name a file")
         ignored = tuple(str(path) for path in paths if path not in files)
@@ -300,18 +300,22 @@ class _Resolver(NamedTuple):
         paths: list[str] = []
         unread: list[str] = []
         with suppress(Exception):  # many types; `DatasetReader` reports the same error
-            config = datasets.load_dataset_builder(str(Path(path).resolve())).config
+            base = str(Path(path).resolve())
+            builder = datasets.load_dataset_builder(base)
+            config = builder.config
             defaults = vars(type(config)())
             if all(value == defaults[name] for name, value in vars(config).items() if name not in _FILE_OPTIONS):
-                paths = [file for file in dict.fromkeys(config.data_files[split]) if not file.endswith(QUARANTINE)]
-                if config.name == "default":  # without files in the dataset card
-                    base = str(Path(path).resolve())
+                paths = [file for file in dict.fromkeys(config.data_files[split]) if not file.endswith(BESIDE)]
+                if builder.DEFAULT_CONFIG_NAME is None:  # the dataset card names no files
                     named = DataFilesDict.from_patterns(get_data_patterns(base), base_path=base).get(split, ())
+                    not_rows = (*BESIDE, ".json", ".json.gz", *((".txt", ".txt.gz") if self.tables else ()))
                     unread = [file for file in named if is_data_name(file) and file not in paths]
+                    unread = [file for file in unread if not file.lower().endswith(not_rows)]
         if paths and unread:
             names = ", ".join(Path(file).name for file in (paths[0], unread[0]))
             raise DataError(
-                f"{path}: expected files of one type, got {names}; move one type, or list files as a.jsonl,b.csv"
+                f"{path}: expected files of one type, got {names}. Move the files of one type to another folder, or list all "
+                "files: FOLDER/a.jsonl,FOLDER/b.csv"
             )
         readers = [self._reader(Path(file)) for file in paths if is_data_name(file)]
         if paths and len(readers) == len(paths):
@@ -373,10 +377,10 @@ def source_in_memory(data: Any, name: str) -> Source:
     The text of the source, `memory:NAME-DIGEST`, identifies the rows: equal rows have equal texts.
 
     Args:
-        data: A list of dictionaries or of texts; a `Dataset`, `IterableDataset` or `DatasetDict` (split `train`) of the
-            library `datasets`; a data frame or table that exports Arrow data (pandas, polars, pyarrow, duckdb); or a
-            function that returns an iterator of dictionaries. The rows of an iterable dataset or a function are
-            written to a temporary file, so they may be larger than memory.
+        data: A list of dictionaries or of texts; a Series or an array of texts; a `Dataset`, `IterableDataset` or
+            `DatasetDict` (split `train`) of the library `datasets`; a data frame or table that exports Arrow data (pandas,
+            polars, pyarrow, duckdb); or a function that returns an iterator of dictionaries. The rows of an iterable dataset
+            or a function are written to a temporary file, so they may be larger than memory.
         name: Name of the source in messages, such as `data`.
 
     Raises:
@@ -397,7 +401,7 @@ def _rows(data: Any, name: str) -> Any:
                 f"{name}: expected one split, got the splits {', '.join(data)}; pass one, such as data['…']"
             )
         data = data["train"]
-    if getattr(data, "ndim", 0) == 1 and hasattr(data, "tolist"):  # a Series or an array of texts
+    if isinstance(data, pyarrow.Array | pyarrow.ChunkedArray) or getattr(data, "ndim", 0) == 1:  # texts
         data = data.tolist()
     if hasattr(data, "__arrow_c_stream__") and not isinstance(data, datasets.Dataset):
         try:

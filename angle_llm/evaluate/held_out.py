@@ -113,7 +113,8 @@ class HeldOutEvaluation:
         selects = next(iter(metrics)) if self.metric is None else self.metric
         if selects not in metrics:
             raise SettingsError(f"--evaluation.metric: {unknown_name('metric', selects, metrics)}")
-        if selects.endswith(_LOWER_IS_BETTER):
+        pairs = {task.name for task in self.tasks.values() if task.metric == "spearman"}
+        if selects.endswith(_LOWER_IS_BETTER) and selects.rpartition("/")[0] in pairs:
             raise SettingsError(
                 f"--evaluation.metric {selects}: lower is better, so its maximum selects the worst model."
             )
@@ -198,9 +199,8 @@ def held_out_evaluation(
         if files and column not in columns:
             raise SettingsError(f"--evaluation.columns {name} {column}: {unknown_name('column', column, columns)}")
     if not files and (settings.columns or settings.format != "auto"):
-        raise SettingsError(
-            "--evaluation.columns and --evaluation.format: expected a file in --evaluation.tasks, got none."
-        )
+        flag = "columns" if settings.columns else "format"
+        raise SettingsError(f"--evaluation.{flag}: expected a file in --evaluation.tasks, got none.")
     if settings.corpus is not None and not any(_kind(source, settings) == "answers" for source in files):
         raise SettingsError(
             "--evaluation.corpus adds candidates to questions and answers: expected a file of questions and answers in "

@@ -398,7 +398,9 @@ def read_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:
     groups = [evaluation_source(path) for path in settings.groups]
     classes = [training_source(settings.source_of(path)) for path in settings.classes]
     if folder := next((source.text for source in pairs if source.kind == "beir"), None):
-        raise ValueError(f"--pairs {folder}: a BEIR folder; name it without --pairs, to search its whole corpus.")
+        raise ValueError(
+            f"--pairs: expected pairs, got the BEIR folder {folder}. Name it without --pairs, to search its corpus."
+        )
     if not (sources := [*judged, *pairs, *groups, *classes]):
         raise ValueError("no task: name a BEIR folder, or set --pairs, --groups or --classes.")
     tasks = [read_beir(source, binary=settings.binary) for source in judged]

@@ -180,9 +180,9 @@ def _training(settings: PushSettings, folder: Path, facts: CardFacts) -> tuple[s
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
         best = read_json(run / "best.json") if (run / "best.json").is_file() else {}
-        is_copy = facts.origin or facts.form not in ("adapter", "whole")
-        of_model = folder.resolve().name == "model" or (is_copy and not facts.origin.get("parts"))
-        if best and of_model:
+        is_made = facts.origin or facts.form not in ("adapter", "whole")
+        is_other = parent == run.expanduser().resolve() and folder.resolve().name != "model" and not is_made
+        if best and not (is_other or facts.origin.get("parts")):
             name, score = next(iter(best.items()))  # the first metric selects the best model
             task, _, metric = name.rpartition("/")
             tasks = (stored.get("evaluation") or {}).get("tasks") or ()

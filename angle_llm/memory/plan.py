@@ -30,7 +30,7 @@ from angle_llm.settings.parsing import settings_to_dict
 from angle_llm.settings.train import PlanSettings
 from angle_llm.train.batches import BatchPlanner, StepSchedule
 from angle_llm.train.loading import check_partition
-from angle_llm.train.objectives import data_for, make_losses, task_of
+from angle_llm.train.objectives import checked_data, make_losses, task_of
 from angle_llm.train.token_budget import TokenBudget, budget_of, check_checkpointing, default_budget
 
 
@@ -107,7 +107,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     source = resolve_model(settings.model.path, attention=settings.model.attention)
     check_partition(source, settings, "FSDP" if settings.fsdp else "ZeRO-3" if settings.zero == 3 else None)
     settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
-    data = data_for(losses, load_mixture(settings.data, cache_folder()))
+    data = checked_data(losses, load_mixture(settings.data, cache_folder()))
 
     # 2. The encoder: a tiny copy that plans micro-batches, and the backbone without weights.
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 TEXTS_AT_ONCE = 16_384
 """Number of texts that are embedded and written to disk together; a killed computation resumes after them. Another number
 can change the last digits of the vectors."""
+_CHECKED_AT_ONCE = 1024
+"""Number of texts that are tokenized together before they are embedded."""
+_VERSION = 2
+"""Version of stored vectors; 2: all vectors are finite and not 0."""
 FOLDER = "vectors"
 """Name of the folder with the vectors of a guide and a teacher in a run directory."""
 
@@ -95,6 +99,7 @@ def store_vectors(
         DataError: for a text without tokens, before any text is embedded; for a vector that is 0 or not finite.
         FolderError: if another process computes the same vectors.
     """
+    identity = {**identity, "version": _VERSION}
     unfinished = folder.with_name(f"{folder.name}.parts")
     if unfinished.is_dir() and read_object(unfinished / IDENTITY) != identity:
         remove_folder(unfinished)
@@ -128,7 +133,7 @@ def _write_parts(
             if not parts.is_whole(name):
                 if encoder is None:
                     encoder = load_encoder()
-                    _check_tokens(encoder, texts())  # in a hundredth of the time of embedding
+                    _check_tokens(encoder, texts())  # such a text would stop the work in the middle
                 parts.write(name, partial(_write_part, encoder, part))
             folders.append(parts.path / name)
             bar.update(len(part))
@@ -323,9 +328,16 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
 
 def _check_tokens(encoder: SentenceEncoder, texts: Iterable[SidedText]) -> None:
     """Raise `DataError` for the first text without tokens."""
-    encoder_of_side: dict[Side | None, SentenceEncoder] = {side: encoder.for_side(side) for side in SIDES} | {
-        None: encoder
-    }
-    for text in texts:
-        if reason := untokenizable(encoder_of_side[text.side], split_instructions([text.text])[0][0]):
-            raise DataError(f"text {text.shown()}: {reason}. Fix it, or remove its row")
+    encoder_of_side: dict[Side | None, SentenceEncoder] = {None: encoder}
+    encoder_of_side |= {side: encoder.for_side(side) for side in SIDES}
+    remaining = iter(texts)
+    while block := list(islice(remaining, _CHECKED_AT_ONCE)):
+        try:
+            for side in {text.side for text in block}:
+                plain, _ = split_instructions(text.text for text in block if text.side == side)
+                encoder_of_side[side].tokenize(plain)
+        except ValueError:  # rare, so the texts are checked one by one only now
+            for text in block:
+                if reason := untokenizable(encoder_of_side[text.side], split_instructions([text.text])[0][0]):
+                    raise DataError(f"text {text.shown()}: {reason}. Fix it, or remove its row") from None
+            raise

@@ -179,6 +179,8 @@ def embed_corpus(job: EmbedJob) -> int:
             time.sleep(_POLL_SECONDS)
         # The index or the target.
         manifests = [parts.manifest(name) for name in names]
+        if not job.shards.skip_bad and any(manifest["values"]["skipped"] for manifest in manifests):
+            raise DataError("an earlier command skipped rows; fix them, or set --on-bad-row skip")
         rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
         if job.target is None:
             _finish_folder(job, parts, rows)
@@ -190,7 +192,10 @@ def embed_corpus(job: EmbedJob) -> int:
 
 
 def _identity(job: EmbedJob) -> dict[str, Any]:
-    """Return all inputs that change the bytes of the shards; paths and the number of processes do not change them."""
+    """Return all inputs that change the vectors; paths and the number of processes do not change them.
+
+    `_is_done` checks whether bad rows are skipped.
+    """
     corpus, survey, shards = job.corpus, job.survey, job.shards
     return {
         "format_version": FORMAT_VERSION,

@@ -77,7 +77,8 @@ def mine_main(settings: MineSettings) -> None:
     from angle_llm.model.encoder import SentenceEncoder
 
     # Pairs and candidates.
-    check_output(settings.out, settings.pairs)
+    for input in filter(None, (settings.pairs, settings.corpus)):
+        check_output(settings.out, str(input))
     source = settings.source_of(settings.pairs, shuffle_seed=settings.shuffle_seed)
     loaded = load_examples(source)
     print_summary(loaded.report)
@@ -175,8 +176,8 @@ def score_main(settings: ScoreSettings) -> None:
 
 def check_output(out: Path, source: str) -> None:
     """Raise `SettingsError` if an output is the input, or in an input folder, whose files are all read."""
-    place, path = out.expanduser().resolve(), find_path(source).resolve()
-    if place == path or (path in place.parents and not is_judged(path)):
+    output, input = out.expanduser().resolve(), find_path(source).resolve()
+    if output == input or (input in output.parents and not is_judged(input)):
         raise SettingsError(f"--out: expected a file that is not part of the input {source}, got {out}.")
 
 

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from angle_llm.data.examples import ExampleReader, open_examples
-from angle_llm.data.files.file_types import QUARANTINE
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, LabelledText, is_list_text, pairs_of, texts_of
 from angle_llm.data.keys import printable
 from angle_llm.data.leakage import SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
@@ -394,10 +393,10 @@ def write_fixed(files: Sequence[tuple[DataSource, FileReport]], folder: Path, ou
     for source, report in files:
         # The names of the copies.
         name = without_extension(Path(source.path.removeprefix(STARTER)).absolute())
-        while any((folder / f"{name}{ending}").exists() for ending in (".jsonl", QUARANTINE)):
+        while any((folder / f"{name}{ending}").exists() for ending in (".jsonl", ".quarantine.jsonl")):
             name = f"{name}-{len(fixed) + 1}"
         cleaned = f"{name}.jsonl"
-        quarantine = f"{name}{QUARANTINE}"
+        quarantine = f"{name}.quarantine.jsonl"
         # Their rows.
         kept = quarantined = 0
         reading = open_examples(source)

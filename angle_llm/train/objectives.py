@@ -147,7 +147,7 @@ def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
             )
 
 
-def data_for(losses: Sequence[Objective], data: Mixture) -> Mixture:
+def checked_data(losses: Sequence[Objective], data: Mixture) -> Mixture:
     """Return the data, without classes if no loss reads them, because classes change the order of the examples.
 
     `losses` has one loss per dataset of `data`.

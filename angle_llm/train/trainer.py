@@ -192,8 +192,6 @@ class Trainer:
         # Set by `fit`.
         self._step = self._resumed = 0
         """Number of completed optimizer steps, now and in the checkpoint that the run resumed from."""
-        self._resumes = False
-        """Whether the run resumed from a checkpoint."""
         self._learns = False
         """Whether a gradient was not 0 so far."""
         self._metrics: Metrics
@@ -223,7 +221,6 @@ class Trainer:
             self._run.log(f"budget of the checkpoint, or as set: {budget}")
         self._use(budget)
         self._step = self._resumed = progress.step
-        self._resumes = progress.budget is not None
         self._state.stopped = progress.stopped
         self._learns = progress.step > 0
         # Train; an error keeps the model so far.
@@ -432,7 +429,7 @@ class Trainer:
                 stops = self._state.stopped is not None and step > 0
             signal_number = self._signal()
         # Without a last checkpoint, a rerun of a resumed run would train again from the checkpoint that it resumed from.
-        ends = self._resumes and (stops or step == schedule.steps)
+        ends = not self._run.starts_over and (stops or step == schedule.steps)
         is_due = step > self._resumed and (ends or schedule.saves_at(step, stops=stops))
         if signal_number or is_due:
             self._strategy.check_replicas()

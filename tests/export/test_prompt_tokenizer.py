@@ -66,7 +66,7 @@ def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[Se
     tokenizer = copy.deepcopy(TOKENIZERS[kind]())
     tokenizer.padding_side = tokenizer.truncation_side = "left"
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS[prompt], tokenization=tokenization), max_length)
-    built = prompt_tokenizer(ours)
+    built = prompt_tokenizer(ours, len(ours.tokenizer))
     assert built.plain_names == []
     return ours, transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp(dir=FOLDERS.name))))
 
@@ -135,7 +135,7 @@ def test_texts_around_and_far_beyond_the_limit_are_cut_as_the_encoder_cuts(
 def test_special_tokens_that_are_pieces_of_a_unigram_model(prompt: str, tokenization: str) -> None:
     """XLM-R (multilingual-e5, bge-m3): read by `tokenizers` and by transformers."""
     ours = SentenceTokenizer(unigram(), replace(PROMPTS[prompt], tokenization=tokenization), 64)
-    built = prompt_tokenizer(ours)
+    built = prompt_tokenizer(ours, len(ours.tokenizer))
     folder = written(built, Path(mkdtemp(dir=FOLDERS.name)))
     check_same_ids(lambda text: Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids, ours)
     check_same_ids(ids_of(transformers.PreTrainedTokenizerFast.from_pretrained(folder)), ours)
@@ -158,7 +158,7 @@ def test_the_tokenizer_loads_with_a_model_config(kind: str, tokenization: str, t
     """`AutoTokenizer` takes the class that the config names; Qwen2's is rebuilt without the normalizer (see `export`)."""
     prompt = replace(PROMPTS["edits"], tokenization=tokenization)
     ours = SentenceTokenizer(TOKENIZERS[KINDS[kind].tokenizer](), prompt, 64)
-    built = prompt_tokenizer(ours)
+    built = prompt_tokenizer(ours, len(ours.tokenizer))
     tiny_backbone(kind).config.save_pretrained(written(built, tmp_path))
     exported = load_tokenizer(BackboneLocation(str(tmp_path)))
     if kind == "qwen2" and Version(transformers.__version__) >= Version("5.7"):  # before, it is not rebuilt
@@ -173,7 +173,7 @@ def with_token(kind: str, token: AddedToken, prompt: str) -> tuple[SentenceToken
     tokenizer = copy.deepcopy(TOKENIZERS[kind]())
     tokenizer.add_tokens([token])
     ours = SentenceTokenizer(tokenizer, PROMPTS[prompt], 100)
-    built = prompt_tokenizer(ours)
+    built = prompt_tokenizer(ours, len(ours.tokenizer))
     return (
         ours,
         built,
@@ -243,7 +243,7 @@ def test_added_tokens_that_are_not_special(kind: str, tokenization: str) -> None
     tokenizer = copy.deepcopy(TOKENIZERS[kind]())
     tokenizer.add_tokens(ADDED)
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS["tail"], tokenization=tokenization), 200)
-    built = prompt_tokenizer(ours)
+    built = prompt_tokenizer(ours, len(ours.tokenizer))
     exported = transformers.PreTrainedTokenizerFast.from_pretrained(written(built, Path(mkdtemp(dir=FOLDERS.name))))
     texts = ["Why <tool_call> now?", "<b>", "<tool_call> <b>B</b>", "A <TOOL_CALL>"]
     found, due = as_the_library_calls_it(exported, texts), ours(texts)

@@ -555,8 +555,15 @@ def test_texts_without_a_direction_are_refused_by_name(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs = write_pairs(tmp_path / "p.jsonl", [*PAIRS, ("A bird flies.", "\u20ac")])
+    tokenize = SentenceEncoder.tokenize
+
+    def refuse(self: SentenceEncoder, texts: Any, *more: Any) -> Any:
+        if "\u20ac" in texts:
+            raise ValueError("text 0: no token")
+        return tokenize(self, texts, *more)
+
     with monkeypatch.context() as patch:  # as a tokenizer that drops unknown characters
-        patch.setattr("angle_llm.model.text_vectors.untokenizable", lambda _, text: "no token" * (text == "\u20ac"))
+        patch.setattr(SentenceEncoder, "tokenize", refuse)
         with pytest.raises(DataError, match=r'text "\\u20ac": no token') as refused:
             mine(tmp_path, base, pairs)
     assert "--on-bad-row" not in str(refused.value)

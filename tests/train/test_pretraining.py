@@ -160,7 +160,7 @@ def test_masks_are_those_of_llm2vec() -> None:
 
 
 def test_a_mask_token_without_an_embedding_is_not_used() -> None:
-    tokenizer = TOKENIZERS["smollm2"]()
+    tokenizer = copy.deepcopy(TOKENIZERS["smollm2"]())
     vocabulary = len(tokenizer)
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     assert TokenMasker.of(tokenizer, vocabulary, 0.2, seed=1).mask_id == tokenizer.convert_tokens_to_ids("_")

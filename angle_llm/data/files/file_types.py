@@ -695,10 +695,10 @@ def reader_of(path: Path, *, tables: bool = False, encoding: str = "utf-8", cont
     return file_type(path, encoding=encoding, content=content)
 
 
-QUARANTINE = ".quarantine.jsonl"
-"""End of the name of a file with the rows that `data check --fix` removed, beside the rows that it kept."""
+BESIDE = (".quarantine.jsonl", ".dropped.jsonl", ".journal.jsonl", ".passages.jsonl", ".skipped.jsonl", ".report.json")
+"""Ends of names of files that commands write beside their output. A folder is read without them."""
 
 
 def is_data_name(name: str) -> bool:
-    """Return whether a file name has the extension of a data file, in upper or lower case, and no removed rows."""
-    return name.lower().endswith(EXTENSIONS) and not name.endswith(QUARANTINE)
+    """Return whether a file name has the extension of a data file, in upper or lower case."""
+    return name.lower().endswith(EXTENSIONS)

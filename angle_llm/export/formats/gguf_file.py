@@ -37,7 +37,7 @@ from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError
 from angle_llm.model.source.tokenizer import SideTokenizers
 from angle_llm.model.source.weights import BaseWeights, open_base
-from angle_llm.prompts import Side, load_prompts
+from angle_llm.prompts import SIDES, Side, load_prompts
 from angle_llm.settings.parsing import need_library
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
@@ -107,7 +107,7 @@ def export_gguf(
         normalize=card.normalize,
         unicode="NFC" if vocabulary.nfc else None,
         special_names=vocabulary.special_names,
-        requests={"query": Request.of(tokenizers.query), "document": Request.of(tokenizers.document)},
+        requests={side: Request.of(getattr(tokenizers, side), vocabulary.special_names) for side in SIDES},
     )
 
     def fill(folder: Path) -> Verification | None:

@@ -50,7 +50,7 @@ class Request:
     """
 
     as_text: bool
-    """Whether the formatted text can be sent. False: llama.cpp would tokenize the prompt otherwise; send ids."""
+    """Whether the formatted text can be sent. False: llama.cpp tokenizes the prompt differently; send ids."""
     before: list[int]
     head: str
     merge_span: str
@@ -59,16 +59,19 @@ class Request:
     after: list[int]
 
     @classmethod
-    def of(cls, sentences: SentenceTokenizer) -> Request:
-        """Create the rule from the tokenizer of an encoder, with the prompt and maximum length of a side."""
+    def of(cls, sentences: SentenceTokenizer, special_names: Sequence[str]) -> Request:
+        """Create the rule from the tokenizer of an encoder, with the prompt and maximum length of a side.
+
+        `special_names`: as in `Usage`.
+        """
         before, head, merge_span, after = sentences.template
         special = sentences.special_tokens
         start, end = [*special.before, *before], [*after, *special.after]
         most = sentences.max_length - len(start) - len(end)
         # llama.cpp finds names of special tokens in the prompt; the encoder reads them as characters.
-        prompt, added = sentences.prompt, sentences.tokenizer.added_tokens_decoder.values()
-        names = [token.content for token in added if token.special and token.content in prompt.head + prompt.tail]
-        return cls(prompt.tokenization == "joined" and not names, start, head, merge_span, most, end)
+        prompt = sentences.prompt
+        has_name = any(name in prompt.head + prompt.tail for name in special_names)
+        return cls(prompt.tokenization == "joined" and not has_name, start, head, merge_span, most, end)
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,7 @@ class Usage:
             template = prompt.written.replace("\n", "\n    ")
             lines.append(f"    {template}" + (f"   (edits: {', '.join(prompt.edits)})" if prompt.edits else ""))
             if not self.requests[side].as_text:
-                lines.append(
-                    "    Send token ids, because llama.cpp tokenizes it otherwise: `requests` in " + USAGE_NAME
-                )
+                lines.append(f"    Send token ids (`requests` in {USAGE_NAME}): llama.cpp tokenizes it differently.")
         lines.append(
             f"Cut a text so that the whole has at most {self.max_length} tokens; the server cuts nothing, or the end of the "
             f"prompt. {USAGE_NAME} has the rule for token ids."

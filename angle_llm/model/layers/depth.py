@@ -137,7 +137,7 @@ def cut_layers(backbone: nn.Module, keep: int) -> None:
     if not 1 <= keep <= total:
         raise ValueError(f"layers: expected 1 .. {total}, the layers of the backbone; got {keep}.")
     config: Any = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
-    ends_in_full_attention = config.model_type in ("embedding_gemma2_text", "gemma4_text")
+    ends_in_full_attention = config.model_type in ("embedding_gemma2_text", "gemma4_text", "gemma4_unified_text")
     if ends_in_full_attention and config.layer_types[keep - 1] != "full_attention":
         allowed = [number for number, name in enumerate(config.layer_types, 1) if name == "full_attention"]
         raise ValueError(

@@ -235,8 +235,13 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         for variable in NO_BARS:
             os.environ.setdefault(variable, "1")
     try:
-        body(*arguments, **named)
-        sys.stdout.flush()
+        try:
+            body(*arguments, **named)
+        except SystemExit:
+            with suppress(BrokenPipeError):
+                _flush_output()
+            raise
+        _flush_output()
     except KeyboardInterrupt:
         with suppress(OSError):  # the same Ctrl-C may have ended the reader of stderr
             print("interrupted", file=sys.stderr)
@@ -256,6 +261,12 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         sys.exit(2)
     finally:
         discard_closed_pipes()
+
+
+def _flush_output() -> None:
+    """Flush stdout, which raises an error if the disk is full; stdout is None if it was closed before the start."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def set_allocator() -> None:

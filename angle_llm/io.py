@@ -12,12 +12,14 @@ hidden `.NAME.WRITER.tmp` at most. `resumable_folder` writes results of long wor
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
 import math
 import os
 import platform
+import secrets
 import shutil
 import sys
 import warnings
@@ -72,9 +74,9 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | Non
 def _hidden(path: Path, writer: str | None) -> Path:
     """Return the temporary path for writing `path`: `.NAME.WRITER.tmp` in the same folder.
 
-    `writer` None is the process id; an empty `writer` gives `.NAME.tmp`.
+    `writer` None is the process id with random digits; an empty `writer` gives `.NAME.tmp`.
     """
-    writer = str(os.getpid()) if writer is None else writer
+    writer = f"{os.getpid()}-{secrets.token_hex(4)}" if writer is None else writer  # containers have equal process ids
     return path.with_name(f".{path.name}{f'.{writer}' if writer else ''}.tmp")
 
 
@@ -242,7 +244,8 @@ def filled_folder(target: Path, fill: Callable[[Path], object], writer: str | No
         fill(temporary)
         for path in sorted(temporary.rglob("*")):
             if path.is_file():
-                path.chmod(mode)
+                with suppress(PermissionError):  # a network file system whose files belong to another user
+                    path.chmod(mode)
                 sync(path)
             else:
                 sync_folder(path)
@@ -260,12 +263,20 @@ def swap_folder(new: Path | None, target: Path) -> None:
     retired = target.with_name(f".{target.name}.old")
     shutil.rmtree(retired, ignore_errors=True)
     if target.exists():
-        target.replace(retired)
+        try:
+            target.replace(retired)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            if new is not None:  # in a container, overlayfs renames no folder of an image
+                shutil.copytree(target, retired, symlinks=True)
+            shutil.rmtree(target)
     try:
         if new is not None:
             new.replace(target)
     except BaseException:
-        retired.replace(target)
+        if retired.exists():
+            retired.replace(target)
         raise
     sync_folder(target.parent)
     shutil.rmtree(retired, ignore_errors=True)
@@ -336,15 +347,17 @@ def log(line: str) -> None:
 def discard_closed_pipes() -> None:
     """Flush stdout and stderr; redirect a stream to the null device if it is a pipe that the reader has closed.
 
+    Other errors, such as a full disk, are ignored here.
+
     Otherwise the flush at the end of the program would fail and change its exit code.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:
+        except BrokenPipeError:
             with suppress(OSError, AttributeError):  # a stream of a notebook has no descriptor
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        except (ValueError, AttributeError):  # closed, or None
+        except (OSError, ValueError, AttributeError):  # ValueError: closed, AttributeError: None
             continue
 
 

@@ -139,8 +139,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
             callbacks=objects.callbacks,
             more_identity=objects.identity() | ({} if evaluate is None else {"evaluation files": evaluate.digest}),
         )
-        run.prepare(passed)
-        result = trainer.fit()
+        result = trainer.fit(lambda: run.prepare(passed))
         for line in result.report():
             run.log(line)
         return result

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +209,28 @@ def test_a_closed_output_pipe_is_not_an_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 141
+
+
+def test_a_full_disk_under_the_output_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also for a command that ends with an exit code, as `verify`. A closed stdout is none."""
+
+    def ends() -> None:
+        sys.stdout.write("result")
+        sys.exit(0)
+
+    with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as stopped:
+            run_cli(ends)
+        patch.undo()
+        with suppress(OSError):
+            full.close()
+    assert stopped.value.code == 2
+    assert "No space left" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdout", None)
+    run_cli(lambda: None)
 
 
 def test_a_closed_output_pipe_needs_no_signal_of_unix(monkeypatch: pytest.MonkeyPatch) -> None:

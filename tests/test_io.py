@@ -111,6 +111,40 @@ def test_a_folder_that_cannot_be_renamed_is_refused_before_it_is_filled(
     assert list(contents(tmp_path)) == ["inside/file"]
 
 
+def test_folders_are_written_where_chmod_or_renames_of_folders_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network file system of another user, and on overlayfs, for a folder of the image of a container."""
+    target, replace = tmp_path / "a", Path.replace
+
+    def fails(path: Path, new: Path) -> Path:
+        if path == target:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return replace(path, new)
+
+    def forbidden(path: Path, mode: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "replace", fails)
+    monkeypatch.setattr(Path, "chmod", forbidden)
+    for content in ("old", "new"):
+        write_folder(target, lambda folder, content=content: (folder / "file").write_text(content))
+        assert contents(tmp_path) == {"a/file": content.encode()}
+    remove_folder(target)
+    assert not contents(tmp_path)
+
+
+def test_writers_with_one_process_id_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """As of two containers with a common cache folder."""
+
+    def outer(folder: Path) -> None:
+        (folder / "file").write_text("outer")
+        write_folder(tmp_path / "a", lambda inner: (inner / "file").write_text("inner"))
+
+    write_folder(tmp_path / "a", outer)
+    assert contents(tmp_path) == {"a/file": b"outer"}
+
+
 @pytest.mark.parametrize("skipped", ["nothing", "files", "folders"])
 def test_everything_is_flushed_before_it_is_renamed(
     skipped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,7 @@ from typing import Any
 
 from angle_llm.data.formats import Example, Group, LabelledText, PositivePair, ScoredPair, Triple, texts_of
 from angle_llm.data.order import Order
-from angle_llm.io import write_folder
+from angle_llm.io import filled_folder, swap_folder
 
 CACHE_VARIABLE = "ANGLE_LLM_CACHE"
 """Environment variable with the path of the cache folder."""
@@ -110,6 +110,8 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
     rows = chain([first], rows)
     names = [item.name for item in fields(first)]
 
+    is_damaged = folder.exists()
+
     def fill(target: Path) -> None:
         import pyarrow
 
@@ -131,5 +133,7 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
         content = {"digest": digest.hexdigest()[:16], "account": account()}
         (target / "account.json").write_text(json.dumps(content), encoding="utf-8")
 
-    write_folder(folder, fill)
+    with filled_folder(folder, fill, None) as temporary:
+        if is_damaged or not folder.exists():  # otherwise another process has written it, and may have mapped it
+            swap_folder(temporary, folder)
     return StoredExamples(folder)

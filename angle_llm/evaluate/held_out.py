@@ -204,7 +204,7 @@ def held_out_evaluation(
     if settings.corpus is not None and not any(_kind(source, settings) == "answers" for source in files):
         raise SettingsError(
             "--evaluation.corpus adds candidates to questions and answers: expected a file of questions and answers in "
-            "--evaluation.tasks, got none."
+            "--evaluation.tasks, got none. If a column was read as a score, set --evaluation.format positive_pair."
         )
 
     if settings.score_range is not None and not any(_reading(source, settings).score_range for source in files):

@@ -126,7 +126,7 @@ def export_sentence_transformers(
             for path in _weights_files(source):
                 shutil.copyfile(path, folder / path.name)
         else:
-            with tempfile.TemporaryDirectory(prefix=f".{target.name}.merged.", dir=folder.parent) as work:
+            with tempfile.TemporaryDirectory(prefix=".merged.", dir=folder) as work:
                 merge(source, Path(work) / "merged", dtype=dtype or "float32", check=False)
                 for path in _weights_files(Path(work) / "merged"):
                     path.replace(folder / path.name)

@@ -104,8 +104,8 @@ def store_vectors(
     if unfinished.is_dir() and read_object(unfinished / IDENTITY) != identity:
         remove_folder(unfinished)
     if not folder.is_dir() or read_object(folder / "source.json") != identity:
-        restore_folder(folder)
         with ResumableFolder(unfinished, identity, option=option) as parts:
+            restore_folder(folder)
             part_folders = _write_parts(parts, texts, load_encoder)
 
             def fill(target: Path) -> None:

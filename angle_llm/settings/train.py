@@ -255,7 +255,7 @@ class CheckpointSettings:
 
     every_steps: NonNegative = 0
     """Number of optimizer steps between checkpoints; the last step writes a checkpoint too. 0: checkpoints only on
-    SIGINT (exit code 130) and SIGTERM (143), which always write a checkpoint before the next step, and at the end of a
+    SIGINT (exit code 130), SIGTERM (143) and SIGHUP (129), which always write a checkpoint before the next step, and at the end of a
     resumed run."""
     keep: Positive = 2
     """Number of newest checkpoints to keep."""

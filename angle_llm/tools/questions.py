@@ -21,6 +21,7 @@ import random
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -30,7 +31,7 @@ import numpy as np
 import yaml
 
 from angle_llm.data.corpus import Corpus, bad_row, corpus_texts
-from angle_llm.data.formats import DataError
+from angle_llm.data.formats import DataError, RowError, read_text
 from angle_llm.data.keys import normalized
 from angle_llm.data.sources import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
@@ -163,7 +164,9 @@ def read_passages(settings: QuestionFiles) -> list[Passage]:
         if document in seen:
             raise DataError(f"{row.place}: the id {document!r} occurs twice. Name another --id-column")
         seen.add(document)
-        passages += [Passage(text, document, start) for start, text in splitter.chunk_indices(row.text)]
+        for start, text in splitter.chunk_indices(row.text):
+            with suppress(RowError):  # a paragraph of invisible characters only
+                passages.append(Passage(read_text({"text": text}, "text"), document, start))
     return passages
 
 

@@ -17,10 +17,12 @@ from pathlib import Path
 from angle_llm.data.formats import DataError, pairs_of, texts_of
 from angle_llm.data.keys import normalized
 from angle_llm.data.positives import components
-from angle_llm.io import write_folder
+from angle_llm.io import log, write_folder
 from angle_llm.settings.commands import CORPUS, REST, SplitSettings
 
 SHARES = {"valid": 0.15, "held_out": 0.15}
+_MANY_ROWS = 50
+"""Number of rows with equal texts from which a part is checked for a fifth of such rows."""
 
 
 def split_main(settings: SplitSettings) -> None:
@@ -81,6 +83,11 @@ def split_rows(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> list[li
     for rows in sorted(groups, key=lambda rows: hashlib.sha256(normalized(texts[rows[0]][0]).encode()).digest()):
         part = next((p for p, count in enumerate(counts) if len(parts[p]) + len(rows) <= count), len(counts))
         parts[part] += rows
+        if part < len(counts) and len(rows) >= _MANY_ROWS and 5 * len(rows) > counts[part]:
+            log(
+                f"warning: {len(rows):,} of at most {counts[part]:,} rows of a part are linked by equal texts, such as "
+                f"{texts[rows[0]][-1]!r:.60}: its scores are mostly about them. Remove repeated answers before the split"
+            )
     return parts
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -59,7 +59,7 @@ class Interrupted(SystemExit):
 
 
 class StopSignals:
-    """Context manager that records SIGINT or SIGTERM, so that the run can write a checkpoint before it stops.
+    """Context manager that records SIGINT, SIGTERM or SIGHUP, so that the run can write a checkpoint before it stops.
 
     A second SIGINT raises KeyboardInterrupt at once. The previous handlers are restored at the end. A signal that is
     ignored (`nohup`, `&`) stays ignored. Outside of the main thread, which alone can install handlers, nothing is
@@ -73,7 +73,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _STOPPING:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
         return self
@@ -92,6 +92,9 @@ class StopSignals:
             os.write(2, message.encode())  # print is not safe in a signal handler
 
 
+_STOPPING = [signal.SIGINT, signal.SIGTERM]
+if hasattr(signal, "SIGHUP"):  # not on Windows; a closed terminal sends it
+    _STOPPING.append(signal.SIGHUP)
 NOTHING: Mapping[str, str] = MappingProxyType({})
 _FIRST_STEPS = 10
 """Number of optimizer steps after which a run stops if all gradients were 0. The gradient of a single batch can be 0."""
@@ -197,8 +200,10 @@ class Trainer:
         self._metrics: Metrics
         self._signals: StopSignals
 
-    def fit(self) -> FineTuned:
+    def fit(self, on_accepted: Callable[[], None] = lambda: None) -> FineTuned:
         """Train from the first step, or from a checkpoint, to the end, and return the results of the run.
+
+        `on_accepted` is called when the checkpoint of a resumed run is accepted: a refused run changes no file.
 
         Raises:
             TrainingError: for a loss or gradient that is not finite, or zero embeddings, before the optimizer step.
@@ -214,6 +219,7 @@ class Trainer:
         main = self._processes.is_main
         seed_rank(self._settings.seed, self._processes.rank)
         progress = self._checkpoints.resume()
+        on_accepted()
         self._model.resume(progress)
         budget = self._budget
         if progress.budget is not None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import one_in
@@ -139,3 +140,15 @@ def test_large_file_is_read_in_little_memory(tmp_path: Path) -> None:
     count, mebibytes = map(int, done.stdout.splitlines()[-1].split())
     assert count == 100_000
     assert mebibytes < 70  # as lists: 125 and more
+
+
+def test_a_store_that_another_process_has_written_meanwhile_is_kept(tmp_path: Path) -> None:
+    """It may be mapped by this process."""
+    example = Triple("a", "b", "c")
+
+    def account() -> dict[str, Any]:
+        write_store(tmp_path / "store", [example], dict)
+        return {"other": True}
+
+    assert list(write_store(tmp_path / "store", [example], account)) == [example]
+    assert "other" not in (tmp_path / "store" / "account.json").read_text()

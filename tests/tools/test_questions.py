@@ -159,6 +159,10 @@ def test_long_documents_are_cut_at_headings_and_sentences(settings: QuestionSett
         assert len(passage.text) <= 80
         assert passage.document == "7"
         assert passage.text.startswith(("# First", "# Second", "Words of a sentence."))
+    row = {"id": 8, "text": "a" * 80 + "\n\n\u200b\n\n" + "b" * 80}
+    (tmp_path / "long.jsonl").write_text(json.dumps(row) + "\n")
+    passages = read_passages(changed(settings, documents=str(tmp_path / "long.jsonl"), passage_characters=80))
+    assert [passage.text for passage in passages] == ["a" * 80, "b" * 80], "no passage of an invisible character"
     (tmp_path / "long.jsonl").write_text(2 * (json.dumps({"_id": 7, "text": text}) + "\n"))
     with pytest.raises(DataError, match=r"long\.jsonl:2: the id '7' occurs twice"):
         read_passages(changed(settings, documents=str(tmp_path / "long.jsonl")))

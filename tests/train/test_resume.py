@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from kills import contents
 from programs import run, start
 from runs import checkpoint_names, outcome, read_metrics, run_settings
 from tiny import save_tiny_base
@@ -193,8 +194,10 @@ def test_other_base_weights_are_refused(mine: TrainSettings, tmp_path: Path) -> 
     short = replace(mine, model=model, max_steps=1, evaluation=EvaluationSettings(), checkpoint=checkpoints)
     fine_tune(short)
     save_tiny_base("llama", base, seed=5)
+    before = contents(mine.run_path)
     with pytest.raises(FolderError, match=r"step-000001.*base weights"):
         fine_tune(short)
+    assert contents(mine.run_path) == before, "also result.json"
 
 
 def test_other_prompts_and_evaluation_files_are_refused(mine: TrainSettings, tmp_path: Path) -> None:
@@ -235,10 +238,10 @@ def test_files_that_a_kill_or_a_user_removed(
 
 
 def handlers() -> list[Any]:
-    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_only_a_second_interrupt_stops_at_once_and_handlers_are_restored(first: int) -> None:
     before = handlers()
     with pytest.raises(KeyboardInterrupt), StopSignals() as stop:  # noqa: PT012

@@ -111,7 +111,7 @@ def export_gguf(
     )
 
     def fill(folder: Path) -> Verification | None:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.merged.", dir=folder.parent) as work:
+        with tempfile.TemporaryDirectory(prefix=".merged.", dir=folder) as work:
             merged = source if card.base is None else Path(work) / "merged"
             if card.base is not None:
                 merge(source, merged, dtype="float32", check=False)

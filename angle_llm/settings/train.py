@@ -255,8 +255,8 @@ class CheckpointSettings:
 
     every_steps: NonNegative = 0
     """Number of optimizer steps between checkpoints; the last step writes a checkpoint too. 0: checkpoints only on
-    SIGINT (exit code 130), SIGTERM (143) and SIGHUP (129), which always write a checkpoint before the next step, and at the end of a
-    resumed run."""
+    SIGINT (exit code 130), SIGTERM (143) and SIGHUP (129), which always write a checkpoint before the next step, and at the
+    end of a resumed run."""
     keep: Positive = 2
     """Number of newest checkpoints to keep."""
 

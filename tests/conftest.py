@@ -57,8 +57,21 @@ LONGEST = (
     "test_blocks.py",
     "test_gpu_scripts.py",
     "test_gguf_file.py",
+    "test_pretraining.py",
+    "test_python_processes.py",
+    "test_float16.py",
+    "test_continued.py",
+    "test_precomputed_vectors.py",
+    "test_contract_evaluate.py",
+    "test_contract_export.py",
+    "test_contract_embed.py",
+    "test_contract_data.py",
+    "test_mine.py",
+    "test_questions.py",
+    "test_token_sequence.py",
+    "test_encoder.py",
 )
-"""Files that take 10 seconds and more, the longest first."""
+"""Files that take 8 seconds and more, about the longest first."""
 
 
 pytest_plugins = ["optional_packages"]
@@ -111,9 +124,8 @@ _PROBING_TESTS = {
     "test_hybrid.py",
     "test_layers.py",
     "test_token_sequence.py",
-    "test_tokenizer.py",
 }
-"""Files whose subject is the probe of layouts or of prompts: they probe every model."""
+"""Files whose subject is the probe of layouts: they probe every model."""
 
 
 @pytest.fixture(autouse=True)

@@ -21,13 +21,6 @@ def test_a_test_without_a_marker_imports_no_optional_package() -> None:
         quantize(None, 4)
 
 
-@pytest.mark.needs("fastapi")
-def test_a_test_with_a_marker_imports_its_package() -> None:
-    import fastapi
-
-    assert fastapi.__name__ == "fastapi"
-
-
 def test_every_extra_has_a_package() -> None:
     """`dev` has packages of several extras."""
     extras = metadata("angle_llm").get_all("Provides-Extra") or []

@@ -129,13 +129,10 @@ def test_a_block_of_python_runs_and_leaves_no_file(block: str, place: Path, tmp_
     result = run_block(block, place, tmp_path)
     assert result.returncode == 0, result.stderr
     assert set(place.iterdir()) == before
-
-
-def test_the_first_block_shows_cosine_similarities(place: Path, tmp_path: Path) -> None:
-    shown = run_block(blocks("python")[0], place, tmp_path).stdout
-    figures = [[float(word) for word in row.strip(" []").split()] for row in shown.splitlines()]
-    assert len(figures) == 3
-    assert [figures[row][row] for row in range(3)] == pytest.approx([1, 1, 1], abs=1e-5)
+    if block == blocks("python")[0]:  # similarities
+        figures = [[float(word) for word in row.strip(" []").split()] for row in result.stdout.splitlines()]
+        assert len(figures) == 3
+        assert [figures[row][row] for row in range(3)] == pytest.approx([1, 1, 1], abs=1e-5)
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))

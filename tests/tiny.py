@@ -120,6 +120,8 @@ KINDS: dict[str, Kind] = {
 }
 LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
 """Kinds with the layers of LLaMA or BERT."""
+QUICK_KINDS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER)) for kind in KINDS]
+"""All kinds; those in `LIKE_ANOTHER` are slow tests."""
 _LINEAR: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,

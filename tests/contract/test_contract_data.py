@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Files, command, names, training
+from commands import Files, command, names
 from tiny_folders import contents, read_rows, write_pairs, write_rows
 
 from angle_llm import SentenceEncoder
@@ -61,18 +61,6 @@ def test_fix_keeps_the_good_rows_and_accounts_for_the_others(tmp_path: Path) -> 
     before = contents(tmp_path / "out")
     names(command("angle-llm", "data", "check", *words, code=2).stderr, "--fix", str(tmp_path / "out"))
     assert contents(tmp_path / "out") == before
-
-
-def test_training_stops_at_a_bad_row_and_a_cleaned_copy_has_none(files: Files, tmp_path: Path) -> None:
-    good = Path(files.triples).read_text().splitlines()
-    bad = ['{"anchor": "a", "positive": "", "negative": "c"}', "{broken"]
-    data = write_rows(tmp_path / "mixed.jsonl", [*good[:3], *bad, *good[3:]])
-    run = [*training(files, tmp_path / "run"), "--data.format", "triple", "--max-steps", "1"]
-    done = command("angle-llm", "train", *run, "--data.path", str(data), code=2)
-    names(done.stdout + done.stderr, r"mixed\.jsonl:4\b", "positive")
-    assert not (tmp_path / "run").exists()
-    command("angle-llm", "data", "check", data, "--model", "none", "--fix", tmp_path / "cleaned", code=1)
-    command("angle-llm", "train", *run, "--data.path", tmp_path / "cleaned/mixed.jsonl")
 
 
 def test_mined_negatives_are_the_nearest_texts_that_are_not_positives(files: Files, tmp_path: Path) -> None:

@@ -74,13 +74,6 @@ def test_two_processes_share_the_work(model: str, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "once")
 
 
-def test_a_mistake_is_reported_before_the_model_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("a\n\nb\n")
-    words = ["--model", "./nowhere", "--input", tmp_path / "texts.txt", "--output", tmp_path / "x.npy"]
-    names(command("angle-llm", "embed", *words, code=2).stderr, r"texts\.txt:2\b")
-    assert not (tmp_path / "x.npy").exists()
-
-
 def test_search_shows_the_nearest_rows_in_order(model: str, due: np.ndarray, tmp_path: Path) -> None:
     words = ["--model", model, "--input", write_texts(tmp_path), "--output", tmp_path / "out", "--store-text"]
     command("angle-llm", "embed", *words)

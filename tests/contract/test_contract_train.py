@@ -11,8 +11,7 @@ import reference_loss
 import torch
 import yaml
 from commands import QUICK, TREE, Files, command, names, training
-from safetensors.torch import load_file
-from tiny_folders import contents, read_rows, sentences, write_pairs, write_rows
+from tiny_folders import read_rows, sentences, write_rows
 from transformers import AutoModel, AutoTokenizer
 
 from angle_llm import SentenceEncoder, TextBatch, TrainSettings, fine_tune
@@ -243,61 +242,4 @@ def test_nested_training_takes_the_loss_at_every_cut(files: Files, tmp_path: Pat
     assert SentenceEncoder.from_pretrained(tmp_path / "run/model", layers=1, dimensions=8).encode(["a"]).shape == (1, 8)
 
 
-def test_plan_forecasts_a_run_without_starting_it(files: Files, tmp_path: Path) -> None:
-    plan = [
-        *training(files, tmp_path / "run"),
-        "--device",
-        "cpu",
-        "--memory",
-        "4",
-        "--json",
-        str(tmp_path / "plan.json"),
-    ]
-    shown = command("angle-llm", "plan", *plan).stdout
-    names(shown, "--micro-batch-tokens", "--graph-tokens", "GiB")
-    assert json.loads((tmp_path / "plan.json").read_text())
-    assert not (tmp_path / "run").exists()
-
-
 # ------------------------------------------------------------------------------------------------------------- refusals
-
-
-def test_an_invalid_settings_file_is_refused(files: Files, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("lora: {rnak: 4}\n")
-    names(refused(files, tmp_path, "--config", str(tmp_path / "mine.yaml")), r"mine\.yaml", "rnak", "rank")
-
-
-def test_the_directory_of_another_run_is_refused(run_dir: Path, files: Files, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(run_dir, tmp_path / "run"))
-    before = contents(run)
-    done = command("angle-llm", "train", *training(files, run), "--seed", "5", code=2)
-    names(done.stderr, "--run-dir", str(run), "seed")
-    assert contents(run) == before
-
-
-def test_a_loss_that_is_not_finite_stops_a_run(files: Files, tmp_path: Path) -> None:
-    run = [
-        *training(files, tmp_path / "run"),
-        "--optimizer.learning-rate",
-        "1e30",
-        "--optimizer.warmup",
-        "0",
-        "--lora.rank",
-        "0",
-    ]
-    names(command("angle-llm", "train", *run, code=2).stderr, r"step \d", "nan|inf|finite", "learning rate")
-
-
-def test_other_data_than_a_checkpoint_was_written_with_is_refused(files: Files, tmp_path: Path) -> None:
-    data = Path(shutil.copy(files.triples, tmp_path / "rows.jsonl"))
-    run = [*training(files, tmp_path / "run"), "--data.path", str(data), "--checkpoint.every-steps", "2"]
-    command("angle-llm", "train", *run)
-    data.write_text(data.read_text().replace("The dog", "The cow"))
-    done = command("angle-llm", "train", *run, "--resume", "auto", code=2)
-    names(done.stderr, "checkpoint", "step-0", "examples|data")
-    assert load_file(tmp_path / "run/model/adapter_model.safetensors")
-
-
-def test_evaluation_pairs_with_a_bad_row_are_refused(files: Files, tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "bad.tsv", [("a", "b", 1.0), ("c", "d", float("nan"))])
-    names(refused(files, tmp_path, "--evaluation.tasks", str(path)), r"bad\.tsv\W+(line )?3\b")

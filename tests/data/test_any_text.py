@@ -29,7 +29,7 @@ def accepted(text: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=st.lists(TEXTS, max_size=8))
 def test_any_text_gets_a_finite_vector_or_an_error(kind: str, texts: list[str]) -> None:
     encoder = encoder_of(kind)

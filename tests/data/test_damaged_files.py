@@ -29,7 +29,7 @@ def damaged(content: bytes, damage: list[tuple[str, float, bytes]]) -> bytes:
 
 
 @example("x.jsonl", [["", ""]], [("cut", 0.5, b"\x00"), ("flip", 0.5, b"\r")], "no")
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     name=st.sampled_from(["x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt"]),
     cells=st.lists(st.lists(cell, min_size=2, max_size=2), min_size=1, max_size=6),

@@ -18,7 +18,7 @@ from angle_llm.data.store import StoredExamples, digest_of, write_store
 from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.train import DataSource
 
-ROWS = 10_000
+ROWS = 4_000
 
 
 @pytest.fixture

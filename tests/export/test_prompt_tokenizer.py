@@ -15,7 +15,7 @@ from cases import one_in
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
-from tiny import KINDS, tiny_backbone
+from tiny import KINDS, LIKE_ANOTHER, tiny_backbone
 from tiny_tokenizers import TOKENIZERS, markup, sentences, unigram
 from tokenizers import AddedToken, Tokenizer
 
@@ -80,15 +80,15 @@ def ids_of(tokenizer: Any) -> Callable[[str], list[int]]:
     return lambda text: tokenizer(text, truncation=True)["input_ids"]
 
 
-@one_in(5, "kind, tokenization, prompt", TOKENIZERS, TOKENIZATIONS, PROMPTS)
+@one_in(7, "kind, tokenization, prompt", TOKENIZERS, TOKENIZATIONS, PROMPTS)
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(
     text=texts_of_all_kinds | st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip),
     repeats=st.sampled_from([1, 1, 2, 5, 13]),
-    max_length=st.sampled_from([1000, 50, 51, 52, 64]),  # odd and even, so that tokens of several bytes are cut apart
+    max_length=st.sampled_from([1000, 51, 64]),  # odd and even, so that tokens of several bytes are cut apart
 )
 @example(text="A man is eating.", repeats=1, max_length=1000)
-@example(text="A man is eating.", repeats=13, max_length=50)
+@example(text="A man is eating.", repeats=13, max_length=51)
 @example(text='Who said "no"?', repeats=1, max_length=1000)
 @example(text="<tool_call> [CLS] </s> <|im_end|>", repeats=1, max_length=1000)
 def test_short_and_long_texts_get_the_ids_of_the_encoder(
@@ -113,7 +113,7 @@ LONG = [
 ]
 
 
-@one_in(5, "kind, tokenization, unit", TOKENIZERS, TOKENIZATIONS, LONG)
+@one_in(11, "kind, tokenization, unit", TOKENIZERS, TOKENIZATIONS, LONG)
 def test_texts_around_and_far_beyond_the_limit_are_cut_as_the_encoder_cuts(
     kind: str, tokenization: str, unit: str
 ) -> None:
@@ -152,7 +152,10 @@ def test_a_batch_is_padded_on_the_right_and_masked(kind: str) -> None:
     assert exported(texts, padding=True, return_tensors="pt")["attention_mask"][:, 0].all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER - {"qwen2", "qwen3"})) for kind in KINDS],
+)
 @every_tokenization
 def test_the_tokenizer_loads_with_a_model_config(kind: str, tokenization: str, tmp_path: Path) -> None:
     """`AutoTokenizer` takes the class that the config names; Qwen2's is rebuilt without the normalizer (see `export`)."""
@@ -219,8 +222,7 @@ def test_another_prompt_is_found() -> None:
         check_same_ids(ids_of(other), ours)
 
 
-@every_kind
-@pytest.mark.parametrize("prompt", ["tail", "edits", "head", "seams"])
+@one_in(3, "kind, prompt", TOKENIZERS, ["tail", "edits", "head", "seams"])
 def test_names_of_added_tokens_are_read_as_the_encoder_reads_them(kind: str, prompt: str, tmp_path: Path) -> None:
     ours, exported = both(kind, "joined", prompt, 100)
     texts = markup()

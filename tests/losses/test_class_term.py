@@ -40,7 +40,7 @@ def plain(x_ND: Tensor, texts: list[tuple[int, int]], temperature: float, text_o
     return torch.stack(losses).mean() if losses else 0 * x_ND.sum()
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 7), st.integers(-1, 2)), max_size=12),
     st.sampled_from([1, 24, blocks.BLOCK_ELEMENTS]),

@@ -33,7 +33,7 @@ def assert_equal(one: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tens
     assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=60)
 @given(
     batch=batches(((0.0, 1.0),)),
     symmetric=st.booleans(),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from programs import run
-from tiny import HYBRID, KINDS, LIKE_ANOTHER, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny import HYBRID, KINDS, LIKE_ANOTHER, QUICK_KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS
 from transformers import AutoModel
 
@@ -193,7 +193,7 @@ def test_the_forecast_of_a_loss_is_an_upper_bound(
     assert loss_bytes(objective, batch, dimensions) < LOSS_COPIES * 4 * dimensions * len(batch) + LOSS_BLOCKS
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK_KINDS)
 def test_the_tiny_copy_has_the_properties_of_the_model(kind: str) -> None:
     real = tiny_encoder(kind)
     tiny_copy = SentenceEncoder(meta_model.tiny_copy(KINDS[kind].config()), TOKENIZERS[KINDS[kind].tokenizer]())
@@ -205,7 +205,7 @@ def test_the_tiny_copy_has_the_properties_of_the_model(kind: str) -> None:
     assert tiny_copy.layouts == real.layouts
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK_KINDS)
 def test_a_meta_backbone_has_the_parameters_of_the_model_and_no_memory(kind: str) -> None:
     real = tiny_backbone(kind)
     without_weights = meta_model.meta_backbone(KINDS[kind].config(), torch.float32)

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from cases import one_in
 from safetensors.torch import load_file, save_file
 from tiny import (
     BIDIRECTIONAL,
@@ -280,8 +281,7 @@ def assert_same_tensors(weights: BaseWeights, location: BackboneLocation, dtype:
     assert weights.fingerprint() == weights_fingerprint(loaded)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("kind", KINDS)
+@one_in(2, "kind, dtype", KINDS, ["float32", "bfloat16", "float16"])
 def test_weights_are_read_tensor_by_tensor(kind: str, dtype: str, tmp_path: Path) -> None:
     location = locate(str(save_tiny_base(kind, tmp_path / "base")))
     weights = open_base(location, dtype=dtype)

@@ -45,6 +45,8 @@ def _missing(name: str) -> bool:
 
 
 NAMES = [name for name in CONFIGS if not _missing(name)]
+_LIKE_ANOTHER = {"qwen2_vl", "qwen3_vl", "mistral3", "llava"}
+QUICK_NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in _LIKE_ANOTHER)) for name in NAMES]
 
 
 def relative(a, b):
@@ -120,7 +122,7 @@ def test_tensors_of_towers_are_not_read(saved, tmp_path):
     assert _peak_memory() - before < size / 4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QUICK_NAMES)
 def test_weights_are_read_one_by_one_without_the_towers(name, saved):
     folder, _ = saved(name)
     location = BackboneLocation(str(folder))
@@ -141,7 +143,7 @@ def test_the_text_model_can_be_made_small_for_a_forecast(name):
     assert types[0] == types[1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QUICK_NAMES)
 def test_layouts_give_the_vectors_of_padded_texts(name, saved):
     folder, _ = saved(name)
     texts = ["A man eats.", "A man eats 3 apples.", "word " * 60, "word " * 60 + "end", "Some text."]

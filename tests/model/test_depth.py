@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
+from tiny import KINDS, LIKE_ANOTHER, save_tiny_base, tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import nn
 from transformers import AutoModel, GPTNeoConfig
@@ -69,7 +69,7 @@ def rows_by_depth(encoder: SentenceEncoder, layers: Sequence[int]) -> Any:
     ("kind", "with_adapter"),
     [
         ("llama", False),
-        *((kind, True) for kind in KINDS),
+        *(pytest.param(kind, True, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER)) for kind in KINDS),
         *(pytest.param(kind, False, marks=pytest.mark.slow) for kind in KINDS if kind != "llama"),
     ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import one_in
 from numpy.typing import NDArray
 from test_pooling import by_hand
 from tiny import CAUSAL, KINDS, POSITIONS, save_tiny_base, tiny_backbone, tiny_encoder
@@ -99,7 +100,10 @@ def test_equals_the_plain_model_alone_left_padded_and_in_any_micro_batches(kind:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2", "bert", "roberta"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "gpt2", "bert", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mistral", "roberta"))],
+)
 def test_every_pooling_equals_the_plain_model(kind: str, pooling: str) -> None:
     if pooling == "cls" and kind in CAUSAL:
         with pytest.raises(ValueError, match=r"'cls'.*same vector"):
@@ -108,9 +112,13 @@ def test_every_pooling_equals_the_plain_model(kind: str, pooling: str) -> None:
     assert_same_rows(tiny_encoder(kind, pooling=pooling).encode(TEXTS), one_at_a_time(kind, TEXTS, pooling))
 
 
-@pytest.mark.parametrize("pad", ["unchanged", "none", "a token of the text"])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("kind", ["llama-tied", "gpt2", "bert", "roberta"])
+@one_in(
+    5,
+    "kind, side, pad",
+    ["llama-tied", "gpt2", "bert", "roberta"],
+    ["left", "right"],
+    ["unchanged", "none", "a token of the text"],
+)
 def test_the_padding_of_the_tokenizer_has_no_effect(kind: str, side: str, pad: str) -> None:
     """RoBERTa counts positions past its own padding id, which is in its config; that of the tokenizer can differ."""
     encoder = tiny_encoder(kind)

@@ -21,7 +21,7 @@ SHARING = LayoutSupport("trie")
 few_ids = st.lists(st.integers(0, 2), min_size=1, max_size=8)  # few, so that texts share prefixes
 texts = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=12) | few_ids, max_size=25)  # PAD is a real id too
 budgets = st.integers(1, 60)
-several = settings(derandomize=True, deadline=None, max_examples=150)
+several = settings(derandomize=True, deadline=None, max_examples=80)
 
 
 def padded_plan(ids: list[list[int]], budget: int) -> Plan:

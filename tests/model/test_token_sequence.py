@@ -1,6 +1,7 @@
 """The prefix trie: cuts with the fewest nodes; states and gradients of texts one by one, for every causal kind."""
 
 from collections.abc import Callable
+from functools import cache
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import CAUSAL, POSITIONS, WINDOW, tiny_backbone, tiny_encoder
+from tiny import CAUSAL, KINDS, POSITIONS, WINDOW, tiny_backbone, tiny_encoder
+from tiny_tokenizers import TOKENIZERS
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, LlamaConfig, Phi3Config
 
@@ -90,11 +92,11 @@ def test_every_node_is_one_query_and_sees_its_prefix(texts: list[list[int]]) -> 
     assert [seen[int(end)] for end in sequence.end_R] == texts
 
 
+@cache
 def wide(kind: str) -> SentenceEncoder:
-    """An encoder whose sliding window, if it has one, is wider than any text here."""
+    """An encoder whose sliding window, if it has one, is wider than any text here; do not change it."""
     backbone = tiny_backbone(kind, window=POSITIONS) if kind in WINDOWED else tiny_backbone(kind)
-    tokenizer = tiny_encoder(kind).tokenizer
-    return SentenceEncoder(backbone, tokenizer)
+    return SentenceEncoder(backbone, TOKENIZERS[KINDS[kind].tokenizer]())
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
@@ -148,7 +150,7 @@ def test_rotary_frequencies_that_depend_on_the_longest_text_limit_sharing() -> N
 
 
 def test_the_activation_checkpointing_of_transformers_is_refused() -> None:
-    encoder = wide("llama")
+    encoder = wide.__wrapped__("llama")
     plan = encoder.plan(TEXTS, 10_000)
     encoder.model.train()
     backbone = encoder.model.backbone

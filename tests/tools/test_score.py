@@ -136,6 +136,7 @@ def test_mining_compares_queries_with_documents(tmp_path: Path, base: Path, side
         np.testing.assert_allclose(group.scores or (), cosines(encoder, group), atol=2e-6)  # float32, and six digits
 
 
+@pytest.mark.slow
 def test_killed_before_any_write_it_resumes_to_the_same_bytes(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,7 +94,7 @@ def test_wrong_settings_and_rows_are_refused(tmp_path: Path) -> None:
 texts = st.lists(st.sampled_from(["a", "A.", "b", "c", "d e", "D, E", "f", "g", "h", "i"]), min_size=1, max_size=3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows=st.lists(texts, max_size=12), counts=st.lists(st.integers(0, 6), max_size=3))
 def test_each_row_is_in_one_part_and_linked_rows_are_together(rows: list[list[str]], counts: list[int]) -> None:
     parts = split_rows(rows, counts)

@@ -47,6 +47,7 @@ def test_options_of_the_loss_do_not_depend_on_the_number_of_processes(tmp_path: 
     assert program("distributed_runs.py", str(tmp_path), "options").count("adapters by") == 2
 
 
+@pytest.mark.slow
 def test_accumulated_batches_together_give_the_adapter_of_the_batches_one_by_one(tmp_path: Path) -> None:
     printed = program("distributed_runs.py", str(tmp_path), "together")
     assert printed.count("adapters by") == 2
@@ -62,7 +63,7 @@ def test_every_strategy_gives_the_result_of_one_process(tmp_path: Path, names: l
 @pytest.mark.parametrize(
     ("variant", "names"),
     [
-        ("dense", []),
+        pytest.param("dense", [], marks=pytest.mark.slow),
         pytest.param("attention", ["llama", "ZeRO-3"], marks=[pytest.mark.slow, needs_deepspeed]),
         *(
             pytest.param("attention", [kind], marks=pytest.mark.slow)

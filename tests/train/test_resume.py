@@ -201,17 +201,21 @@ def test_other_base_weights_are_refused(mine: TrainSettings, tmp_path: Path) -> 
 
 
 def test_other_prompts_and_evaluation_files_are_refused(mine: TrainSettings, tmp_path: Path) -> None:
-    pairs, prompt = tmp_path / "pairs.tsv", tmp_path / "mine.yaml"
+    pairs, prompt, data = tmp_path / "pairs.tsv", tmp_path / "mine.yaml", tmp_path / Path(mine.data.path).name
     pairs.write_text(Path(mine.evaluation.tasks[0]).read_text())
+    data.write_text(Path(mine.data.path).read_text())
     prompt.write_text("name: mine\ntemplate: 'Text: {text}'\n")
     model, evaluation = replace(mine.model, prompt=str(prompt)), EvaluationSettings(tasks=[str(pairs)])
     checkpoints = CheckpointSettings(every_steps=1)
     short = replace(mine, model=model, max_steps=1, evaluation=evaluation, checkpoint=checkpoints)
+    short = replace(short, data=replace(mine.data, path=str(data)))
     fine_tune(short)
-    for file, words in ((prompt, ("Text", "Title")), (pairs, ("runs", "sleeps"))):
+    named = {prompt: "prompts", pairs: "evaluation files", data: "examples"}
+    for file, words in ((prompt, ("Text", "Title")), (pairs, ("runs", "sleeps")), (data, ("e", "i"))):
         before = file.read_text()
         file.write_text(before.replace(*words))
-        with pytest.raises(FolderError, match="prompts" if file == prompt else "evaluation files"):
+        assert file.read_text() != before
+        with pytest.raises(FolderError, match=named[file]):
             fine_tune(short)
         file.write_text(before)
     fine_tune(short)

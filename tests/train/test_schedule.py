@@ -9,11 +9,6 @@ from angle_llm.settings.train import CheckpointSettings, EvaluationSettings, Opt
 from angle_llm.train.batches import StepSchedule, rate_share
 
 
-def test_linear_schedule_by_hand() -> None:
-    shares = [rate_share(step, warmup=2, steps=6) for step in range(1, 7)]
-    assert shares == pytest.approx([1 / 2, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5])
-
-
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 10), (1, 1), (3, 10), (10, 10), (100, 10)])
 def test_every_step_has_a_rate_above_0_and_none_exceeds_the_peak(warmup: int, steps: int) -> None:
     shares = [rate_share(step, warmup, steps) for step in range(1, steps + 1)]

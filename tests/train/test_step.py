@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import one_in
 from runs import float64_forward, largest_difference
-from tiny import KINDS, LIKE_ANOTHER, POSITIONS, tiny_backbone
+from tiny import KINDS, POSITIONS, QUICK_KINDS, tiny_backbone
 from tiny_tokenizers import TOKENIZERS
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -180,9 +180,7 @@ def test_texts_with_equal_ids_are_treated_as_one_text(examples: list[Any], joint
         assert torch.allclose(found[0][1][name], gradient, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER)) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", QUICK_KINDS)
 def test_every_kind_of_backbone_agrees_in_float32(kind: str) -> None:
     encoder = trainable_encoder(kind, torch.float32)
     loss, expected = plain_gradients(encoder)

@@ -46,7 +46,7 @@ from angle_llm.cli import run_cli
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import POSITIVE_ABOVE, Group, RowError, Triple, pairs_of, read_text
-from angle_llm.data.keys import is_distinctive, normalized
+from angle_llm.data.keys import SCRIPTS_WITHOUT_SPACES, is_distinctive, normalized
 from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.retrieval import query_metrics, read_tasks, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
@@ -83,6 +83,8 @@ COMPARED = 10
 """Number of questions in the report whose first answers are compared."""
 METRICS = ("nDCG@10", "R@1", "R@10", "MRR")
 PAGE = Path(__file__).with_suffix(".html.jinja")
+WORDS = rf"[{SCRIPTS_WITHOUT_SPACES}]|(?:(?![{SCRIPTS_WITHOUT_SPACES}])[\w\u0900-\u0d7f]){{2,}}"
+"""Pattern of the words of BM25: characters in scripts without spaces; in Indian scripts, words with their vowel signs."""
 
 
 @settings_class
@@ -437,10 +439,11 @@ def lexical_metrics(task: RetrievalTask) -> dict[str, float]:
     import bm25s
 
     retriever = bm25s.BM25()
-    retriever.index(bm25s.tokenize(list(task.candidates), stopwords=None, show_progress=False), show_progress=False)
+    tokenize = partial(bm25s.tokenize, stopwords=None, show_progress=False, token_pattern=WORDS)
+    retriever.index(tokenize(list(task.candidates)), show_progress=False)
     ranks = []
     for query, relevant, itself in zip(task.queries, task.relevant, task.itself, strict=True):
-        words = bm25s.tokenize(query, stopwords=None, return_ids=False, show_progress=False)[0]
+        words = tokenize(query, return_ids=False)[0]
         known = [word for word in words if word in retriever.vocab_dict]
         scores_C = retriever.get_scores(known) if known else np.zeros(len(task.candidates))
         answers = sorted(relevant, key=lambda place: -scores_C[place])

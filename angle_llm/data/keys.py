@@ -12,15 +12,23 @@ _KEPT = ("L", "M", "N", "So")  # letters, marks, numbers, and symbols such as em
 class _Separators(dict[int, int | None]):
     """Table for `str.translate` that replaces characters other than letters, marks, numbers and symbols by spaces.
 
-    Invisible characters inside words, such as a soft hyphen, are removed.
+    Invisible characters inside words, such as a soft hyphen or the variation selector of an emoji, are removed.
     """
 
     def __missing__(self, code: int) -> int | None:
         category = unicodedata.category(chr(code))
-        self[code] = None if category == "Cf" else code if category.startswith(_KEPT) else ord(" ")
+        removed = category == "Cf" or 0xFE00 <= code <= 0xFE0F
+        self[code] = None if removed else code if category.startswith(_KEPT) else ord(" ")
         return self[code]
 
 
+SCRIPTS_WITHOUT_SPACES = (
+    "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\U00020000-\\U0003ffff"
+)
+"""Characters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, as a range of a regular expression."""
+_WITHOUT_SPACES = re.compile(f"[{SCRIPTS_WITHOUT_SPACES}]")
+_SPACE = re.compile(f" (?=[{SCRIPTS_WITHOUT_SPACES}])|(?<=[{SCRIPTS_WITHOUT_SPACES}]) ")
+"""Pattern of a space beside a character of these scripts, where it has no meaning."""
 _SEPARATORS = _Separators({ord(sign): ord(sign) for sign in "+#"})
 _NOT_IN_A_NAME = re.compile(r"(?<![\w+#])[+#]+|[+#]+(?=[^\W\d])|#+(?=\d)")
 """Pattern of the signs + and # that are not at the end of a word, so are not part of names such as C++ and C#."""
@@ -30,19 +38,19 @@ def normalized(text: str) -> str:
     """Return the text in lower case without punctuation, repeated spaces and Unicode variants, to compare texts.
 
     "Isn't it 1.5?" and "isn 't it 1.5 ?" (SentEval) give equal results; 1.5 and 15 give different results, and so do C,
-    C++ and C#. Punctuation is kept if the text has nothing else.
+    C++ and C#. Punctuation is kept if the text has nothing else. In scripts without spaces, spaces are removed.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
-    words = _NOT_IN_A_NAME.sub(" ", folded.translate(_SEPARATORS)).split()
-    return " ".join(words) or "".join(folded.split())
+    words = " ".join(_NOT_IN_A_NAME.sub(" ", folded.translate(_SEPARATORS)).split())
+    return (words if words.isascii() else _SPACE.sub("", words)) or "".join(folded.split())
 
 
 def is_distinctive(normalized_text: str) -> bool:
     """Return whether a text is long enough that a repeat in another file is unlikely to be chance.
 
-    A long text has 4 words or more, or, for scripts without spaces, 8 characters or more that are not all ASCII.
+    A long text has 4 words or more, or 8 characters or more of scripts without spaces.
     """
-    return normalized_text.count(" ") >= 3 or (not normalized_text.isascii() and len(normalized_text) >= 8)
+    return normalized_text.count(" ") >= 3 or len(_WITHOUT_SPACES.findall(normalized_text)) >= 8
 
 
 def key(*parts: str) -> int:

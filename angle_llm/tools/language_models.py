@@ -395,8 +395,8 @@ class ChatServer:
 
 
 def _count(tokens: object, text: str) -> int:
-    """Return the number of tokens that a server counted; if it did not count, an estimate of a token per 4 characters."""
-    return tokens if isinstance(tokens, int) else len(text) // 4 + 1
+    """Return the number of tokens that a server counted; if it did not count, an estimate of a token per 4 bytes in UTF-8."""
+    return tokens if isinstance(tokens, int) else len(text.encode()) // 4 + 1
 
 
 def open_language_model(name: str, settings: LanguageModelSettings) -> LocalModel | ChatServer:

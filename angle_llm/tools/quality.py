@@ -35,7 +35,7 @@ import numpy as np
 
 from angle_llm.data.examples import ExampleReader, open_examples
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, LabelledText, is_list_text, pairs_of, texts_of
-from angle_llm.data.keys import printable
+from angle_llm.data.keys import SCRIPTS_WITHOUT_SPACES, printable
 from angle_llm.data.leakage import SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
 from angle_llm.data.sources import STARTER, BadRow, Row, without_extension
 from angle_llm.io import plain
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 _MAX_LABELS = 12
 """Maximum number of distinct scores that the report counts by value; more distinct scores are counted in five bins."""
 _SHORT = re.compile(
-    r".{1,3}|-+|[\[(<#]?(none|null|empty|n/a|na|missing|deleted|removed|unknown|undefined|todo)[\])>]?",
+    rf"(?:(?![{SCRIPTS_WITHOUT_SPACES}]).){{1,3}}|-+|"
+    r"[\[(<#]?(none|null|empty|n/a|na|missing|deleted|removed|unknown|undefined|todo)[\])>]?",
     re.IGNORECASE | re.DOTALL,
 )
 """Pattern of texts that may stand for a missing text."""
@@ -207,6 +208,7 @@ def _check_file(
     new_texts: list[str] = []
     samples: list[str] = []
     token_counts: list[int | str] = []
+    unknown: list[str] = []
     for number, _, result in _numbered(reading):
         row_counts.count(result)
         if isinstance(result, Dropped | BadRow):
@@ -223,6 +225,7 @@ def _check_file(
         new_texts += keys.add(number, result)
         if len(new_texts) >= _BATCH:
             token_counts += [] if token_counter is None else token_counter.lengths(new_texts)
+            unknown += [] if token_counter is None else token_counter.unknown(new_texts)
             samples = samples or new_texts[:_SAMPLE_TEXTS]
             new_texts = []
     # Numbers of rows; a row without a partner for a triple is not used.
@@ -268,6 +271,10 @@ def _check_file(
             report.add(problem, total, f"{meaning}: {total:,}; most often {shown}")
     if token_counter is not None:
         token_counts += token_counter.lengths(new_texts) if new_texts else []
+        unknown += token_counter.unknown(new_texts)
+        if unknown:
+            text = f"texts of unknown tokens only, which all have one vector: {len(unknown):,}; the first: {unknown[0]!r:.60}"
+            report.add("unknown tokens", len(unknown), f"{text}. Choose a model with tokens for them")
         _add_tokens(report, token_counter, token_counts, samples or new_texts[:_SAMPLE_TEXTS])
     return report, keys
 
@@ -296,6 +303,15 @@ class TokenCounter:
                 return [self.lengths([text])[0] for text in texts]
             return [str(error).replace(str(_NO_LIMIT), str(self.encoder.max_length))]
         return [max(lengths) for lengths in zip(*sides, strict=True)]
+
+    def unknown(self, texts: Sequence[str]) -> list[str]:
+        """Return the texts whose tokens are all the unknown token of the tokenizer."""
+        tokenizer = self.encoder.tokenizer
+        others = [text for text in texts if not text.isascii()]
+        if tokenizer.unk_token_id is None or not others:
+            return []
+        ids = tokenizer(others, add_special_tokens=False)["input_ids"]
+        return [text for text, row in zip(others, ids, strict=True) if set(row) == {tokenizer.unk_token_id}]
 
     def render(self, text: str) -> str:
         """Return the tokens of a text with its prompt as one line, separated by bars, with the pooled token in ⟦ ⟧.

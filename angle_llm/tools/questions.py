@@ -32,7 +32,7 @@ import yaml
 
 from angle_llm.data.corpus import Corpus, bad_row, corpus_texts
 from angle_llm.data.formats import DataError, RowError, read_text
-from angle_llm.data.keys import normalized
+from angle_llm.data.keys import SCRIPTS_WITHOUT_SPACES, normalized
 from angle_llm.data.sources import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.model.unit_vectors import unit_rows
@@ -62,10 +62,9 @@ _LEAST_WORDS, _MOST_WORDS = 2, 40
 """Fewest and most words of a question."""
 _PASSAGE_WORDS = 5
 """Fewest words of a passage for which questions are written."""
-_NO_SPACES = "\\u0e00-\\u0eff\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff"
-"""Characters of scripts without spaces, as a range of a regular expression: Thai, Lao, Japanese, Chinese."""
-_WORD = re.compile(f"[{_NO_SPACES}]|[^\\s{_NO_SPACES}]+")
+_WORD = re.compile(f"[{SCRIPTS_WITHOUT_SPACES}]|[^\\s{SCRIPTS_WITHOUT_SPACES}]+")
 """A word, or a character of a script without spaces."""
+_CHARACTER = re.compile(f"[{SCRIPTS_WITHOUT_SPACES}]")
 _SURE = 0.8
 """Probability from which on the language of a text counts as known."""
 _COSINES = 2**26
@@ -196,7 +195,7 @@ def _requests(settings: QuestionSettings, prompts: dict[str, str], passages: Seq
     chosen = set(documents[: settings.limit])
     examples = [] if settings.examples is None else list(corpus_texts(settings.examples))
     for number, passage in enumerate(passages):
-        if passage.document not in chosen or len(_WORD.findall(passage.text)) < _PASSAGE_WORDS:
+        if passage.document not in chosen or _count(_WORD.findall(passage.text)) < _PASSAGE_WORDS:
             continue
         shown = random.Random(settings.seed + number).sample(examples, min(_EXAMPLES_SHOWN, len(examples)))
         before = prompts[_EXAMPLES].replace("{examples}", "\n".join(shown)) + "\n\n" if shown else ""
@@ -211,7 +210,7 @@ def _estimate(
 ) -> str:
     """Return the number of requests, and an estimate of their tokens and cost, as text."""
     left = [request for request in requests if request.key not in answers.by_key]
-    read = sum(len(request.message) for request in left) // 4
+    read = sum(len(request.message.encode()) for request in left) // 4
     new = len(left) * settings.max_new_tokens
     cost = settings.prices.cost(read, new)
     documents = len({passage.document for passage in passages})
@@ -227,7 +226,7 @@ def _lines(answer: Answer, requested: int) -> Iterator[tuple[str, str | None]]:
     count = 0
     for text, reason in read_answer(answer.text, finished=answer.finished):
         if reason is None:
-            words = len(_WORD.findall(text))
+            words = _count(_WORD.findall(text))
             if not _LEAST_WORDS <= words <= _MOST_WORDS:
                 reason = "too short" if words < _LEAST_WORDS else "too long"
             else:
@@ -275,10 +274,16 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
                 question.reason = "not found"
 
 
-def _copied_words(question: Question) -> int:
+def _copied_words(question: Question) -> float:
     """Return the number of words in the longest sequence of words that a question and its passage share."""
     words, of_passage = (_WORD.findall(normalized(text)) for text in (question.query, question.positive))
-    return SequenceMatcher(None, words, of_passage, autojunk=False).find_longest_match().size
+    shared = SequenceMatcher(None, words, of_passage, autojunk=False).find_longest_match()
+    return _count(words[shared.a : shared.a + shared.size])
+
+
+def _count(words: Sequence[str]) -> float:
+    """Return the number of words; a character of a script without spaces counts as half a word."""
+    return sum(0.5 if _CHARACTER.fullmatch(word) else 1 for word in words)
 
 
 def _has_other_language(question: Question, identifier: Any) -> bool:

@@ -11,13 +11,17 @@ import re
 from typing import NamedTuple
 
 _FENCE = re.compile(r"\s*(```|~~~)")
-_MARKER = re.compile(r"\A\s*(?:\(?\d{1,2}[.):]+(?!\d)|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*", re.IGNORECASE)
+_MARKER = re.compile(
+    r"\A[\s\u200e\u200f]*(?:[(（]?\d{1,2}[.):、．）：]+(?!\d)|[①-⑳]|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"(?:(?<=\s)|\A)\(?(\d{1,2})[.)]\s+")
 _LABEL = re.compile(
     r"\A\s*\**(?:(?:output|answer|response|input|question|q|query|keywords?|title|sentence"
     r"|synonym|synonymous|synonymous sentences?|antonym|antonymous sentences?"
-    r"|paraphrase|opposite|same meaning|opposite meaning|generated sentences?|option|version)"
-    r"(?:\s*\d{1,3})?)(?:\s*\*+)?\s*:\s*\**\s*",
+    r"|paraphrase|opposite|same meaning|opposite meaning|generated sentences?|option|version"
+    r"|问题|問題|问|問|質問|クエリ|질문)"
+    r"(?:\s*\d{1,3})?)(?:\s*\*+)?\s*[:：]\s*\**\s*",
     re.IGNORECASE,
 )
 _REMARK = re.compile(
@@ -74,7 +78,7 @@ def _why_dropped(line: str, is_list: bool) -> str | None:
     is_outside = _MARKER.match(line) is None and (is_list or _REMARK.match(line))
     numbers = [int(number) for number in _NUMBER.findall(line)]
     has_two_items = len(numbers) > 1 and numbers[1] == numbers[0] + 1
-    return "remark" if is_outside or has_two_items or sentence.endswith((":", ":**", "[", "{")) else None
+    return "remark" if is_outside or has_two_items or sentence.endswith((":", "：", ":**", "：**", "[", "{")) else None
 
 
 def _json_list(answer: str) -> list[str] | None:

@@ -25,6 +25,12 @@ from angle_llm.data.keys import is_distinctive, key, normalized, pair_key, print
         ("C#", "C", False),
         ("C++17", "C 17", False),
         ("issue#12", "issue #12", True),
+        ("iPhone 手机", "iPhone手机", True),
+        ("你好，世界。", "你好世界", True),
+        ("データベース・接続", "データベース接続", True),
+        ("สวัสดี ครับ", "สวัสดีครับ", True),
+        ("한국어 문장", "한국어문장", False),
+        ("I ❤️ it", "I ❤ it", True),
     ],
 )
 def test_case_spacing_punctuation_and_forms_make_no_difference(left: str, right: str, equal: bool) -> None:
@@ -38,7 +44,15 @@ def test_pair_has_one_key_in_both_orders_and_parts_do_not_join() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "telling"), [("yes", False), ("a man eats", False), ("a man eats soup", True), ("一个男人在吃面条", True)]
+    ("text", "telling"),
+    [
+        ("yes", False),
+        ("a man eats", False),
+        ("a man eats soup", True),
+        ("一个男人在吃面条", True),
+        ("Да, конечно", False),
+        ("Überweisung", False),
+    ],
 )
 def test_short_texts_are_not_telling(text: str, telling: bool) -> None:
     assert is_distinctive(normalized(text)) is telling

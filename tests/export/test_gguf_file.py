@@ -493,7 +493,7 @@ def test_usage_names_the_prompt_the_length_and_special_names(tmp_path: Path) -> 
     )
     export_gguf(tmp_path / "model", tmp_path / "out")
     text = Usage.read(tmp_path / "out").described()
-    for part in (ONE_WORD.template, f"at most {LENGTH} tokens", "<|im_end|>", "llama-server -m", "send token ids"):
+    for part in (ONE_WORD.template, f"at most {LENGTH} tokens", "<|im_end|>", "llama-server -m", "Send token ids"):
         assert part in text
     assert tiny_backbone("qwen2").config.model_type in gguf_file.ARCHITECTURES
 

@@ -9,6 +9,7 @@ import pytest
 from domain_search import (
     STARTER,
     DomainSearchSettings,
+    lexical_metrics,
     main,
     read_documents,
     read_questions,
@@ -20,6 +21,7 @@ from fake_server import Reply, Writer
 from tiny import save_tiny_base
 
 from angle_llm.data import DataError
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSettings, ModelSettings
 
@@ -269,3 +271,12 @@ def test_the_database_gives_the_cosines_of_the_exact_search(
     before = (made / "database").stat().st_mtime_ns
     main(replace(settings, database="lancedb"))
     assert (made / "database").stat().st_mtime_ns == before
+
+
+@pytest.mark.needs("bm25s")
+def test_bm25_reads_scripts_without_spaces() -> None:
+    documents = ("请检查防火墙设置。", "密码重置需要邮箱。", "服务器证书已经过期。", "डेटाबेस कनेक्शन का समय")
+    queries = ("防火墙设置", "重置密码", "证书过期", "कनेक्शन")
+    relevant = tuple({number: 1.0} for number in range(4))
+    task = RetrievalTask("zh", queries, documents, relevant, (None,) * 4, "here", tuple("1234"))
+    assert lexical_metrics(task)["R@1"] == 100

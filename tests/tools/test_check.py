@@ -611,6 +611,13 @@ def test_rows_with_different_instructions_neither_repeat_nor_contradict_each_oth
     assert "contradiction" not in found(reports(write(tmp_path / "classes.jsonl", *classes))[0])
 
 
+def test_texts_of_unknown_tokens_only_are_counted(tmp_path: Path) -> None:
+    model = ModelSettings(path=str(save_tiny_base("bert", tmp_path / "base")))
+    rows = [{"text1": "A man eats.", "text2": text} for text in ("👍", "🎉🎉", "Someone eats 👍")]
+    (report,) = check_files([DataSource(path=write(tmp_path / "x.jsonl", *rows))], open_tokens(model), [])
+    assert found(report)["unknown tokens"] == 2
+
+
 def test_settings_of_a_model_need_a_model() -> None:
     with pytest.raises(SettingsError, match="belong to --model"):
         CheckSettings(files=("x.jsonl",), prompt="plain")

@@ -24,7 +24,14 @@ from angle_llm.model.source.resolve import locate
 from angle_llm.settings.commands import LanguageModelSettings, Prices, QuestionSettings
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.tools.language_models import LlmRequest, LocalModel, message_ids
-from angle_llm.tools.questions import Question, _drop_similar, drop_questions, questions_main, read_passages
+from angle_llm.tools.questions import (
+    Question,
+    _copied_words,
+    _drop_similar,
+    drop_questions,
+    questions_main,
+    read_passages,
+)
 from angle_llm.tools.replies import read_answer
 
 for library in ("openai", "semantic_text_splitter", "py3langid"):
@@ -417,7 +424,7 @@ def test_scripts_without_spaces(server: Writer, settings: QuestionSettings, tmp_
     (tmp_path / "docs.jsonl").write_text(
         json.dumps({"id": "1", "text": "导出文件时程序崩溃，重启后仍然没有恢复。"}) + "\n"
     )
-    server.rule = lambda message: "为什么导出会失败？\n导出文件时程序崩溃，怎么办"
+    server.rule = lambda message: "为什么导出会失败？\n导出文件时程序崩溃，重启后仍然没有恢复，怎么办"
     questions_main(changed(settings, styles=("question",), filters=("copied",)))
     assert [row["query"] for row in rows_of(settings.out)] == ["为什么导出会失败？"]
     assert [row["reason"] for row in rows_of(settings.beside("dropped.jsonl"))] == ["copied"]
@@ -461,3 +468,17 @@ def test_a_llama_cpp_server_writes_questions(settings: QuestionSettings, monkeyp
     report = json.loads(settings.beside("report.json").read_text())
     assert report["requests"] == {"answered": 6, "failed": 0, "not sent": 0}
     assert report["questions"] > 0
+
+
+def test_answers_in_chinese_and_japanese_have_no_markers_and_introductions() -> None:
+    """Also with full-width signs, and a mark of right-to-left texts before the number."""
+    answer = "以下是根据该文档提出的两个问题：\n1、防火墙如何设置？\n（2）密码如何重置？\n质问：无\n③ 为何失败？\n\u200f4. متى؟"
+    questions = [line.text for line in read_answer(answer) if line.dropped is None]
+    assert questions == ["防火墙如何设置？", "密码如何重置？", "为何失败？", "متى؟"]
+
+
+def test_a_character_of_a_script_without_spaces_is_half_a_word() -> None:
+    passage = "ファイアウォールの設定を確認してください。"
+    question = Question("ファイアウォールは何ですか", passage, "1", 0, "question", "m")
+    assert _copied_words(question) == 4
+    assert _copied_words(Question(passage, passage, "1", 0, "question", "m")) == 10

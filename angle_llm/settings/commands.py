@@ -554,7 +554,8 @@ class QuestionFiles(EncoderName):
     first: Positive = 20
     """The document must be among this many first results (not found)."""
     copied_words: Positive = 7
-    """Number of consecutive words of the passage from which on a question is copied."""
+    """Number of consecutive words of the passage from which on a question is copied. Two characters of Chinese, Japanese or
+    Thai are a word."""
     similar: float = 0.95
     """Cosine by --model from which on two questions are similar."""
 

@@ -49,7 +49,7 @@ def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert "held_out/nDCG@10" in printed
     assert "before training: held_out/nDCG@10" in printed
     runs = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert runs == {"tickets", "mixture", "measured", "spread", "classes", "callback"}
+    assert runs == {"python", "mixture", "measured", "spread", "classes", "callback"}
 
 
 @pytest.mark.parametrize("page", ["fine_tuning.md", "losses.md"])

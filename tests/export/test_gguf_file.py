@@ -435,7 +435,7 @@ def test_nothing_is_written_if_the_check_fails(
     monkeypatch.setattr(gguf_file, "finish_folder", refuse)
     with pytest.raises(ValueError, match="differs"):
         export_gguf(right[0], tmp_path / "out")
-    assert seen == [GGUF_NAME, USAGE_NAME]
+    assert seen == [GGUF_NAME, USAGE_NAME, "merge.json"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,5 +1,6 @@
 """An interrupted run resumes bit for bit; signals stop it between two steps, even if its output pipe is closed."""
 
+import gzip
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from runs import checkpoint_names, outcome, read_metrics, run_settings
 from tiny import save_tiny_base
 
 from angle_llm import fine_tune
+from angle_llm.data.sources import resolve_source
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings.parsing import SettingsError, save_settings
@@ -201,9 +203,11 @@ def test_other_base_weights_are_refused(mine: TrainSettings, tmp_path: Path) -> 
 
 
 def test_other_prompts_and_evaluation_files_are_refused(mine: TrainSettings, tmp_path: Path) -> None:
-    pairs, prompt, data = tmp_path / "pairs.tsv", tmp_path / "mine.yaml", tmp_path / Path(mine.data.path).name
+    pairs, prompt, data = (tmp_path / name for name in ("pairs.tsv", "mine.yaml", "triples.jsonl"))
     pairs.write_text(Path(mine.evaluation.tasks[0]).read_text())
-    data.write_text(Path(mine.data.path).read_text())
+    starter = resolve_source(mine.data.path).path
+    assert starter is not None
+    data.write_text(gzip.decompress(starter.read_bytes()).decode())
     prompt.write_text("name: mine\ntemplate: 'Text: {text}'\n")
     model, evaluation = replace(mine.model, prompt=str(prompt)), EvaluationSettings(tasks=[str(pairs)])
     checkpoints = CheckpointSettings(every_steps=1)
@@ -211,7 +215,7 @@ def test_other_prompts_and_evaluation_files_are_refused(mine: TrainSettings, tmp
     short = replace(short, data=replace(mine.data, path=str(data)))
     fine_tune(short)
     named = {prompt: "prompts", pairs: "evaluation files", data: "examples"}
-    for file, words in ((prompt, ("Text", "Title")), (pairs, ("runs", "sleeps")), (data, ("e", "i"))):
+    for file, words in ((prompt, ("Text", "Title")), (pairs, ("runs", "sleeps")), (data, ("The ", "A "))):
         before = file.read_text()
         file.write_text(before.replace(*words))
         assert file.read_text() != before

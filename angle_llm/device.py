@@ -10,6 +10,7 @@ import ctypes
 import math
 import os
 import platform
+import shutil
 import sys
 import time
 import warnings
@@ -30,6 +31,17 @@ GPU_TYPES = {"cuda"}
 def is_gpu(device: torch.device) -> bool:
     """Return whether code written for a GPU runs on a device: fused kernels, pinned copies, TF32."""
     return device.type in GPU_TYPES
+
+
+def unused_gpu() -> str:
+    """Return why torch does not use the GPU of this machine, with advice; empty if there is none, or it is hidden."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or os.environ.get("ACCELERATE_USE_CPU")
+    if is_hidden or torch.cuda.is_available() or shutil.which("nvidia-smi") is None:
+        return ""
+    return (
+        f"nvidia-smi is installed, but torch {torch.__version__} cannot use a GPU. Install the torch build for its driver "
+        "(pytorch.org), or set CUDA_VISIBLE_DEVICES='' to compute on the CPU."
+    )
 
 
 def emulates_bfloat16(device: torch.device) -> bool:

@@ -220,6 +220,8 @@ def held_out_evaluation(
     ]
     names = [task_names.get(source.text, task.name) for source, task in zip(sources, tasks, strict=True)]
     names = unique_names(names, sources)
+    if settings.metric is not None and (task := settings.metric.rpartition("/")[0]) not in names:
+        raise SettingsError(f"--evaluation.metric {settings.metric}: {unknown_name('task', task, names)}")
     named = {source.text: replace(task, name=name) for source, task, name in zip(sources, tasks, names, strict=True)}
     opened = [source for source in sources if source.path is not None]
     if settings.corpus is not None:

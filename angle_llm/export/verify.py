@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from angle_llm.device import is_out_of_memory, release_cached_memory
 from angle_llm.export.card import REPORT_NAME, CardFacts, model_card
 from angle_llm.export.comparison import (
     NOISE,
@@ -31,9 +32,10 @@ from angle_llm.export.forms import PACKAGES, Form, FormPath, convert_to_float32,
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.tokenizer import changed_names
 from angle_llm.export.weights import WeightsCount, count_wrong
-from angle_llm.io import write_json
+from angle_llm.io import log, write_json
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.quantized_layers import bits_text
+from angle_llm.model.source.backbone import torch_device
 from angle_llm.model.source.checks import MERGE_NAME, read_json
 from angle_llm.model.vectors import cosine_differences, untokenizable
 from angle_llm.prompts import SIDES, Side, load_prompts
@@ -79,7 +81,7 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
     """Check that stored versions of an encoder (forms) give the same embeddings as the first form; return the report.
 
     `forms` are at least two folders or model names: saved encoders (adapter or whole model), sentence-transformers
-    folders, URLs of servers, or other models.
+    folders, URLs of servers, or other models. If a GPU has too little memory for the comparison in float32, the CPU is used.
 
     Raises:
         ValueError: if the first form is computed by another program, or for texts that cannot be encoded.
@@ -88,6 +90,18 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
         MissingLibraryError: for a form whose program is not installed.
     """
     options = options or VerifyOptions()
+    try:
+        return _verify(forms, options)
+    except Exception as error:
+        if not is_out_of_memory(error) or options.device is not None or torch_device(None).type == "cpu":
+            raise
+    log("the GPU has too little memory for the comparison in float32: it is repeated on the CPU")
+    release_cached_memory()
+    return _verify(forms, replace(options, device="cpu"))
+
+
+def _verify(forms: Sequence[FormPath], options: VerifyOptions) -> Verification:
+    """Compare the forms as `verify` does, on the device of the options."""
     names = options.names or [str(form) for form in forms]
     paths = [saved_folder(form) for form in forms]
     kinds = [kind_of(path) for path in paths]

@@ -38,8 +38,6 @@ SMALL_MODEL = 10_000_000
 """A model with fewer weights gets the constant budget on a CPU, without a forecast."""
 USABLE, USABLE_WITH_ZERO = 0.92, 0.85
 """Fraction of free memory that a forecast may fill. ZeRO and FSDP cannot repeat a step after running out of memory."""
-ADVICE = "lower --model.max-length or --lora.rank, set --model.bits 4, or use FSDP or ZeRO on several devices"
-"""How to lower the memory of a run that may not fit."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,17 @@ def _chosen(
     needed = f"forecast {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
     sampled = f"sampled steps have up to {forecast.step_tokens:,} tokens per process"
     text = f"token budget: {choice.budget} ({needed}; {sampled})"
-    log(text if choice.fits else f"warning: {text}. The run may not fit: {ADVICE}.")
+    log(text if choice.fits else f"warning: {text}. The run may not fit: {advice(settings)}.")
     return choice.budget
+
+
+def advice(settings: TrainSettings) -> str:
+    """Return how to lower the memory of a run that may not fit."""
+    if not settings.lora.rank:
+        return "train an adapter (--lora.rank 32), lower --model.max-length, or use ZeRO on several devices"
+    if settings.model.bits == 4:
+        return "lower --model.max-length or --lora.rank, or use a smaller model"
+    return "lower --model.max-length or --lora.rank, set --model.bits 4, or use FSDP or ZeRO on several devices"
 
 
 def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) -> BudgetChoice:

@@ -14,7 +14,7 @@ import torch
 from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
 from angle_llm.io import plain, write_json
-from angle_llm.memory.budget import ADVICE, BudgetChoice, best_budget
+from angle_llm.memory.budget import BudgetChoice, advice, best_budget
 from angle_llm.memory.device_memory import GIB, Memory, Sharding
 from angle_llm.memory.step_forecast import StepForecast, first_steps
 from angle_llm.model.layers.lora import count_parameters, without_adapter
@@ -231,7 +231,8 @@ def render(settings: PlanSettings, result: Forecast) -> str:
         else:
             without = _gib(result.expected.total - result.expected.activations)
             lines.append(
-                f"\nThe run does not fit ({needed}): the memory without activations is {without} GiB. To fit it, {ADVICE}."
+                f"\nThe run does not fit ({needed}): the memory without activations is {without} GiB. To fit it, "
+                f"{advice(settings)}."
             )
     return "\n".join(lines)
 

@@ -101,6 +101,12 @@ class Processes:
         needs_group = with_deepspeed or int(os.environ.get("WORLD_SIZE", "1")) > 1
         on_cpu = _flag(os.environ, "ACCELERATE_USE_CPU") or (needs_group and not torch.accelerator.is_available())
         backend = "gloo" if on_cpu else "nccl" if torch.cuda.is_available() else None
+        started, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if backend == "nccl" and started > gpus:
+            raise SettingsError(
+                f"the launcher starts {started} processes on a machine with {gpus} GPUs; expected a GPU for each process. Set "
+                f"--num_processes (torchrun: --nproc-per-node) to {gpus}."
+            )
         if not needs_group:  # a trainer of another library in this process may have left its dtype and device
             AcceleratorState._reset_state(reset_partial_state=True)
         accelerator = Accelerator(

@@ -42,7 +42,7 @@ def check_cpu(source: ModelSource, settings: TrainSettings, processes: Processes
     weights = sum(parameter.numel() for parameter in backbone.parameters())
     if weights > LARGE_ON_CPU:
         raise SettingsError(
-            f"{source.path} has {weights / 1e9:.1f} billion weights, and there is no GPU. Training takes days to weeks on a "
+            f"{source.path} has {weights / 1e9:.1f} billion weights, and torch finds no GPU. Training takes days to weeks on a "
             "CPU. Set --allow-cpu to train here, or use a smaller model."
         )
 

@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from angle_llm.device import unused_gpu
 from angle_llm.io import differences, log, plain, write_json
 from angle_llm.model.source.checks import is_saved_encoder
 from angle_llm.resumable_folder import lock_folder, unlock_folder
@@ -166,6 +167,8 @@ class Run:
                 )
         run = cls(settings, processes)
         run.log(str(run.processes))
+        if processes.device.type == "cpu" and (problem := unused_gpu()):
+            run.log(f"warning: {problem}")
         try:
             with ProcessWatch(run.processes):
                 yield run
@@ -201,12 +204,13 @@ class Run:
         starts_over = settings.resume in ("never", None) or not names
         if starts_over and (self.folder / RESULT).exists():
             raise SettingsError(
-                f"{self.folder} contains a finished run. Choose another --run-dir, or remove that directory."
+                f"{self.folder} contains a finished run. Choose another --run-dir (in Python: run_dir), or remove that "
+                "directory."
             )
         if settings.resume is None and names:
             raise SettingsError(
-                f"{self.folder} contains a run that is not finished, with the checkpoint {names[-1]}. Set --resume auto to "
-                "continue it, or --resume never to remove its checkpoints and start again."
+                f"{self.folder} contains a run that is not finished, with the checkpoint {names[-1]}. Set --resume auto (in "
+                "Python: resume='auto') to continue it, or --resume never to remove its checkpoints and start again."
             )
         with suppress(NotImplementedError):  # a file system without locks
             self._lock = lock_folder(self.folder)

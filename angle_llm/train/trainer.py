@@ -279,7 +279,7 @@ class Trainer:
         kept = "" if self._processes.zero_stage else "The optimizer did not take this step. "
         return (
             f"step {self._step + 1}: {error}. {kept}Lower the learning rate (--optimizer.learning-rate; {rate:.3g} in this "
-            f"step), do not train in float16, or check the texts of the batch. {best}."
+            f"step), set --model.dtype float32 if it trains in float16, or check the texts of the batch. {best}."
         )
 
     def _train(self, bar: tqdm[Any]) -> None:

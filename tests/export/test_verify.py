@@ -201,3 +201,21 @@ def test_versions_are_those_of_the_imported_modules(tmp_path: Path, monkeypatch:
     library.__version__ = "1.2.3"
     assert _library_versions([tmp_path]).startswith("onnxruntime 1.2.3, transformers ")
     assert _library_versions([tmp_path]).endswith(f", torch {torch.__version__}")
+
+
+def test_a_gpu_with_too_little_memory_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The comparison is repeated on the CPU; with a device, the error is raised."""
+    tiny_encoder("bert").save_pretrained(tmp_path / "model")
+    devices: list[Any] = []
+
+    def encode(form: Any, *_: Any) -> Any:
+        devices.append(form.device.type)
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("angle_llm.export.verify.torch_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("angle_llm.export.verify._encode", encode)
+    for device, count in ((None, 2), ("cpu", 1)):
+        devices.clear()
+        with pytest.raises(torch.OutOfMemoryError):
+            verify([tmp_path / "model", tmp_path / "model"], VerifyOptions(device=device))
+        assert len(devices) == count

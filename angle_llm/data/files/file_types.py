@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 from angle_llm.data.formats import SINGLE_TEXTS, DataError, ListCell, RowError, is_list_text
-from angle_llm.settings.parsing import similar_paths
+from angle_llm.settings.parsing import similar_paths, unknown_name
 
 Unit = Literal["line", "row"]
 
@@ -557,6 +557,9 @@ class DatasetReader(RowsInMemory):
 
         try:
             builder = datasets.load_dataset_builder(name, configuration)
+            known = [str(part) for part in builder.info.splits or builder.config.data_files or ()]
+            if known and re.fullmatch(r"\w+", split) and split not in (*known, "all"):
+                raise DataError(f"{name}: {unknown_name('split', split, known)}")
             _check_space(name, builder)
             builder.download_and_prepare()
             dataset = builder.as_dataset(split)

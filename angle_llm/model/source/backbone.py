@@ -19,12 +19,13 @@ from angle_llm.model.layers.quantization import bits_of, check_bits, quantize
 from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.source.checks import (
     ArtifactError,
+    artifact_error,
     as_artifact_error,
     check_model_files,
     check_states,
 )
 from angle_llm.model.source.composite import COMPOSITE, TEXT_PREFIX, Composite, text_part
-from angle_llm.settings.parsing import unknown_name
+from angle_llm.settings.parsing import MissingLibraryError, unknown_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LLAMA_3_SCALING = {
@@ -272,7 +273,16 @@ def _read_config(location: BackboneLocation, revision: str | None) -> tuple[Any,
     """Return the configuration of a backbone, and the composite model if the backbone is its text model."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(location.name, revision=revision, trust_remote_code=False, **location.arguments)
+    try:
+        config = AutoConfig.from_pretrained(
+            location.name, revision=revision, trust_remote_code=False, **location.arguments
+        )
+    except (OSError, MissingLibraryError):  # it names the file or the repository
+        raise
+    except Exception as error:  # many types: custom code, an unknown type, a damaged GGUF file
+        raise artifact_error(
+            Path(location.name) / location.gguf_file if location.gguf_file else location.name, error
+        ) from error
     if location.gguf_file is not None:
         config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
         _complete_gguf_config(config, str(Path(location.name) / location.gguf_file))

@@ -123,10 +123,22 @@ def as_artifact_error(place: object) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ArtifactError | SettingsError | MissingLibraryError) or is_out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())
-        raise ArtifactError(
-            f"{place} cannot be opened: {type(error).__name__}: {reason:.400}. If a file is damaged, fetch or save it again."
-        ) from error
+        raise artifact_error(place, error) from error
+
+
+def artifact_error(place: object, error: Exception) -> ArtifactError:
+    """Return an `ArtifactError` with the reason and an advice for an error of a library; `place` names the folder or file."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split()):.400}"
+    advice = "If a file is damaged, fetch or save it again."
+    if "trust_remote_code" in reason:
+        reason = "it needs Python code of its repository, which is never executed"
+        advice = "Use a model that transformers contains."
+    elif "use_safetensors" in reason:
+        reason = "it has no safetensors weights"
+        advice = "Load it where you trust it, and save it with save_pretrained; of a GGUF repository, download and name the file."
+    elif "No space left" in reason:
+        advice = "Free disk space, or set HF_HOME to a folder on a larger disk."
+    return ArtifactError(f"{place} cannot be opened: {reason}. {advice}")
 
 
 def check_model_files(folder: Path) -> None:

@@ -42,10 +42,12 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
 
     # Files that show what the repository contains.
     names = (CARD_NAME, EXPORT_NAME, ADAPTER_FILES[0], MODULES_NAME, "config.json")
-    files = {name: file for name in names if (file := _fetch(repo, name, revision))}
+    problems: list[str] = []
+    files = {name: file for name in names if (file := _fetch(repo, name, revision, problems))}
     if not files:
         raise FileNotFoundError(
-            f"the model {_name(repo, revision)} is not on this machine, and the hub does not answer or has no model there. "
+            f"the model {_name(repo, revision)} is not on this machine, and the hub does not answer or has no model "
+            f"there{f' ({problems[0]:.300})' if problems else ''}. "
             "Check the path of a folder, a .gguf file or package:NAME/path; for a hub id, connect to the network, and unset "
             "HF_HUB_OFFLINE."
         )
@@ -74,8 +76,10 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
     return folder, folder.name
 
 
-def _fetch(repo: str, name: str, revision: str | None) -> Path | None:
+def _fetch(repo: str, name: str, revision: str | None, problems: list[str]) -> Path | None:
     """Fetch a small file of a hub repository and return its path in the cache; None if the file does not exist.
+
+    The reason why the hub could not be asked is added to `problems`.
 
     A warning is issued if the hub does not answer, and the cache contains the repository, but no record of whether it has
     the file that marks a saved encoder or a sentence-transformers model.
@@ -88,7 +92,9 @@ def _fetch(repo: str, name: str, revision: str | None) -> Path | None:
 
     try:
         return Path(hf_hub_download(repo, name, revision=revision))
-    except LocalEntryNotFoundError:  # also an EntryNotFoundError
+    except LocalEntryNotFoundError as error:  # also an EntryNotFoundError
+        if error.__cause__ is not None:
+            problems.append(f"{type(error.__cause__).__name__}: {error.__cause__}")
         in_cache = isinstance(try_to_load_from_cache(repo, "config.json", revision=revision), str)
         known_missing = try_to_load_from_cache(repo, name, revision=revision) is _CACHED_NO_EXIST
         if name in (CARD_NAME, MODULES_NAME) and in_cache and not known_missing:

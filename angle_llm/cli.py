@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from angle_llm import __version__
-from angle_llm.io import discard_closed_pipes, uses_windows_driver
+from angle_llm.io import discard_closed_pipes, is_closed, uses_windows_driver
 from angle_llm.settings.commands import (
     CheckSettings,
     EmbedSettings,
@@ -227,19 +227,22 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     """Call `body` as the main function of a command line program: convert exceptions to messages and exit codes.
 
     Exit code 2 for an error, with a message and no traceback for invalid input; 130 after SIGINT, 141 when the reader of
-    the output closed the pipe. A training run that SIGINT or SIGTERM stopped exits with 130 or 143 after its checkpoint is
-    written. Progress bars of libraries are disabled when standard error is not a terminal.
+    the output closed the pipe. A training run that SIGINT, SIGTERM or SIGHUP stopped exits with 130, 143 or 129 after its
+    checkpoint is written. Progress bars of libraries are disabled when standard error is not a terminal.
     """
     set_allocator()
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         for variable in NO_BARS:
             os.environ.setdefault(variable, "1")
     try:
         try:
             body(*arguments, **named)
         except SystemExit:
-            with suppress(BrokenPipeError):
+            try:
                 _flush_output()
+            except OSError as error:
+                if not is_closed(error):
+                    raise
             raise
         _flush_output()
     except KeyboardInterrupt:
@@ -254,13 +257,14 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
             sys.exit(2)
         is_ours = type(error).__module__.startswith("angle_llm.")
         hint = "" if is_ours else f"\n({DEBUG_VARIABLE}=1 shows the traceback.)"
-        print(f"error: {error}{hint}", file=sys.stderr)
+        with suppress(OSError):  # a closed terminal
+            print(f"error: {error}{hint}", file=sys.stderr)
         sys.exit(2)
     except Exception:  # exit code 1 is a result, such as of `verify`
         traceback.print_exc()
         sys.exit(2)
     finally:
-        discard_closed_pipes()
+        discard_closed_pipes(at_exit=True)
 
 
 def _flush_output() -> None:

@@ -76,16 +76,16 @@ def fine_tune(
     error that names the argument.
 
     With `resume="auto"`, the same call continues an interrupted run from its last checkpoint, and returns the result of a
-    finished run with checkpoints. Its rows, loss and callbacks must be equal. Ctrl-C and SIGTERM write a checkpoint; other
-    exceptions, also of a callback, do not: set `checkpoint={"every_steps": 100}`. To train an encoder further, start a new
-    run with `model=result.folder`.
+    finished run with checkpoints. Its rows, loss and callbacks must be equal. Ctrl-C, SIGTERM and SIGHUP write a checkpoint;
+    other exceptions, also of a callback, do not: set `checkpoint={"every_steps": 100}`. To train an encoder further, start a
+    new run with `model=result.folder`.
 
     Raises:
         SettingsError: for settings that cannot be used, such as a run directory that belongs to another run.
         DataError: for data without rows, with a bad row (its number is in the message), or of an unknown format.
         TrainingError: if the training cannot start, or has to stop.
         FolderError: if the checkpoints belong to a run with other rows, loss or callbacks.
-        Interrupted: a `SystemExit`, after Ctrl-C or SIGTERM, when a checkpoint is written.
+        Interrupted: a `SystemExit`, after Ctrl-C, SIGTERM or SIGHUP, when a checkpoint is written.
         ArtifactError, FileNotFoundError: if a model cannot be read.
     """
     from angle_llm.losses.terms import as_objective

@@ -22,6 +22,7 @@ import platform
 import secrets
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -47,8 +48,8 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | Non
 
     Args:
         fill: Function that gets the open binary file and writes the content.
-        writer: Part of the temporary file name; None: the process id, so that several processes can write the same
-            file. With a fixed value, the temporary file of a killed process is overwritten.
+        writer: Part of the temporary file name; None: the process id and random digits, so that several processes can
+            write the same file. With a fixed value, the temporary file of a killed process is overwritten.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
@@ -69,6 +70,10 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | Non
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+_LEFT_SECONDS = 24 * 3600
+"""Age from which the temporary folder of another process is removed: the process was killed."""
 
 
 def _hidden(path: Path, writer: str | None) -> Path:
@@ -237,7 +242,9 @@ def filled_folder(target: Path, fill: Callable[[Path], object], writer: str | No
     `write_file`.
     """
     temporary = _hidden(target, writer)
-    shutil.rmtree(temporary, ignore_errors=True)
+    for remains in target.parent.glob(f".{target.name}.*tmp") if writer is None else [temporary]:
+        if remains == temporary or time.time() - remains.stat().st_mtime > _LEFT_SECONDS:
+            shutil.rmtree(remains, ignore_errors=True)
     temporary.mkdir(parents=True)
     mode = temporary.stat().st_mode & 0o666
     try:
@@ -258,7 +265,8 @@ def filled_folder(target: Path, fill: Callable[[Path], object], writer: str | No
 def swap_folder(new: Path | None, target: Path) -> None:
     """Replace the folder `target` by the folder `new` with renames; delete `target` if `new` is None.
 
-    The old folder is renamed to `.NAME.old` first, and deleted last.
+    The old folder is renamed to `.NAME.old` first, and deleted last. If the file system does not rename it (overlayfs, for
+    a folder of a container image), it is copied, and a kill can leave a part of it.
     """
     retired = target.with_name(f".{target.name}.old")
     shutil.rmtree(retired, ignore_errors=True)
@@ -344,20 +352,24 @@ def log(line: str) -> None:
     discard_closed_pipes()
 
 
-def discard_closed_pipes() -> None:
-    """Flush stdout and stderr; redirect a stream to the null device if it is a pipe that the reader has closed.
+def is_closed(error: OSError) -> bool:
+    """Return whether the reader of a stream is gone: a closed pipe (EPIPE) or a closed terminal (EIO)."""
+    return error.errno in (errno.EPIPE, errno.EIO)
 
-    Other errors, such as a full disk, are ignored here.
+
+def discard_closed_pipes(*, at_exit: bool = False) -> None:
+    """Flush stdout and stderr; redirect a stream to the null device if its reader is gone, or for any error `at_exit`.
 
     Otherwise the flush at the end of the program would fail and change its exit code.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
-            with suppress(OSError, AttributeError):  # a stream of a notebook has no descriptor
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        except (OSError, ValueError, AttributeError):  # ValueError: closed, AttributeError: None
+        except OSError as error:
+            if at_exit or is_closed(error):
+                with suppress(OSError, AttributeError):  # a stream of a notebook has no descriptor
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except (ValueError, AttributeError):  # closed, or None
             continue
 
 

@@ -59,7 +59,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
     Raises:
         SettingsError: if the run directory belongs to another or a finished run, it has checkpoints and `resume` is None,
             the checkpoint to resume from does not exist, or the launch is not supported.
-        Interrupted: a `SystemExit`, after SIGINT or SIGTERM; start again with `resume="auto"` to continue the run.
+        Interrupted: a `SystemExit`, after SIGINT, SIGTERM or SIGHUP; start again with `resume="auto"` to continue the run.
         ValueError: for an unknown pooling or dtype.
         TrainingError: if the training cannot start or has to stop, for example for a loss that is not finite.
         ArtifactError, DataError, SettingsError, FileNotFoundError: if a model, dataset or prompt cannot be read.

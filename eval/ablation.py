@@ -209,7 +209,7 @@ def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Pa
 
     Raises:
         ExperimentError: if the run directory holds a run with other settings.
-        Interrupted: after SIGINT or SIGTERM, when the checkpoint is written.
+        Interrupted: after SIGINT, SIGTERM or SIGHUP, when the checkpoint is written.
     """
     here = folder(one, settings)
     if one.after is None:

@@ -211,6 +211,13 @@ def test_a_closed_output_pipe_is_not_an_error() -> None:
     assert process.returncode == 141
 
 
+def test_a_full_disk_is_the_exit_code_of_a_program() -> None:
+    code = "import sys; from angle_llm.cli import run_cli; run_cli(lambda: (print('result'), sys.exit(0)))"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, "No space left" in done.stderr) == (2, True)
+
+
 def test_a_full_disk_under_the_output_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

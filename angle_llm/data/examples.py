@@ -28,7 +28,7 @@ from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Ex
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.sources import STANDARD_INPUT, BadRow, Row, Source, resolve_source
-from angle_llm.io import log
+from angle_llm.io import log, remove_folder
 from angle_llm.settings.parsing import unknown_name
 from angle_llm.settings.train import DataSource
 
@@ -342,7 +342,7 @@ def load_examples(settings: DataSource, cache: Path | None = None, source: Sourc
 def _stored(settings: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport] | None:
     """Return the examples and the report that an earlier `load_examples` stored in `folder`.
 
-    Returns None if `folder` is None, missing or damaged; a damaged folder is written again.
+    Returns None if `folder` is None, missing or damaged; a damaged folder is removed.
     """
     if folder is None or not folder.exists():
         return None
@@ -351,6 +351,7 @@ def _stored(settings: DataSource, folder: Path | None) -> tuple[Sequence[Example
         return examples, DataReport(settings, **examples.account)
     except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow and json raise these
         log(f"warning: {folder} is damaged ({error!r}); it is written again")
+        remove_folder(folder)
         return None
 
 

@@ -17,20 +17,20 @@ class _Separators(dict[int, int | None]):
 
     def __missing__(self, code: int) -> int | None:
         category = unicodedata.category(chr(code))
-        removed = category == "Cf" or 0xFE00 <= code <= 0xFE0F
+        removed = category == "Cf" or 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF
         self[code] = None if removed else code if category.startswith(_KEPT) else ord(" ")
         return self[code]
 
 
-SCRIPTS_WITHOUT_SPACES = (
-    "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\U00020000-\\U0003ffff"
-)
+SCRIPTS_WITHOUT_SPACES = "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff\\u3005-\\u3007\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\U00020000-\\U0003ffff"
 """Characters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, as a range of a regular expression."""
 _WITHOUT_SPACES = re.compile(f"[{SCRIPTS_WITHOUT_SPACES}]")
 _SPACE = re.compile(f" (?=[{SCRIPTS_WITHOUT_SPACES}])|(?<=[{SCRIPTS_WITHOUT_SPACES}]) ")
 """Pattern of a space beside a character of these scripts, where it has no meaning."""
 _SEPARATORS = _Separators({ord(sign): ord(sign) for sign in "+#"})
-_NOT_IN_A_NAME = re.compile(r"(?<![\w+#])[+#]+|[+#]+(?=[^\W\d])|#+(?=\d)")
+_NOT_IN_A_NAME = re.compile(
+    rf"(?<![\w+#])[+#]+|[+#]+(?=(?![{SCRIPTS_WITHOUT_SPACES}])[^\W\d])|(?<=[{SCRIPTS_WITHOUT_SPACES}])[+#]+|#+(?=\d)"
+)
 """Pattern of the signs + and # that are not at the end of a word, so are not part of names such as C++ and C#."""
 
 
@@ -48,9 +48,12 @@ def normalized(text: str) -> str:
 def is_distinctive(normalized_text: str) -> bool:
     """Return whether a text is long enough that a repeat in another file is unlikely to be chance.
 
-    A long text has 4 words or more, or 8 characters or more of scripts without spaces.
+    A long text has 4 words or more; two characters of a script without spaces are a word.
     """
-    return normalized_text.count(" ") >= 3 or len(_WITHOUT_SPACES.findall(normalized_text)) >= 8
+    if normalized_text.count(" ") >= 3:
+        return True
+    characters = len(_WITHOUT_SPACES.findall(normalized_text))
+    return len(_WITHOUT_SPACES.sub(" ", normalized_text).split()) + characters / 2 >= 4
 
 
 def key(*parts: str) -> int:

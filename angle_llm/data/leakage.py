@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.files.beir import QRELS, splits_of
+from angle_llm.data.files.file_types import BESIDE
 from angle_llm.data.formats import DataError, Example, LabelledText, pairs_of, texts_of
 from angle_llm.data.keys import is_distinctive, key, normalized, pair_key
 from angle_llm.data.sources import BadRow, Source, find_path, is_data_name, resolve_source
@@ -325,7 +326,7 @@ def _sources_in(folder: Path, skipped: list[str]) -> list[tuple[str, str]]:
     files = {
         str(file.relative_to(folder)): str(file)
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and is_data_name(file.name)
+        if file.is_file() and is_data_name(file.name) and not file.name.endswith(BESIDE)
         if not file.name.startswith("STS.gs.")  # scores, read with STS.input.*
         if not {*beir_folders} & {*file.parents}
     }

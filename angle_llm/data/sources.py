@@ -296,6 +296,7 @@ class _Resolver(NamedTuple):
             return Source(path, "dataset", (DatasetReader(path, configuration, split),))
         import datasets
         from datasets.data_files import DataFilesDict, get_data_patterns
+        from huggingface_hub import DatasetCard
 
         paths: list[str] = []
         unread: list[str] = []
@@ -306,7 +307,8 @@ class _Resolver(NamedTuple):
             defaults = vars(type(config)())
             if all(value == defaults[name] for name, value in vars(config).items() if name not in _FILE_OPTIONS):
                 paths = [file for file in dict.fromkeys(config.data_files[split]) if not file.endswith(BESIDE)]
-                if builder.DEFAULT_CONFIG_NAME is None:  # the dataset card names no files
+                card = Path(base, "README.md")
+                if not (card.is_file() and DatasetCard.load(card).data.to_dict().get("configs")):  # it names no files
                     named = DataFilesDict.from_patterns(get_data_patterns(base), base_path=base).get(split, ())
                     not_rows = (*BESIDE, ".json", ".json.gz", *((".txt", ".txt.gz") if self.tables else ()))
                     unread = [file for file in named if is_data_name(file) and file not in paths]
@@ -401,7 +403,11 @@ def _rows(data: Any, name: str) -> Any:
                 f"{name}: expected one split, got the splits {', '.join(data)}; pass one, such as data['…']"
             )
         data = data["train"]
-    if isinstance(data, pyarrow.Array | pyarrow.ChunkedArray) or getattr(data, "ndim", 0) == 1:  # texts
+    if isinstance(data, pyarrow.Array | pyarrow.ChunkedArray):
+        data = data.to_pylist()
+    elif isinstance(data, datasets.arrow_dataset.Column):
+        data = list(data)
+    elif getattr(data, "ndim", 0) == 1 and hasattr(data, "tolist"):  # a Series or an array of texts
         data = data.tolist()
     if hasattr(data, "__arrow_c_stream__") and not isinstance(data, datasets.Dataset):
         try:

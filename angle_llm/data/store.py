@@ -110,8 +110,6 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
     rows = chain([first], rows)
     names = [item.name for item in fields(first)]
 
-    is_damaged = folder.exists()
-
     def fill(target: Path) -> None:
         import pyarrow
 
@@ -134,6 +132,6 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
         (target / "account.json").write_text(json.dumps(content), encoding="utf-8")
 
     with filled_folder(folder, fill, None) as temporary:
-        if is_damaged or not folder.exists():  # otherwise another process has written it, and may have mapped it
+        if not folder.exists():  # otherwise another process has written it, and may have mapped it
             swap_folder(temporary, folder)
     return StoredExamples(folder)

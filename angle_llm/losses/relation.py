@@ -32,7 +32,10 @@ class Relation:
     left: Tensor
     """(P,) integers: row number, in the embedding matrix, of the first text of each pair."""
     right: Tensor
-    """(P,) integers: row number, in the embedding matrix, of the second text of each pair; `left[p]` for an equal text."""
+    """(P,) integers: row number, in the embedding matrix, of the second text of each pair.
+
+    It equals `left[p]` if both texts have the same token ids.
+    """
     score: Tensor
     """(P,) finite similarity scores of the pairs; a higher score means more similar."""
     group: Tensor | None = None

@@ -180,7 +180,7 @@ def embed_corpus(job: EmbedJob) -> int:
         # The index or the target.
         manifests = [parts.manifest(name) for name in names]
         if not job.shards.skip_bad and any(manifest["values"]["skipped"] for manifest in manifests):
-            raise DataError("an earlier command skipped rows; fix them, or set --on-bad-row skip")
+            raise DataError("an earlier command skipped rows, expected none; fix the rows, or set --on-bad-row skip")
         rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
         if job.target is None:
             _finish_folder(job, parts, rows)
@@ -194,7 +194,7 @@ def embed_corpus(job: EmbedJob) -> int:
 def _identity(job: EmbedJob) -> dict[str, Any]:
     """Return all inputs that change the vectors; paths and the number of processes do not change them.
 
-    `_is_done` checks whether bad rows are skipped.
+    A shard with skipped rows is written again if bad rows are no longer skipped (`_is_done`).
     """
     corpus, survey, shards = job.corpus, job.survey, job.shards
     return {

@@ -273,7 +273,8 @@ def _check_file(
         token_counts += token_counter.lengths(new_texts) if new_texts else []
         unknown += token_counter.unknown(new_texts)
         if unknown:
-            text = f"texts of unknown tokens only, which all have one vector: {len(unknown):,}; the first: {unknown[0]!r:.60}"
+            shown = f"{len(unknown):,}; the first: {unknown[0]!r:.60}"
+            text = f"texts of unknown tokens only, so that texts of equal length have one vector: {shown}"
             report.add("unknown tokens", len(unknown), f"{text}. Choose a model with tokens for them")
         _add_tokens(report, token_counter, token_counts, samples or new_texts[:_SAMPLE_TEXTS])
     return report, keys
@@ -306,12 +307,16 @@ class TokenCounter:
 
     def unknown(self, texts: Sequence[str]) -> list[str]:
         """Return the texts whose tokens are all the unknown token of the tokenizer."""
+        from angle_llm.model.source.tokenizer import plain_ids
+
         tokenizer = self.encoder.tokenizer
         others = [text for text in texts if not text.isascii()]
         if tokenizer.unk_token_id is None or not others:
             return []
-        ids = tokenizer(others, add_special_tokens=False)["input_ids"]
-        return [text for text, row in zip(others, ids, strict=True) if set(row) == {tokenizer.unk_token_id}]
+        unknown = tokenizer.unk_token_id
+        empty = {unknown, tokenizer.convert_tokens_to_ids("▁")}  # Unigram: a space before the first word
+        ids = plain_ids(tokenizer, others)
+        return [text for text, row in zip(others, ids, strict=True) if unknown in row and empty.issuperset(row)]
 
     def render(self, text: str) -> str:
         """Return the tokens of a text with its prompt as one line, separated by bars, with the pooled token in ⟦ ⟧.

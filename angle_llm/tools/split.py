@@ -10,7 +10,7 @@ The output of `--out FOLDER`; rows keep all their columns:
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from angle_llm.io import log, write_folder
 from angle_llm.settings.commands import CORPUS, REST, SplitSettings
 
 SHARES = {"valid": 0.15, "held_out": 0.15}
-_MANY_ROWS = 50
-"""Number of rows with equal texts from which a part is checked for a fifth of such rows."""
+_MANY_ROWS = 10
+"""Smallest number of linked rows for a warning; they must also be more than a fifth of the part."""
 
 
 def split_main(settings: SplitSettings) -> None:
@@ -84,9 +84,10 @@ def split_rows(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> list[li
         part = next((p for p, count in enumerate(counts) if len(parts[p]) + len(rows) <= count), len(counts))
         parts[part] += rows
         if part < len(counts) and len(rows) >= _MANY_ROWS and 5 * len(rows) > counts[part]:
+            shared, _ = Counter(text for row in rows for text in texts[row]).most_common(1)[0]
             log(
                 f"warning: {len(rows):,} of at most {counts[part]:,} rows of a part are linked by equal texts, such as "
-                f"{texts[rows[0]][-1]!r:.60}: its scores are mostly about them. Remove repeated answers before the split"
+                f"{shared!r:.60}, so its scores depend on them. Remove repeated texts before the split"
             )
     return parts
 

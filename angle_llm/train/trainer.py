@@ -55,7 +55,10 @@ if TYPE_CHECKING:
 
 
 class Interrupted(SystemExit):
-    """Raised when a signal stops the run, after its checkpoint. The exit code is 130 for SIGINT and 143 for SIGTERM."""
+    """Raised when a signal stops the run, after its checkpoint.
+
+    The exit code is 130 for SIGINT, 143 for SIGTERM, and 129 for SIGHUP.
+    """
 
 
 class StopSignals:
@@ -111,7 +114,7 @@ class Trainer:
     the first step, every `evaluation.every_steps` steps and at the end, and the best encoder is saved in `model/`. A
     run that fails leaves its weights in `interrupted/`.
 
-    Checkpoints are written every `checkpoint.every_steps` steps and on SIGINT or SIGTERM; `resume` continues from a
+    Checkpoints are written every `checkpoint.every_steps` steps and on SIGINT, SIGTERM or SIGHUP; `resume` continues from a
     checkpoint. A resumed run ends with exactly the weights and metrics of an uninterrupted run (tested on a CPU).
 
     Every rank creates a trainer with an equal encoder and the same examples and settings. The texts of a batch are

@@ -1,4 +1,4 @@
-"""The evaluation scripts: figures equal to those of scipy and numpy on the vectors, and the help of every program."""
+"""The evaluation scripts: figures equal to those of scipy and numpy on the vectors, and the help of two programs."""
 
 import json
 import re
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from commands import Files, command, names
+import pytest
+from commands import TREE, Files, command, names
 from scipy.stats import pearsonr, spearmanr
 from tiny_folders import sentences, write_rows
 
@@ -75,3 +76,8 @@ def test_retrieval_counts_exactly(model: str, tmp_path: Path) -> None:
     due = 100 * float(np.mean([1 / rank for rank in ranks]))
     names(shown, "strict", re.escape(f"{due:.2f}"))
     assert holds(tmp_path / "r.json", due)
+
+
+@pytest.mark.parametrize("program", ["eval/ablation.py", "eval/speed.py"])
+def test_a_program_that_is_called_by_functions_elsewhere_has_help(program: str) -> None:
+    assert len(command("python", program, "--help", cwd=TREE).stdout) > 100

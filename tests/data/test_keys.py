@@ -31,6 +31,9 @@ from angle_llm.data.keys import is_distinctive, key, normalized, pair_key, print
         ("สวัสดี ครับ", "สวัสดีครับ", True),
         ("한국어 문장", "한국어문장", False),
         ("I ❤️ it", "I ❤ it", True),
+        ("C++语言", "C++ 语言", True),
+        ("C++语言", "C语言", False),
+        ("辻󠄀さん", "辻さん", True),
     ],
 )
 def test_case_spacing_punctuation_and_forms_make_no_difference(left: str, right: str, equal: bool) -> None:
@@ -50,6 +53,7 @@ def test_pair_has_one_key_in_both_orders_and_parts_do_not_join() -> None:
         ("a man eats", False),
         ("a man eats soup", True),
         ("一个男人在吃面条", True),
+        ("Docker 容器 无法 启动", True),
         ("Да, конечно", False),
         ("Überweisung", False),
     ],

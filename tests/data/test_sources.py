@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow
 import pytest
 
 from angle_llm.data import DataError, ScoredPair
@@ -294,6 +296,9 @@ def test_a_folder_with_files_of_two_types_is_not_read_in_part(tmp_path: Path) ->
     write(tmp_path / "data/b.csv", b"text1,text2,score\nc,d,1\n")
     with pytest.raises(DataError, match=r"expected files of one type, got a\.jsonl, b\.csv"):
         resolve_source(str(tmp_path / "data"), tables=True, datasets=True)
+    write(tmp_path / "data/README.md", b"---\ndataset_info:\n  features:\n  - {name: text1, dtype: string}\n---\n")
+    with pytest.raises(DataError, match="expected files of one type"):  # the card names no files
+        resolve_source(str(tmp_path / "data"), tables=True, datasets=True)
     (tmp_path / "data/b.csv").unlink()
     write(tmp_path / "data/a.quarantine.jsonl", b"")
     write(tmp_path / "data/README.md", b"Text.")
@@ -304,5 +309,7 @@ def test_a_folder_with_files_of_two_types_is_not_read_in_part(tmp_path: Path) ->
 def test_a_column_of_texts_is_a_source() -> None:
     pandas = pytest.importorskip("pandas")
     texts = ["one", "two", "three"]
-    for column in (pandas.Series(texts, index=[2, 0, 1]), np.array(texts)):
+    table = pyarrow.table({"text": texts})
+    dataset = datasets.Dataset.from_dict({"text": texts})
+    for column in (pandas.Series(texts, index=[2, 0, 1]), np.array(texts), table["text"], dataset["text"]):
         assert source_in_memory(column, "rows").identity == source_in_memory(texts, "rows").identity

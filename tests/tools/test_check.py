@@ -323,6 +323,12 @@ def test_the_printed_flags_read_the_same_rows(tmp_path: Path, capsys: pytest.Cap
     assert report.rows_used == 6
 
 
+def test_files_that_commands_write_beside_their_output_are_no_evaluation_sets(tmp_path: Path) -> None:
+    for name in ("test", "test.quarantine", "test.dropped"):
+        write(tmp_path / f"{name}.jsonl", {"text1": "A man eats.", "text2": "He eats.", "score": 1})
+    assert [tested.name for tested in read_evaluation_sets([tmp_path])[0]] == ["test.jsonl"]
+
+
 def test_pair_of_an_evaluation_set_is_trouble_and_a_sentence_a_note(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     header = "sentence1\tsentence2\tscore"

@@ -472,9 +472,17 @@ def test_a_llama_cpp_server_writes_questions(settings: QuestionSettings, monkeyp
 
 def test_answers_in_chinese_and_japanese_have_no_markers_and_introductions() -> None:
     """Also with full-width signs, and a mark of right-to-left texts before the number."""
-    answer = "以下是根据该文档提出的两个问题：\n1、防火墙如何设置？\n（2）密码如何重置？\n质问：无\n③ 为何失败？\n\u200f4. متى؟"
+    lines = (
+        "1、防火墙如何设置？",
+        "（2）密码如何重置？",
+        "质问：无",
+        "③ 为何失败？",
+        "二、①和②的区别是什么？",
+        "\u200f4. متى؟",
+    )
+    answer = "\n".join(["以下是根据该文档提出的两个问题：", *lines])
     questions = [line.text for line in read_answer(answer) if line.dropped is None]
-    assert questions == ["防火墙如何设置？", "密码如何重置？", "为何失败？", "متى؟"]
+    assert questions == ["防火墙如何设置？", "密码如何重置？", "为何失败？", "①和②的区别是什么？", "متى؟"]
 
 
 def test_a_character_of_a_script_without_spaces_is_half_a_word() -> None:

@@ -119,6 +119,14 @@ def test_a_stopped_run_resumes_bit_for_bit(
     assert (mine.run_path / "result.json").exists()
 
 
+def test_a_run_that_starts_over_has_no_checkpoint_of_the_run_before(
+    mine: TrainSettings, undisturbed: dict[str, Any]
+) -> None:
+    interrupt(mine, 3)
+    check_alike(outcome_of(replace(mine, resume="never")), undisturbed)
+    assert not checkpoint_names(mine.run_path / "checkpoints")
+
+
 def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(
     mine: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,7 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "text": ("text", "sentence"),
     "text1": (*_FIRST, *_ANCHOR),
     "text2": (*_SECOND, *_POSITIVE),
-    "score": ("score", "label", "similarity_score", "relatedness_score", "is_duplicate", "Quality"),
+    "score": ("score", "label", "labels", "similarity_score", "relatedness_score", "is_duplicate", "Quality"),
     "anchor": _ANCHOR,
     "positive": _POSITIVE,
     "negative": ("negative", "hard_neg"),

@@ -266,6 +266,11 @@ def _check_settings(settings: DataSource, format: str, columns: dict[str, str], 
                 f"score, as in `{settings.FLAGS}columns {name} COLUMN`, or set an NLI format. If the numbers are the score, "
                 f"1 must mean similar; for 0, add `{settings.FLAGS}score-range 1 0`"
             )
+    if columns.get("score") == "label" and "score" not in settings.columns and "label_text" in source.columns:
+        raise DataError(
+            "column 'label' would be read as a score, but 'label_text' has the names of its labels. If 1 means similar, add "
+            f"`{settings.FLAGS}columns score label`; if 0 does, also `{settings.FLAGS}score-range 1 0`"
+        )
     for column in settings.where:
         if column not in source.columns:
             raise DataError(f"{settings.FLAGS}where {column}: {unknown_name('column', column, source.columns)}")

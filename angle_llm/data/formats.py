@@ -221,7 +221,7 @@ def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float
             else "[0, 1]; set --score-range (train: --data.score-range), such as 0 5"
         )
         raise RowError(f"{field} is {score}, outside {scale}{'' if score_range else hint}")
-    return score if score_range is None else (score - low) / (high - low)
+    return score if score_range is None else (score - low) / (high - low) + 0.0  # not -0
 
 
 _NLI_LABELS = ("entailment", "neutral", "contradiction")
@@ -293,6 +293,8 @@ def _labelled_text(row: Values, _: ScoreRange | None) -> LabelledText | Dropped:
     label = _whole(_value(row, "label"))
     if _is_blank(label):
         return Dropped("no gold label")
+    if isinstance(label, ListCell):
+        raise RowError(list_problem("label", label))
     if not isinstance(label, str | Integral):  # also the integers of numpy
         raise RowError(f"label is {_short(label)} ({type(label).__name__}), expected a text, an integer or a boolean")
     return LabelledText(read_text(row, "text"), str(label).strip())

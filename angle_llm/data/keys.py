@@ -22,7 +22,10 @@ class _Separators(dict[int, int | None]):
         return self[code]
 
 
-SCRIPTS_WITHOUT_SPACES = "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff\\u3005-\\u3007\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\U00020000-\\U0003ffff"
+SCRIPTS_WITHOUT_SPACES = (
+    "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff\\u3005-\\u3007\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff"
+    "\\U00020000-\\U0003ffff"
+)
 """Characters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, as a range of a regular expression."""
 _WITHOUT_SPACES = re.compile(f"[{SCRIPTS_WITHOUT_SPACES}]")
 _SPACE = re.compile(f" (?=[{SCRIPTS_WITHOUT_SPACES}])|(?<=[{SCRIPTS_WITHOUT_SPACES}]) ")

@@ -294,6 +294,10 @@ class _Resolver(NamedTuple):
         """
         if not Path(path).is_dir():
             return Source(path, "dataset", (DatasetReader(path, configuration, split),))
+        if "[" in split:
+            raise DataError(
+                f"{path}@{split}: a part of a split of a local folder is not read; set --data.limit instead"
+            )
         import datasets
         from datasets.data_files import DataFilesDict, get_data_patterns
         from huggingface_hub import DatasetCard
@@ -302,13 +306,14 @@ class _Resolver(NamedTuple):
         unread: list[str] = []
         with suppress(Exception):  # many types; `DatasetReader` reports the same error
             base = str(Path(path).resolve())
-            builder = datasets.load_dataset_builder(base)
+            builder = datasets.load_dataset_builder(base, configuration)
             config = builder.config
             defaults = vars(type(config)())
             if all(value == defaults[name] for name, value in vars(config).items() if name not in _FILE_OPTIONS):
                 paths = [file for file in dict.fromkeys(config.data_files[split]) if not file.endswith(BESIDE)]
                 card = Path(base, "README.md")
-                if not (card.is_file() and DatasetCard.load(card).data.to_dict().get("configs")):  # it names no files
+                has_configurations = card.is_file() and DatasetCard.load(card).data.to_dict().get("configs")
+                if configuration is None and not has_configurations:  # the card names no files
                     named = DataFilesDict.from_patterns(get_data_patterns(base), base_path=base).get(split, ())
                     not_rows = (*BESIDE, ".json", ".json.gz", *((".txt", ".txt.gz") if self.tables else ()))
                     unread = [file for file in named if is_data_name(file) and file not in paths]
@@ -322,7 +327,7 @@ class _Resolver(NamedTuple):
         readers = [self._reader(Path(file)) for file in paths if is_data_name(file)]
         if paths and len(readers) == len(paths):
             return Source(path, "folder", tuple(readers), Path(path))
-        return Source(path, "dataset", (DatasetReader(path, None, split),))
+        return Source(path, "dataset", (DatasetReader(path, configuration, split),))
 
     def _saved(self, folder: Path, split: str | None) -> Source | None:
         """Return the source of a folder of `save_to_disk`: one split, or all if `split` is None; None for other folders."""

@@ -109,7 +109,7 @@ def test_hub_dataset_is_loaded_with_its_configuration_and_label_names(
     text, label = datasets.Value("string"), datasets.ClassLabel(names=["contradiction", "entailment", "neutral"])
     features = datasets.Features(premise=text, hypothesis=text, label=label)
     rows = {"premise": ["p", "p", "p"], "hypothesis": ["e", "c", "n"], "label": [1, 0, 2]}
-    builder = Mock(cache_dir=str(tmp_path))
+    builder = Mock(cache_dir=str(tmp_path), info=Mock(splits={"dev": None}))
     builder.as_dataset.side_effect = lambda _: datasets.Dataset.from_dict(rows, features=features)
     load_builder = Mock(return_value=builder)
     monkeypatch.setattr(datasets, "load_dataset_builder", load_builder)
@@ -284,3 +284,25 @@ def test_real_files_give_the_known_counts(data_dir: Path) -> None:
     dev = load(data_dir / "stsb" / "dev.tsv", score_range=(0, 5))
     assert len(dev.examples) == 1500
     assert dev.examples[1] == ScoredPair("A young child is riding a horse.", "A child is riding a horse.", 0.95)
+
+
+def test_a_label_with_a_name_beside_it_is_no_score_unless_it_is_named(tmp_path: Path) -> None:
+    """As in SetFit/rte, where 0 is entailment."""
+    row = {"text1": "Who?", "text2": "He did.", "label": 0, "label_text": "entailment"}
+    path = write(tmp_path / "x.jsonl", row)
+    with pytest.raises(DataError, match="'label_text' has the names of its labels"):
+        load(path)
+    data = load(path, columns={"score": "label"}, score_range=(1, 0))
+    assert data.examples == [ScoredPair("Who?", "He did.", 1.0)]
+
+
+def test_labels_beside_two_sentences_are_scores(tmp_path: Path) -> None:
+    data = load(write(tmp_path / "x.jsonl", {"sentence1": "a", "sentence2": "b", "labels": 0}))
+    assert data.examples == [ScoredPair("a", "b", 0.0)]
+
+
+def test_a_list_of_labels_in_a_table_is_a_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("text,label\nA text,\"['joy', 'love']\"\n", encoding="utf-8")
+    _, rejected = outcomes(path)
+    assert len(rejected) == 1

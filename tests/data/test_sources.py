@@ -198,7 +198,7 @@ def test_bad_row_has_file_line_and_reason_and_no_other_row_is_lost(tmp_path: Pat
         ("x.json.gz", b"[]", "x.json.gz:1"),
         ("x.csv", b'text1,text2\na,b\n"a,b\nc,d\n', "x.csv:3"),
         ("x.csv", b'text1,text2\n"a"b,b\nc,d\n', "x.csv:2"),
-        ("x.csv", b"text1,text1\na,b\n", r"x.csv:1: .*different column names"),
+        ("x.csv", b"text1,text1\na,b\n", r"x.csv:1: .*different column names; more than once: text1"),
         ("x.tsv", b"text1\tt\xe9xt2\na\tb\n", "x.tsv:1"),
         ("x.tsv", b"", "x.tsv:1"),
         ("x.jsonl", b"\n", "x.jsonl"),
@@ -313,3 +313,19 @@ def test_a_column_of_texts_is_a_source() -> None:
     dataset = datasets.Dataset.from_dict({"text": texts})
     for column in (pandas.Series(texts, index=[2, 0, 1]), np.array(texts), table["text"], dataset["text"]):
         assert source_in_memory(column, "rows").identity == source_in_memory(texts, "rows").identity
+
+
+def test_a_configuration_of_a_local_copy_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hf download ORG/NAME --local-dir ORG/NAME` makes such a folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("easy", "hard"):
+        write(Path(f"org/set/{name}/train.jsonl"), jsonl({"text1": name, "text2": "b", "score": 1}))
+    parts = [f"- config_name: {name}\n  data_dir: {name}\n  default: {name == 'easy'}\n" for name in ("easy", "hard")]
+    write(Path("org/set/README.md"), ("---\nconfigs:\n" + "".join(parts) + "---\n").encode())
+    for text, name in (("org/set", "easy"), ("org/set:hard", "hard")):
+        (row,) = resolve_source(text, tables=True, datasets=True).good_rows()
+        assert row.values["text1"] == name
+    with pytest.raises(DataError, match="nonsense"):
+        list(resolve_source("org/set:nonsense", tables=True, datasets=True).good_rows())
+    with pytest.raises(DataError, match=r"--data\.limit"):
+        resolve_source("org/set@train[:10]", tables=True, datasets=True)

@@ -1,5 +1,6 @@
 """The backbone: locating, loading, kind, fingerprint, and weights tensor by tensor."""
 
+import json
 import logging
 from functools import partial
 from pathlib import Path
@@ -354,3 +355,17 @@ def test_weights_load_to_a_gpu_one_by_one(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(ArtifactError):
             load_backbone(place, device=device, bits=bits)
     assert requested == [torch.device("cuda:1"), None, None, None]
+
+
+def test_a_model_with_code_of_its_own_is_a_warning_or_refused(tmp_path: Path) -> None:
+    """Its code, which is never executed, can make a decoder bidirectional or have further layers."""
+    base = save_tiny_base("qwen2", tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling.Model"}}))
+    with pytest.warns(UserWarning, match=r"Python code of its own \(modeling.Model\).*--attention bidirectional"):
+        load_backbone(locate(str(base)))
+    weights = load_file(base / "model.safetensors")
+    del weights["norm.weight"]
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ArtifactError, match=r"needs Python code of its repository \(modeling.Model\)"):
+        load_backbone(locate(str(base)))

@@ -147,10 +147,15 @@ def test_the_end_token_is_appended_once_and_kept(kind: str) -> None:
         ("LlamaTokenizer", {"add_bos_token": True, "add_eos_token": False}, None),
         ("LlamaTokenizer", {}, None),
         ("PreTrainedTokenizerFast", {"add_eos_token": True}, None),  # ignored in transformers 4, too
+        (
+            "PreTrainedTokenizerFast",
+            {"add_eos_token": True, "auto_map": {"AutoTokenizer": ["t.T", None]}},
+            "`add_eos_token`: True",
+        ),
     ],
 )
 def test_keys_that_transformers_5_ignores_are_a_warning(
-    kind: str, keys: dict[str, bool], ignored: str | None, tmp_path: Path
+    kind: str, keys: dict[str, Any], ignored: str | None, tmp_path: Path
 ) -> None:
     """sentence-transformers 6 ignores them, too, so the ids do not change; compared with transformers 4.57.6."""
     path = save_tiny_base("llama", tmp_path / "base") / "tokenizer_config.json"

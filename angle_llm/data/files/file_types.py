@@ -323,8 +323,13 @@ class TsvFile(FileReader):
             columns = self._fields(cells)
         except RowError as error:
             raise DataError(f"{self.name}:{number}: {error}") from None
-        if not columns or len(set(columns)) < len(columns):
-            raise DataError(f"{self.name}:{number}: expected a header line with different column names, got {columns}")
+        if repeated := sorted({name or "''" for name in columns if columns.count(name) > 1}):
+            raise DataError(
+                f"{self.name}:{number}: expected a header line with different column names; more than once: "
+                f"{', '.join(repeated)}. Rename or delete these columns"
+            )
+        if not columns:
+            raise DataError(f"{self.name}:{number}: expected a header line, got none")
         return columns
 
     def _records(self) -> Iterator[tuple[int, Any]]:

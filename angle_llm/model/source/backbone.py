@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from angle_llm.model.source.checks import (
     as_artifact_error,
     check_model_files,
     check_states,
+    is_saved_encoder,
 )
 from angle_llm.model.source.composite import COMPOSITE, TEXT_PREFIX, Composite, text_part
 from angle_llm.settings.parsing import MissingLibraryError, unknown_name
@@ -147,6 +149,7 @@ def open_pretrained(
         check_model_files(Path(location.name))
     with as_artifact_error(location.name), _without_load_report(), header_read_once(location):
         config, composite = _read_config(location, revision)
+        check_decoder_or_encoder(config, location.name)
         if composite is not None:
             arguments["key_mapping"] = {TEXT_PREFIX: ""}
         if composite is not None or location.bidirectional or location.gguf_file:
@@ -155,6 +158,19 @@ def open_pretrained(
             location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
         )
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    code = (getattr(model.config, "auto_map", None) or {}).get("AutoModel")
+    if code and not is_saved_encoder(Path(location.name)):
+        if missing:
+            raise ArtifactError(
+                f"{location.name} needs Python code of its repository ({code}), which is never executed."
+            )
+        warnings.warn(
+            f"{location.name} has Python code of its own ({code}), which is never executed: {type(model).__name__} of "
+            "transformers can give other vectors. If the code makes it bidirectional, as of GTE-Qwen2-7B, set --attention "
+            "bidirectional.",
+            UserWarning,
+            stacklevel=3,
+        )
     if missing:
         raise ArtifactError(
             f"{location.name} lacks {len(missing)} tensors of the model, {missing[0]} first. The files are damaged or belong "

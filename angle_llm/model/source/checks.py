@@ -128,15 +128,16 @@ def as_artifact_error(place: object) -> Iterator[None]:
 
 def artifact_error(place: object, error: Exception) -> ArtifactError:
     """Return an `ArtifactError` with the reason and an advice for an error of a library; `place` names the folder or file."""
-    reason = f"{type(error).__name__}: {' '.join(str(error).split()):.400}"
+    text = " ".join(str(error).split())
+    reason = f"{type(error).__name__}: {text:.400}"
     advice = "If a file is damaged, fetch or save it again."
-    if "trust_remote_code" in reason:
+    if "trust_remote_code" in text:
         reason = "it needs Python code of its repository, which is never executed"
         advice = "Use a model that transformers contains."
-    elif "use_safetensors" in reason:
+    elif "use_safetensors" in text:
         reason = "it has no safetensors weights"
         advice = "Load it where you trust it, and save it with save_pretrained; of a GGUF repository, download and name the file."
-    elif "No space left" in reason:
+    elif "No space left" in text:
         advice = "Free disk space, or set HF_HOME to a folder on a larger disk."
     return ArtifactError(f"{place} cannot be opened: {reason}. {advice}")
 

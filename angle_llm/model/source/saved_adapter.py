@@ -152,6 +152,11 @@ def read_adapter(folder: Path) -> LoraAdapter:
 
     # Files.
     for name in (CONFIG_NAME, WEIGHTS_NAME):
+        if (folder / "adapter_model.bin").is_file() and not (folder / name).is_file():
+            raise ArtifactError(
+                f"{folder} has no {name}, but adapter_model.bin, a pickle of older versions of peft, which is never opened. Load "
+                "it where you trust it, and save it with save_pretrained of peft."
+            )
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}, so it contains no adapter.")
     file = folder / WEIGHTS_NAME

@@ -163,6 +163,13 @@ class SentenceTransformersFolder:
             refuse_setting(self.folder, "do_lower_case", True, "Save it with a tokenizer that lower-cases, as BERT's.")
         length = self.max_length or tokenizer.model_max_length
         length = int(min(length, positions or _NO_LIMIT, _NO_LIMIT))
+        if length < (self.max_length or 0):
+            warnings.warn(
+                f"{self.folder}: max_seq_length is {self.max_length}, but the model has {positions} positions in its config, so "
+                "longer texts are cut there.",
+                UserWarning,
+                stacklevel=3,
+            )
         if tokenizer.truncation_side != "right":
             refuse_setting(self.folder / "tokenizer_config.json", "truncation_side", tokenizer.truncation_side)
         if not self.prompt_is_own:

@@ -321,8 +321,9 @@ def warn_of_other_tokens(tokenizers: SideTokenizers, config: Mapping[str, Any]) 
 
     transformers 4 follows `add_bos_token` and `add_eos_token` for some classes; version 5 follows `tokenizer.json`.
     """
-    affected = re.fullmatch(r"((Code)?Llama|Gemma|Cohere|GPTNeoX)Tokenizer(Fast)?", str(config.get("tokenizer_class")))
-    for sentence_tokenizer in tokenizers.distinct if affected else ():
+    follows = re.fullmatch(r"((Code)?Llama|Gemma|Cohere|GPTNeoX)Tokenizer(Fast)?", str(config.get("tokenizer_class")))
+    has_code = "auto_map" in config  # as of GTE-Qwen2; it is never executed
+    for sentence_tokenizer in tokenizers.distinct if follows or has_code else ():
         if sentence_tokenizer.prompt.tokenization == "chat":  # the keys do not apply
             continue
         before, after = sentence_tokenizer.special_tokens

@@ -30,6 +30,8 @@ _TROUBLE = ("contradiction", "unlike itself", "contamination")
 """Kinds of findings (problems in a data file) about rows that must be resolved before training."""
 _CLASS = "\0"
 """Second text of the pair that stands for a labelled text; its score is a hash of the label."""
+_CHARACTERS = 1_000_000_000
+"""Number of characters of training texts that are compared with held-out tasks, about a minute."""
 _COMPARED = 1_000_000
 """Maximum number of training examples that are compared with the evaluation sets of a training run."""
 _EVALUATION_WORDS = {"test", "dev", "valid", "validation", "val", "trial", "eval", "held", "heldout"}
@@ -186,7 +188,8 @@ class EvaluationSet:
 def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> list[dict[str, tuple[int, int]]]:
     """Count the pairs, queries and texts of each evaluation set that also occur in training examples.
 
-    Single texts count only with 4 words or more. At most `_COMPARED` examples are compared, evenly spaced.
+    Single texts count only with 4 words or more. At most `_COMPARED` examples and about `_CHARACTERS` characters are
+    compared, evenly spaced.
 
     Returns:
         For each evaluation set, unit → (number that also occurs in the examples, number in the evaluation set). Units
@@ -197,7 +200,9 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
         for tested in sets
     ]
     shared_of_set: list[dict[str, set[int]]] = [{unit: set() for unit in keys} for keys in keys_of_set]
-    for at in range(0, len(examples), len(examples) // _COMPARED + 1):
+    lengths = [sum(map(len, texts_of(examples[at]))) for at in range(0, len(examples), len(examples) // 100 + 1)]
+    characters = len(examples) * sum(lengths) // max(1, len(lengths))
+    for at in range(0, len(examples), max(len(examples) // _COMPARED, characters // _CHARACTERS) + 1):
         normalized_of = {text: normalized(text) for text in texts_of(examples[at])}
         pairs = pairs_of(examples[at])
         example_keys = {

@@ -248,10 +248,13 @@ def class_metrics(queries_QD: Rows, candidates_CD: Rows, task: RetrievalTask) ->
     np.add.at(sum_KD, class_C, unit_CD)
     empty_K, mean_KD = ~sum_KD.any(axis=1), unit_rows(sum_KD)
     metrics: dict[str, list[float]] = {"accuracy": [], f"{_NEIGHBOURS}NN": [], "MAP": []}
-    for query, row_D in enumerate(unit_rows(queries_QD)):
+    unit_QD = unit_rows(queries_QD)
+    step = max(1, _SIMILARITIES // max(1, len(unit_CD)))
+    similar_of_query = (row_C for at in range(0, len(unit_QD), step) for row_C in unit_QD[at : at + step] @ unit_CD.T)
+    for query, (row_D, similar_C) in enumerate(zip(unit_QD, similar_of_query, strict=True)):
         # Similarities to the candidates and to the class means, without the query itself.
         itself, correct = task.itself[query], class_Q[query]
-        similar_C, mean_K = unit_CD @ row_D, np.where(empty_K, -np.inf, mean_KD @ row_D)
+        mean_K = np.where(empty_K, -np.inf, mean_KD @ row_D)
         if itself is not None:
             similar_C[itself] = -np.inf
             others_1D = (sum_KD[class_C[itself]] - unit_CD[itself])[None]

@@ -53,6 +53,8 @@ TEXTS_AT_ONCE = 16_384
 can change the last digits of the vectors."""
 _CHECKED_AT_ONCE = 1024
 """Number of texts that are tokenized together before they are embedded."""
+_CHECKED_CHARACTERS = 200
+"""Number of characters that are tokenized of each; if they have no token, the whole text is."""
 _VERSION = 2
 """Version of stored vectors; 2: all vectors are finite and not 0."""
 FOLDER = "vectors"
@@ -335,9 +337,8 @@ def _check_tokens(encoder: SentenceEncoder, texts: Iterable[SidedText]) -> None:
         try:
             for side in {text.side for text in block}:
                 plain, _ = split_instructions(text.text for text in block if text.side == side)
-                encoder_of_side[side].tokenize(plain)
+                encoder_of_side[side].tokenize([text[:_CHECKED_CHARACTERS] for text in plain])
         except ValueError:  # rare, so the texts are checked one by one only now
             for text in block:
                 if reason := untokenizable(encoder_of_side[text.side], split_instructions([text.text])[0][0]):
                     raise DataError(f"text {text.shown()}: {reason}. Fix it, or remove its row") from None
-            raise

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,8 +37,10 @@ SCORES_AT_ONCE = 10_000_000
 """Maximum number of values in an array of cosines or vectors. About six such arrays exist at the same time."""
 QUERIES_AT_ONCE = 1024
 """Maximum number of queries whose negatives are mined at a time; after a kill, at most this many are mined again."""
+_SEARCHED_AT_ONCE = 8192
+"""Maximum number of queries for which the candidates are read once."""
 _RERANKED_AT_ONCE = 64
-"""This number, if a reranker scores pairs."""
+"""Maximum number of queries that are mined at a time if a reranker scores pairs."""
 _SEED = 42
 """Seed for the random choice of negatives."""
 _DIGITS = 6
@@ -195,6 +197,8 @@ class Miner:
     vectors: TextVectors
     judge: PairScorer | None = None
     """Scores by the second encoder or reranker (`--judge`). None: no judge."""
+    _found: dict[int, tuple[Array, Array]] = field(default_factory=dict, repr=False, compare=False)
+    """Number of a group of blocks → the nearest candidates of its queries; only the last group."""
 
     @property
     def queries_at_once(self) -> int:
@@ -204,16 +208,32 @@ class Miner:
         at_once = QUERIES_AT_ONCE if self.judge is None else self.judge.queries_at_once
         return max(1, min(at_once, SCORES_AT_ONCE // cosines_of_query))
 
+    def _nearest(self, number: int) -> tuple[Array, Array]:
+        """Return positions and cosines (Q, R) of the nearest candidates for block `number` of the queries.
+
+        The candidates are read once for several blocks, whose results are kept.
+        """
+        candidates_C, size = self.material.candidates_C, self.queries_at_once
+        _, last = ranks_of(self.rules, len(candidates_C))
+        together = max(1, min(_SEARCHED_AT_ONCE, SCORES_AT_ONCE // last) // size)
+        group, block = divmod(number, together)
+        if group not in self._found:
+            self._found.clear()
+            queries = self.material.queries[group * together * size : (group + 1) * together * size]
+            blocks = grid_blocks(self.vectors.vectors_KD, self.vectors.document_row_T[candidates_C])
+            queries_QD = on_grid(self.vectors.queries([query.text for query in queries]))
+            self._found[group] = nearest(queries_QD, blocks, last)
+        position_QR, cosine_QR = self._found[group]
+        return position_QR[block * size : (block + 1) * size], cosine_QR[block * size : (block + 1) * size]
+
     def part(self, number: int) -> MinedPart:
         """Mine hard negatives for block `number` of the queries, and return groups and counts."""
         rules, material = self.rules, self.material
         queries = material.queries[number * self.queries_at_once : (number + 1) * self.queries_at_once]
         # The nearest candidates.
         candidates_C = material.candidates_C
-        first, last = ranks_of(rules, len(candidates_C))
-        blocks = grid_blocks(self.vectors.vectors_KD, self.vectors.document_row_T[candidates_C])
-        queries_QD = on_grid(self.vectors.queries([query.text for query in queries]))
-        position_QR, cosine_QR = nearest(queries_QD, blocks, last)
+        first, _ = ranks_of(rules, len(candidates_C))
+        position_QR, cosine_QR = self._nearest(number)
         # Negatives among them that are not refused.
         mined = MinedPart([], dict.fromkeys(("mined", "short", "without", *REASONS), 0))
         cosines_QO = input_scores(queries, cosines_by(self.vectors))

@@ -53,7 +53,7 @@ def cosines(left_ND: Array, right_ND: Array) -> Array:
 
 def cosine_matrix(queries_QD: Array, candidates_CD: Array) -> Array:
     """Return the cosines (Q, C) of all queries with all candidates, which `on_grid` has normalized."""
-    cosine_QC: Array = queries_QD @ candidates_CD.T / STEPS**2
+    cosine_QC: Array = (queries_QD / STEPS**2) @ candidates_CD.T  # a power of two, so the products stay exact
     return cosine_QC
 
 
@@ -212,13 +212,13 @@ def search_main(settings: SearchSettings) -> None:
 
 
 def search_folder(
-    folder: Path, index: VectorIndex, queries_QD: Array, top: int, pieces: Iterable[Piece] | None = None
+    folder: Path, index: VectorIndex, queries_QD: Array, top: int, pieces: Sequence[Piece] | None = None
 ) -> list[list[Hit]]:
     """Search a folder written by `angle-llm embed`: return the `top` rows with the largest cosines for each query.
 
     Rows are sorted best first; ties in row order. `queries_QD` are vectors of the encoder; they are cut to the stored
-    dimensions. Vectors stored as int8 are compared as stored, binary vectors by their signs. `pieces` is the result of
-    `pieces_on_grid`, to search in memory; without it, one shard is in memory at a time.
+    dimensions. Vectors stored as int8 are compared as stored, binary vectors by their signs. `pieces` has the result of
+    `pieces_on_grid`, to search in memory; without it, one shard is in memory at a time, and shards with hits are read twice.
 
     Raises:
         FolderError: if the folder is damaged, or a query vector is not finite.
@@ -228,16 +228,23 @@ def search_folder(
         raise FolderError(
             "the vector of a query is not finite. Load the model in bfloat16 or float32, or check its weights."
         )
-    hits_of_query: list[list[Hit]] = [[] for _ in queries_QK]
-    for piece in pieces_on_grid(folder, index) if pieces is None else pieces:
-        position_QR, cosine_QR = nearest(queries_QK, [piece.vectors], top)
-        for hits, positions, cosines_R in zip(hits_of_query, position_QR.tolist(), cosine_QR.tolist(), strict=True):
-            for position, cosine in zip(positions, cosines_R, strict=True):
-                id, text = (column[position] if column else None for column in (piece.id, piece.text))
-                hits.append(Hit(cosine, int(piece.row[position]), id, text))
-            hits.sort(key=lambda hit: -hit.cosine)  # stable: ties stay in row order
-            del hits[top:]
-    return hits_of_query
+    searched = pieces_on_grid(folder, index) if pieces is None else pieces
+    position_QR, cosine_QR = nearest(queries_QK, (piece.vectors for piece in searched), top)
+    # Row number, id and text of the hits, of each shard with hits.
+    positions = np.unique(position_QR)
+    firsts = np.cumsum([0, *(shard.values.rows for shard in index.parts)])
+    used = np.unique(np.searchsorted(firsts, positions, side="right") - 1).tolist()
+    with_hits = read_vectors(folder, index, [index.parts[number] for number in used])
+    facts_of: dict[int, tuple[int, str | None, str | None]] = {}
+    for number, piece in zip(used, with_hits if pieces is None else (pieces[number] for number in used), strict=True):
+        for position in positions[(positions >= firsts[number]) & (positions < firsts[number + 1])].tolist():
+            at = position - int(firsts[number])
+            id, text = (column[at] if column else None for column in (piece.id, piece.text))
+            facts_of[position] = (int(piece.row[at]), id, text)
+    return [
+        [Hit(cosine, *facts_of[position]) for position, cosine in zip(positions_R, cosines_R, strict=True)]
+        for positions_R, cosines_R in zip(position_QR.tolist(), cosine_QR.tolist(), strict=True)
+    ]
 
 
 def pieces_on_grid(folder: Path, index: VectorIndex) -> Iterator[Piece]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from angle_llm.data.formats import DataError, pairs_of, texts_of
-from angle_llm.data.keys import normalized
+from angle_llm.data.keys import key, normalized
 from angle_llm.data.positives import components
 from angle_llm.io import log, write_folder
 from angle_llm.settings.commands import CORPUS, REST, SplitSettings
@@ -59,10 +59,11 @@ def split_main(settings: SplitSettings) -> None:
         )
 
     def fill(folder: Path) -> None:
-        content = {name: "".join(lines[row] for row in sorted(rows)) for name, rows in rows_of_part.items()}
-        content[CORPUS] = "".join(json_row({"text": text}) for text in corpus)
-        for name, text in content.items():
-            (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        content = {name: (lines[row] for row in sorted(rows)) for name, rows in rows_of_part.items()}
+        content[CORPUS] = (json_row({"text": text}) for text in corpus)
+        for name, part in content.items():
+            with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+                file.writelines(part)
 
     # Write the parts, and print their sizes.
     write_folder(settings.out, fill)
@@ -97,9 +98,9 @@ def _linked(texts: Sequence[Sequence[str]]) -> list[list[int]]:
 
     Texts that differ only in case, spacing and punctuation count as equal.
     """
-    number_of: dict[str, int] = {}
+    number_of: dict[int, int] = {}
     links = [
-        (row, len(texts) + number_of.setdefault(normalized(text), len(number_of)))
+        (row, len(texts) + number_of.setdefault(key(normalized(text)), len(number_of)))
         for row, texts_of_row in enumerate(texts)
         for text in texts_of_row
     ]

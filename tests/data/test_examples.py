@@ -109,7 +109,7 @@ def test_hub_dataset_is_loaded_with_its_configuration_and_label_names(
     text, label = datasets.Value("string"), datasets.ClassLabel(names=["contradiction", "entailment", "neutral"])
     features = datasets.Features(premise=text, hypothesis=text, label=label)
     rows = {"premise": ["p", "p", "p"], "hypothesis": ["e", "c", "n"], "label": [1, 0, 2]}
-    builder = Mock(cache_dir=str(tmp_path), info=Mock(splits={"dev": None}))
+    builder = Mock(cache_dir=str(tmp_path), info=Mock(splits=dict.fromkeys(("train", "dev"))))
     builder.as_dataset.side_effect = lambda _: datasets.Dataset.from_dict(rows, features=features)
     load_builder = Mock(return_value=builder)
     monkeypatch.setattr(datasets, "load_dataset_builder", load_builder)

@@ -9,6 +9,7 @@ import importlib.util
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +364,25 @@ def test_ids_do_not_depend_on_the_texts_of_one_call(
     assert plain_ids(TOKENIZERS["llama2"](), texts) == whole
     assert plain_ids(TOKENIZERS["llama2"](), texts, most=2) == [ids[:2] for ids in whole]
     assert len(whole) == 5
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_start_of_a_long_text_has_the_ids_of_the_whole_text(kind: str) -> None:
+    """Also if the start has too few tokens, or no space."""
+    tokenizer = TOKENIZERS[kind]()
+    unit = (
+        "".join(f"{text} " for text in sentences())
+        + "  tabs\tand\n\nlines é e\u0301 <s> </s> [SEP] 日本語のテキスト。 👩‍👩‍👧 "
+    )
+    texts = [
+        unit * 60,
+        unit[7:] * 60,
+        "a" * 40_000,
+        "ab " * 20_000,
+        " " * 9_000 + "end",
+        "日本語" * 9_000,
+        "x " * 9_000 + unit,
+    ]
+    encode = partial(tokenizer, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    for most in (1, 10, 128):
+        assert plain_ids(tokenizer, texts, most) == [encode(text)["input_ids"][:most] for text in texts]

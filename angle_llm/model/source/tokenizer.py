@@ -43,24 +43,46 @@ The limits save memory, because a call keeps offsets and strings of all its toke
 """
 
 
+_MARGIN = 64
+"""Number of tokens at the end of the start of a text that are not used, because they can depend on the rest."""
+_CHARACTERS_OF_TOKEN = 8
+"""Number of characters of a token, more than usual."""
+
+
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
     """Return the token ids of texts without special tokens, at most `most` ids per text (None: all).
 
-    Special tokens in a text, such as `</s>`, are encoded as plain characters.
+    Special tokens in a text, such as `</s>`, are encoded as plain characters. Of a long text, the start is encoded, and the
+    whole text if the start has too few tokens: a space ends a token, so tokens well before it do not depend on the rest.
     """
+
+    def encode(part: Sequence[str]) -> list[list[int]]:
+        ids_of_part: list[list[int]] = tokenizer(
+            part, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
+        )["input_ids"]
+        return ids_of_part
+
     ids: list[list[int]] = []
     part: list[str] = []
     characters = 0
-    for number, text in enumerate(texts, 1):
-        part.append(text)
-        characters += len(text)
+    starts = texts if most is None else [_start(text, most + _MARGIN) for text in texts]
+    for number, start in enumerate(starts, 1):
+        part.append(start)
+        characters += len(start)
         if number == len(texts) or len(part) == TEXTS_TOGETHER or characters >= CHARACTERS_TOGETHER:
-            ids_of_part = tokenizer(
-                part, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
-            )["input_ids"]
-            ids += (text_ids[:most] for text_ids in ids_of_part)  # cut now: a text can be much longer than `most`
+            for position, text_ids in enumerate(encode(part), number - len(part)):
+                if most is not None and len(text_ids) < most + _MARGIN and len(starts[position]) < len(texts[position]):
+                    (text_ids,) = encode([texts[position]])
+                ids.append(text_ids[:most])  # cut now: a text can be much longer than `most`
             part, characters = [], 0
     return ids
+
+
+def _start(text: str, tokens: int) -> str:
+    """Return the start of a text, up to a space, that probably has the number of tokens; the whole text if it is short."""
+    limit = _CHARACTERS_OF_TOKEN * tokens
+    end = text.rfind(" ", 0, limit) if len(text) > 2 * limit else -1
+    return text[:end] if end > limit // 2 and not text[end - 1].isspace() else text
 
 
 def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:

@@ -155,7 +155,7 @@ def test_a_dataset_larger_than_the_disk_is_refused_before_anything_is_written(
     builder = Mock(
         cache_dir=str(cache / "none"), config=Mock(data_files={"train": ["hf://datasets/org/name@1/v@2/a.parquet"]})
     )
-    builder.info = Mock(download_size=3e12, dataset_size=5e12)
+    builder.info = Mock(download_size=3e12, dataset_size=5e12, splits=None)
     monkeypatch.setattr(datasets, "load_dataset_builder", Mock(return_value=builder))
     usage.return_value.free = 7.9e12
     with pytest.raises(DataError, match=r"org/name: expected 8,000\.00 GB .* got 7,900\.00 GB"):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,6 +191,7 @@ def test_use_cpu_holds_on_a_machine_with_gpus(use_cpu: str, backend: str, monkey
 
     monkeypatch.setattr("accelerate.Accelerator", accelerator)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu)
@@ -197,6 +199,10 @@ def test_use_cpu_holds_on_a_machine_with_gpus(use_cpu: str, backend: str, monkey
     assert processes.device.type == ("cpu" if use_cpu == "True" else "cuda")
     assert requested["cpu"] is (use_cpu == "True")
     assert requested["kwargs_handlers"][0].backend == backend
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    expected = pytest.raises(SettingsError, match="starts 3 processes on a machine with 2 GPUs")
+    with expected if backend == "nccl" else nullcontext():
+        Processes.start()
 
 
 @pytest.mark.filterwarnings("ignore:Please use the new API settings to control TF32:UserWarning")  # torch 2.9

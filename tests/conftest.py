@@ -167,8 +167,7 @@ def _probe_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
             return joined(tokenizer, prompt)
         return once((tokenizer.backend_tokenizer.to_str(), prompt), lambda: joined(tokenizer, prompt))
 
-    for name in ("_probe", "_computes_last_tokens"):
-        monkeypatch.setattr(support, name, remembered(name))
+    monkeypatch.setattr(support, "_probe", remembered("_probe"))
     monkeypatch.setattr(tokenizers, "_joined", joined_once)
 
 

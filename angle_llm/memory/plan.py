@@ -116,7 +116,6 @@ def forecast(settings: PlanSettings) -> Forecast:
         causal = encoder.model.options.causal
         device = torch.device(settings.device_kind)
         layouts = probe_layouts(encoder.model.backbone, encoder.pooling, causal=causal, device=device, trains=True)
-        layouts = replace(layouts, last_only=layouts.last_only and settings.zero < 3)  # as in `load_encoder`
     if settings.activation_checkpointing == "always":
         check_checkpointing(encoder)
     dtype = stored_dtype(config, settings.loaded_model.dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -172,10 +171,6 @@ class EmbeddingModel(nn.Module):
         """Whether the embedding is the state of the last token, and the tokens of a text are not needed for it."""
         return self.options.causal and self.options.pooling == "last"
 
-    @cached_property
-    def _last_layer(self) -> nn.Module:
-        return LayerStack.of(self.backbone).layers[-1]
-
     def checkpoint_activations(self, enabled: bool) -> None:
         """Enable or disable activation checkpointing, which saves memory in training but computes layers twice.
 
@@ -228,11 +223,6 @@ class EmbeddingModel(nn.Module):
 
     def pooled(self, batch: ModelInput) -> Tensor:
         """Run the backbone on a micro-batch and return the pooled states, (R, D)."""
-        if self.pools_last and batch.sequence is not None and batch.sequence.last_only:
-            kernel = self.options.attention_kernel
-            output = sequence_output(self.backbone, batch.ids_BT, batch.sequence, kernel, last_layer=self._last_layer)
-            last_RD: Tensor = output.last_hidden_state[0]
-            return last_RD
         averages = pooling_named(self.options.pooling).averages_first_layer
         output = self.states(batch, all_layers=averages)
         states_BTD = output.last_hidden_state

@@ -125,8 +125,6 @@ def load_encoder(
     head = task_of(settings).head(encoder, source)
     encoder = encoder.changed(model=encoder.model.changed(head, autocasts=settings.autocasts))
     # Layout of texts, and the attention that computes it.
-    if processes.zero_stage == 3:  # it gathers weights for a call, and needs calls that end
-        encoder = encoder.changed(layouts=replace(encoder.layouts, last_only=False))
     layouts = encoder.layouts
     if layouts.layout == "padded":
         kernel = "attention of the library"

@@ -17,10 +17,6 @@ compiled_rotary           Rotary position embeddings on a GPU as one kernel, for
                           adapter and in `encode`. LLaMA-7B on an H200, training, packed texts: 502 to 556 pairs/s. Test:
                           `tests/model/test_layers.py`.
 swiglu                    SwiGLU and its gradients as one kernel each on a GPU (not measured), where `low_memory_layers` are.
-last_tokens               The last layer of a causal model with last-token pooling, for the last token of each text in a prefix
-                          trie only (`layout/attention`). SmolLM2: 2.6 % fewer operations. Not measured
-                          alone; with the other changes of 2026-11-28 in docs/LOG.md, 1.06x the speed of training on a
-                          CPU. Test: `tests/model/test_attention.py`.
 quantized_layers          Attributes of bitsandbytes layers (`patch_bitsandbytes`, called for every `SentenceEncoder`).
                           Without it, training after an evaluation gives wrong gradients on some CPUs. Test:
                           `tests/model/test_quantization.py`.

@@ -26,7 +26,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from angle_llm.device import is_gpu, on_device
 from angle_llm.model.layers.activation_checkpointing import attention_set, uses_other_checkpointing
-from angle_llm.model.layers.last_tokens import computing_last_tokens
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.layout.flex import block_mask, compiled_flex, flex_call, padded_length
 from angle_llm.model.layout.token_sequence import SequenceGroup, TokenSequence, gather_rows
@@ -82,19 +81,12 @@ class _SequenceContext:
     ) -> Tensor:
         """Return the attention output (1, T, H, S) for query (1, H, T, S), key and value (1, K, T, S).
 
-        T: tokens of the sequence, H: heads, K: key-value heads, S: dimensions of a head. A query (1, H, R, S) has the last
-        tokens of the R texts only; if R = T, these are all tokens. `softcap`: scores are limited to ±softcap by tanh; None:
-        no limit.
+        T: tokens of the sequence, H: heads, K: key-value heads, S: dimensions of a head. `softcap`: scores are
+        limited to ±softcap by tanh; None: no limit.
         """
         if self.kernel == "gathered" or dropout:
             return self._gathered(query, key, value, scaling, dropout, softcap)
-        if query.shape[2] == key.shape[2]:
-            return self._flex(query, key, value, scaling, softcap)
-        # As queries of the whole sequence, because for another number of queries torch would compile another kernel.
-        end_R = self.sequence.end_R
-        zeros_T = query.new_zeros(1, key.shape[2], *query.shape[1::2])
-        query = zeros_T.index_copy(1, end_R, query.transpose(1, 2)).transpose(1, 2)
-        return self._flex(query, key, value, scaling, softcap).index_select(1, end_R)
+        return self._flex(query, key, value, scaling, softcap)
 
     def _once(self, cache_key: object, make: Callable[[], Any]) -> Any:
         """Return `make()`, cached by `cache_key`, so that only the first layer of a forward pass computes it."""
@@ -104,14 +96,13 @@ class _SequenceContext:
 
     # gathered
 
-    def _groups(self, last_only: bool) -> tuple[list[tuple[SequenceGroup, bool]], Tensor]:
+    def _groups(self) -> tuple[list[tuple[SequenceGroup, bool]], Tensor]:
         """Group the texts by length: return pairs (group, whether its scores need a mask), and an index of tokens.
 
         The index (T,) is the position of each token in the concatenated queries of all groups (see `TokenSequence.groups`).
         """
-        groups, query_of_token_T = self.sequence.groups(last_only=last_only)
-        if not last_only:
-            query_of_token_T = nn.functional.pad(query_of_token_T, (0, self.tokens - len(query_of_token_T)))
+        groups, query_of_token_T = self.sequence.groups()
+        query_of_token_T = nn.functional.pad(query_of_token_T, (0, self.tokens - len(query_of_token_T)))
         masked = [self.sequence.causal or int(group.length_U.min()) < group.key_UL.shape[1] for group in groups]
         groups_on_device = [SequenceGroup(*(on_device(index, self.device) for index in group)) for group in groups]
         return list(zip(groups_on_device, masked, strict=True)), on_device(query_of_token_T, self.device)
@@ -142,8 +133,7 @@ class _SequenceContext:
         heads, kv_heads = query.shape[1], key.shape[1]
         repeats = heads // kv_heads
         query_TD, key_TD, value_TD = (states[0].transpose(0, 1).flatten(1) for states in (query, key, value))
-        last_only = query.shape[2] != key.shape[2]
-        groups, query_of_token_T = self._once(("groups", last_only), partial(self._groups, last_only))
+        groups, query_of_token_T = self._once("groups", self._groups)
         outputs = []
         for number, (group, masked) in enumerate(groups):
             texts, added = group.query_UQ.shape
@@ -160,7 +150,7 @@ class _SequenceContext:
                 for states in (key_TD, value_TD)
             )
             make = partial(self.mask, group, repeats, query.dtype)
-            mask: Tensor | None = self._once((number, repeats, query.dtype, last_only), make) if masked else None
+            mask: Tensor | None = self._once((number, repeats, query.dtype), make) if masked else None
             if softcap is None:
                 output_UKQS = nn.functional.scaled_dot_product_attention(
                     query_UKQS, key_UKLS, value_UKLS, attn_mask=mask, dropout_p=dropout, scale=scaling
@@ -243,7 +233,6 @@ def sequence_output(
     kernel: Kernel = None,
     *,
     all_states: bool = False,
-    last_layer: nn.Module | None = None,
 ) -> Any:
     """Run a backbone on texts in one sequence of T tokens, and return its output with hidden states (1, T, D).
 
@@ -254,8 +243,6 @@ def sequence_output(
         ids_1T: token ids of the sequence.
         kernel: `gathered` or `flex`; None: flex on CUDA, gathered on other devices.
         all_states: also return the states of every layer.
-        last_layer: last layer of a causal backbone, which then computes the states (1, R, D) of the last tokens of R
-            different texts only.
 
     Raises:
         RuntimeError: if the activation checkpointing of `transformers` is enabled in training. It would compute the layers
@@ -274,8 +261,7 @@ def sequence_output(
     padding = (0, context.tokens - ids_1T.shape[1])
     position_1T = sequence.depth_1T + _first_position(backbone)
     AttentionInterface.register(ATTENTION_NAME, sequence_attention)
-    last_tokens = nullcontext() if last_layer is None else computing_last_tokens(last_layer, sequence.end_R)
-    with attention_set(backbone, ATTENTION_NAME), last_tokens:
+    with attention_set(backbone, ATTENTION_NAME):
         return backbone(
             input_ids=nn.functional.pad(ids_1T, padding),
             # transformers makes no T × T mask if it gets a mask with four dimensions. The values are not used.

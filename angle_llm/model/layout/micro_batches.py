@@ -88,8 +88,6 @@ class LayoutSupport:
     """Whether the tokens of a packed text attend only to earlier tokens of the text."""
     block: int | None = field(default=None, repr=False, compare=False)
     """Number of tokens in a block of FlexAttention; None: another attention kernel. Ranks may differ."""
-    last_only: bool = field(default=False, repr=False, compare=False)
-    """Whether the last layer can compute the last tokens of texts in a prefix trie only."""
     requested: bool = False
     """Whether the settings choose the layout, which is then `padded`."""
 
@@ -294,8 +292,7 @@ def _in_one_sequence(
 
     def make() -> MicroBatch:
         ids_1T, sequence = build_sequence(texts, shared, causal=layouts.causal)
-        masked = with_mask(sequence, layouts.block)
-        return MicroBatch(rows, ids_1T, sequence=replace(masked, last_only=layouts.last_only))
+        return MicroBatch(rows, ids_1T, sequence=with_mask(sequence, layouts.block))
 
     return TextGroup(rows, tokens, tokens, make)
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from angle_llm.device import emulates_bfloat16, evaluating, is_out_of_memory, on_device, relative_difference
 from angle_llm.io import log
-from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.fused_lora import are_plain
 from angle_llm.model.layers.quantization import without_outliers
 from angle_llm.model.layout.attention import sequence_output
@@ -109,10 +108,9 @@ def probe_layouts(
             problem, block = _flex_problem(backbone, causal, shares, device, autocasts)
     with without_outliers(backbone):
         problem = problem or _probe(backbone, causal=causal, shares=shares, block=block)
-        last_only = problem is None and shares and _computes_last_tokens(backbone, block)
     if problem is not None:
         return LayoutSupport("padded", problem if shares else f"{reason}; {problem}", limit)
-    return LayoutSupport("trie" if shares else "packed", reason or "", limit, causal, block, last_only)
+    return LayoutSupport("trie" if shares else "packed", reason or "", limit, causal, block)
 
 
 def other_layers(config: Any) -> set[str]:
@@ -255,24 +253,6 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool, block: int | None
         return "a convolution or a recurrent state crosses the borders of texts" if crosses else None
     how = "as a trie" if shares else "when texts are packed"
     return f"the architecture gives other states {how} (difference {difference:.1e}, rounding {rounding:.1e})"
-
-
-def _computes_last_tokens(backbone: nn.Module, block: int | None) -> bool:
-    """Return whether the last layer of a causal backbone gives the same states if it computes last tokens only."""
-    texts = [text for text in _probe_texts(backbone) if len(text) == 5]
-    ids_1T, sequence = build_sequence(texts, shared_prefixes(texts))
-    try:
-        layer = LayerStack.of(backbone).layers[-1]
-        with evaluating(backbone) as device:
-            ids_1T, sequence = on_device(ids_1T, device), with_mask(sequence, block).to(device)
-            all_1TD = sequence_output(backbone, ids_1T, sequence).last_hidden_state
-            last_1RD = sequence_output(backbone, ids_1T, sequence, last_layer=layer).last_hidden_state
-            difference = relative_difference(last_1RD, all_1TD[:, sequence.end_R])
-    except Exception as error:  # an architecture can call its layers and its cache in any way
-        if is_out_of_memory(error):
-            raise
-        return False
-    return difference <= (0.02 if last_1RD.dtype.itemsize == 2 else 1e-4)  # rounding
 
 
 def _crosses_borders(backbone: Any, texts: list[list[int]], *, causal: bool, device: torch.device) -> bool:

@@ -105,8 +105,6 @@ class TokenSequence:
     """
     mask: MaskBlocks | None = None
     """The FlexAttention mask, if it was made with the sequence; None: the attention kernel makes what it needs."""
-    last_only: bool = False
-    """Whether the last layer computes only the last tokens of the texts, if the pooling reads no other tokens."""
 
     def to(self, device: torch.device) -> TokenSequence:
         """Return a copy with the tensors that the model uses on a device; NumPy arrays stay on the CPU."""
@@ -139,19 +137,17 @@ class TokenSequence:
             path_before = path
         return end_T
 
-    def groups(self, *, last_only: bool = False) -> tuple[tuple[SequenceGroup, ...], Tensor]:
+    def groups(self) -> tuple[tuple[SequenceGroup, ...], Tensor]:
         """Group texts of similar length, whose attention is computed as one padded batch; return the groups and an index.
 
-        The index (T,) is the position of each token in the queries of all groups, group by group. With `last_only`, the
-        queries are the last tokens of the R texts, numbered by text, and the index is (R,).
+        The index (T,) is the position of each token in the queries of all groups, group by group.
 
         In a prefix trie, the texts of a group have lengths between the same powers of two, and so do the numbers of added
         tokens. So at most four times the necessary scores are computed. Packed texts in a group have lengths in the same
         interval of `LENGTH_STEP`. A text that equals the text before it adds no token and is in no group.
         """
         paths = list(self.paths())
-        shared_R = self.lengths_R - 1 if last_only else self.shared_R
-        added_R = self.lengths_R - shared_R
+        added_R = self.lengths_R - self.shared_R
         shares = bool(self.shared_R.any())
         texts_of_size: dict[tuple[int, int], list[int]] = {}
         for number, (length, added) in enumerate(zip(self.lengths_R.tolist(), added_R.tolist(), strict=True)):
@@ -159,18 +155,18 @@ class TokenSequence:
                 powers = ((length - 1).bit_length(), (added - 1).bit_length())
                 size = powers if shares else (-(-length // LENGTH_STEP), 0)
                 texts_of_size.setdefault(size, []).append(number)
-        query_of_token_T = np.empty(len(paths) if last_only else self.starts[-1], dtype=np.int64)
+        query_of_token_T = np.empty(self.starts[-1], dtype=np.int64)
         groups = []
         queries_before = 0
         for _, numbers in sorted(texts_of_size.items()):
-            length_U, shared_U = self.lengths_R[numbers], shared_R[numbers]
+            length_U, shared_U = self.lengths_R[numbers], self.shared_R[numbers]
             max_added = int(added_R[numbers].max())
             query_UQ = np.zeros((len(numbers), max_added), dtype=np.int64)
             key_UL = np.zeros((len(numbers), -(-int(length_U.max()) // LENGTH_STEP) * LENGTH_STEP), dtype=np.int64)
             for row, number in enumerate(numbers):
                 path = paths[number]
                 key_UL[row, : len(path)] = path
-                new = np.array([number]) if last_only else path[self.shared_R[number] :]
+                new = path[self.shared_R[number] :]
                 query_UQ[row, : len(new)] = new
                 query_of_token_T[new] = queries_before + row * max_added + np.arange(len(new))
             queries_before += query_UQ.size

@@ -93,15 +93,6 @@ def train(settings: TrainSettings) -> None:
             print(_NOT_BETTER)
 
 
-def merge(settings: MergeSettings) -> None:
-    """Merge encoders, and evaluate every model and the result on the STS tasks of `--evaluate`."""
-    from angle_llm.evaluate import select_tasks, sts_score
-    from angle_llm.export.commands import merge_main
-
-    tasks = select_tasks(settings.evaluate, settings.data_dir, "auto") if settings.evaluate else []
-    merge_main(settings, {task.label: sts_score(task) for task in tasks})
-
-
 def verify(settings: VerifySettings) -> None:
     """Compare saved encoders, also by the Spearman correlation on the pairs of `--pairs`."""
     from angle_llm.evaluate import sts_score
@@ -160,7 +151,9 @@ COMMANDS = {
     ),
     "data score": Command(ScoreSettings, "tools.mine:score_main", "Score pairs by an encoder, as a teacher."),
     "merge": Command(
-        MergeSettings, "cli:merge", "Merge a LoRA adapter into its base model, or combine several encoders."
+        MergeSettings,
+        "export.commands:merge_main",
+        "Merge a LoRA adapter into its base model, or combine several encoders.",
     ),
     "verify": Command(
         VerifySettings, "cli:verify", "Compare the vectors of saved encoders: exit code 0 if equal, 1 if not."

@@ -6,7 +6,7 @@ Heavy libraries are imported inside the functions, so that the command line star
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,39 +20,22 @@ if TYPE_CHECKING:
     from angle_llm.export.verify import Score
 
 
-def merge_main(settings: MergeSettings, scores: Mapping[str, Score]) -> None:
-    """Run `angle-llm merge`: write the merged model, print the verification and a table of scores of all models.
-
-    `scores`: task name → function that returns the score of an encoder.
+def merge_main(settings: MergeSettings) -> None:
+    """Run `angle-llm merge`: write the merged model, and print the verification.
 
     The exit code is 1 if the embeddings of the merged model differ from the embeddings of the adapter.
     """
     from angle_llm.export.card import REPORT_NAME
-    from angle_llm.export.forms import open_form
     from angle_llm.export.merge import merge
-    from angle_llm.model.source.checks import MERGE_NAME, read_json
-    from angle_llm.model.source.encoder_card import EncoderCard
 
-    # Merge.
     *others, out = (settings.out, *settings.more)  # `angle-llm merge MODEL [MODEL …] OUT`
     options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype", "composite")}
     _print_verification(replace(settings, out=out), merge, others=others, **options)
     print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
     if others:
-        print("The verdict is for the first encoder alone. Measure the combination, which differs from each encoder.")
-    # Scores of all inputs and of the result.
-    if scores:
-        folder = Path(out).expanduser()
-        layers = read_json(folder / MERGE_NAME)["layers"]
-        usage = vars(EncoderCard.read(folder)) | {"layers": layers}
-        spearman = {}
-        print(f"\n| Spearman × 100 | {' | '.join(scores)} |\n|---|{'---:|' * len(scores)}")
-        for name in (settings.run, *others, out):
-            encoder = open_form(name, usage, original_base=settings.base == "original")
-            spearman[name] = {task: score(encoder) for task, score in scores.items()}
-            del encoder  # one model in memory at a time
-            print(f"| {name} | {' | '.join(f'{value:.2f}' for value in spearman[name].values())} |")
-        write_json(folder / REPORT_NAME, read_json(folder / REPORT_NAME) | {"spearman": spearman})
+        print(
+            "The verdict is for the first encoder alone. Measure the combination: eval sts --model OUT --against MODEL MODEL …"
+        )
 
 
 def export_main(settings: ExportSettings) -> None:

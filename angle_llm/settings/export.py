@@ -25,10 +25,6 @@ class MergeSettings:
     """Weight of each model in a combination, such as 0.7 0.3; they are divided by their sum. Empty: equal weights."""
     method: Literal["linear", "slerp"] = "linear"
     """linear: the weighted mean of the weights. slerp: spherical interpolation of two models, tensor by tensor."""
-    evaluate: tuple[str, ...] = ()
-    """STS tasks or files of scored pairs, as in eval sts --tasks, on which every model and the result are evaluated."""
-    data_dir: Path | None = None
-    """Directory of the STS tasks, as in eval sts."""
     base: Literal["dequantised", "original"] = "dequantised"
     """dequantised: merge into the weights of training (rounded to the dtype of training, dequantised). original: merge
     into the stored weights of the base; the result of an adapter that was trained on 4 bits then differs slightly."""

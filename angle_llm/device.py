@@ -34,13 +34,14 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def unused_gpu() -> str:
-    """Return why torch does not use the GPU of this machine, with advice; empty if there is none, or it is hidden."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or os.environ.get("ACCELERATE_USE_CPU")
+    """Return a message if the machine has a GPU that torch cannot use; empty if it has no GPU, or it is hidden."""
+    uses_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("y", "yes", "t", "true", "on", "1")
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or uses_cpu
     if is_hidden or torch.cuda.is_available() or shutil.which("nvidia-smi") is None:
         return ""
     return (
-        f"nvidia-smi is installed, but torch {torch.__version__} cannot use a GPU. Install the torch build for its driver "
-        "(pytorch.org), or set CUDA_VISIBLE_DEVICES='' to compute on the CPU."
+        f"nvidia-smi is installed, but torch {torch.__version__} finds no GPU. If this machine has one, install the torch build "
+        "for its driver (pytorch.org), or set CUDA_VISIBLE_DEVICES='' to compute on the CPU."
     )
 
 

@@ -13,6 +13,7 @@ hidden `.NAME.WRITER.tmp` at most. `resumable_folder` writes results of long wor
 from __future__ import annotations
 
 import errno
+import glob
 import gzip
 import hashlib
 import json
@@ -21,6 +22,7 @@ import os
 import platform
 import secrets
 import shutil
+import stat
 import sys
 import time
 import warnings
@@ -242,9 +244,10 @@ def filled_folder(target: Path, fill: Callable[[Path], object], writer: str | No
     `write_file`.
     """
     temporary = _hidden(target, writer)
-    for remains in target.parent.glob(f".{target.name}.*tmp") if writer is None else [temporary]:
-        if remains == temporary or time.time() - remains.stat().st_mtime > _LEFT_SECONDS:
-            shutil.rmtree(remains, ignore_errors=True)
+    for remains in target.parent.glob(f".{glob.escape(target.name)}.*tmp") if writer is None else [temporary]:
+        with suppress(FileNotFoundError):  # another process has just renamed its folder
+            if remains == temporary or time.time() - remains.stat().st_mtime > _LEFT_SECONDS:
+                shutil.rmtree(remains, ignore_errors=True)
     temporary.mkdir(parents=True)
     mode = temporary.stat().st_mode & 0o666
     try:
@@ -357,6 +360,13 @@ def is_closed(error: OSError) -> bool:
     return error.errno in (errno.EPIPE, errno.EIO)
 
 
+def _is_file(stream: Any) -> bool:
+    """Return whether a stream is a file on a disk."""
+    with suppress(OSError, AttributeError):
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    return False
+
+
 def discard_closed_pipes(*, at_exit: bool = False) -> None:
     """Flush stdout and stderr; redirect a stream to the null device if its reader is gone, or for any error `at_exit`.
 
@@ -366,7 +376,7 @@ def discard_closed_pipes(*, at_exit: bool = False) -> None:
         try:
             stream.flush()
         except OSError as error:
-            if at_exit or is_closed(error):
+            if at_exit or (is_closed(error) and not _is_file(stream)):  # EIO of a file is a failing disk
                 with suppress(OSError, AttributeError):  # a stream of a notebook has no descriptor
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         except (ValueError, AttributeError):  # closed, or None

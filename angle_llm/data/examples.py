@@ -13,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -266,10 +267,12 @@ def _check_settings(settings: DataSource, format: str, columns: dict[str, str], 
                 f"score, as in `{settings.FLAGS}columns {name} COLUMN`, or set an NLI format. If the numbers are the score, "
                 f"1 must mean similar; for 0, add `{settings.FLAGS}score-range 1 0`"
             )
-    if columns.get("score") == "label" and "score" not in settings.columns and "label_text" in source.columns:
+    column = columns.get("score")
+    if column in ("label", "labels") and "score" not in settings.columns and "label_text" in source.columns:
         raise DataError(
-            "column 'label' would be read as a score, but 'label_text' has the names of its labels. If 1 means similar, add "
-            f"`{settings.FLAGS}columns score label`; if 0 does, also `{settings.FLAGS}score-range 1 0`"
+            f"column {column!r} would be read as a score, but 'label_text' has the names of its labels. For NLI classes, set "
+            f"`{settings.FLAGS}format nli_pairs`. If it is a score and 1 means similar, set `{settings.FLAGS}columns score "
+            f"{column}`; for another scale, also `{settings.FLAGS}score-range`, such as 1 0 or 0 5"
         )
     for column in settings.where:
         if column not in source.columns:
@@ -356,7 +359,8 @@ def _stored(settings: DataSource, folder: Path | None) -> tuple[Sequence[Example
         return examples, DataReport(settings, **examples.account)
     except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow and json raise these
         log(f"warning: {folder} is damaged ({error!r}); it is written again")
-        remove_folder(folder)
+        with suppress(FileNotFoundError):  # another process has removed it
+            remove_folder(folder)
         return None
 
 

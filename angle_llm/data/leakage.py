@@ -21,6 +21,7 @@ from angle_llm.data.files.file_types import BESIDE
 from angle_llm.data.formats import DataError, Example, LabelledText, pairs_of, texts_of
 from angle_llm.data.keys import is_distinctive, key, normalized, pair_key
 from angle_llm.data.sources import BadRow, Source, find_path, is_data_name, resolve_source
+from angle_llm.io import log
 
 SHOWN_PLACES = 5
 """Maximum number of row locations that the report of a problem lists."""
@@ -202,7 +203,12 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
     shared_of_set: list[dict[str, set[int]]] = [{unit: set() for unit in keys} for keys in keys_of_set]
     lengths = [sum(map(len, texts_of(examples[at]))) for at in range(0, len(examples), len(examples) // 100 + 1)]
     characters = len(examples) * sum(lengths) // max(1, len(lengths))
-    for at in range(0, len(examples), max(len(examples) // _COMPARED, characters // _CHARACTERS) + 1):
+    step = max(len(examples) // _COMPARED, characters // _CHARACTERS) + 1
+    if step > 1:
+        log(
+            f"held-out texts are searched in one of {step} training examples, so numbers of shared texts are lower bounds"
+        )
+    for at in range(0, len(examples), step):
         normalized_of = {text: normalized(text) for text in texts_of(examples[at])}
         pairs = pairs_of(examples[at])
         example_keys = {

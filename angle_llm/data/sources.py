@@ -296,7 +296,8 @@ class _Resolver(NamedTuple):
             return Source(path, "dataset", (DatasetReader(path, configuration, split),))
         if "[" in split:
             raise DataError(
-                f"{path}@{split}: a part of a split of a local folder is not read; set --data.limit instead"
+                f"{path}@{split}: expected the name of a split of a local folder, got a slice. Limit the rows with --limit "
+                "(train: --data.limit)"
             )
         import datasets
         from datasets.data_files import DataFilesDict, get_data_patterns

@@ -220,8 +220,10 @@ def held_out_evaluation(
     ]
     names = [task_names.get(source.text, task.name) for source, task in zip(sources, tasks, strict=True)]
     names = unique_names(names, sources)
-    if settings.metric is not None and (task := settings.metric.rpartition("/")[0]) not in names:
-        raise SettingsError(f"--evaluation.metric {settings.metric}: {unknown_name('task', task, names)}")
+    if settings.metric is not None and not settings.metric.startswith(tuple(f"{name}/" for name in names)):
+        raise SettingsError(
+            f"--evaluation.metric: expected TASK/METRIC with a task of {', '.join(names)}, got {settings.metric}."
+        )
     named = {source.text: replace(task, name=name) for source, task, name in zip(sources, tasks, names, strict=True)}
     opened = [source for source in sources if source.path is not None]
     if settings.corpus is not None:

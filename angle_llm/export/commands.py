@@ -34,7 +34,8 @@ def merge_main(settings: MergeSettings) -> None:
     print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
     if others:
         print(
-            "The verdict is for the first encoder alone. Measure the combination: eval sts --model OUT --against MODEL MODEL …"
+            "The verdict is for the first encoder alone. Compare the combination with each model: angle-llm eval sts --model "
+            "OUT --against MODEL --data-dir DATA"
         )
 
 

@@ -54,7 +54,7 @@ can change the last digits of the vectors."""
 _CHECKED_AT_ONCE = 1024
 """Number of texts that are tokenized together before they are embedded."""
 _CHECKED_CHARACTERS = 200
-"""Number of characters that are tokenized of each; if they have no token, the whole text is."""
+"""Number of characters of a text that are tokenized first; a text without tokens there is tokenized whole."""
 _VERSION = 2
 """Version of stored vectors; 2: all vectors are finite and not 0."""
 FOLDER = "vectors"

@@ -197,7 +197,7 @@ class Miner:
     vectors: TextVectors
     judge: PairScorer | None = None
     """Scores by the second encoder or reranker (`--judge`). None: no judge."""
-    _found: dict[int, tuple[Array, Array]] = field(default_factory=dict, repr=False, compare=False)
+    _nearest_of_group: dict[int, tuple[Array, Array]] = field(default_factory=dict, repr=False, compare=False)
     """Number of a group of blocks → the nearest candidates of its queries; only the last group."""
 
     @property
@@ -217,13 +217,13 @@ class Miner:
         _, last = ranks_of(self.rules, len(candidates_C))
         together = max(1, min(_SEARCHED_AT_ONCE, SCORES_AT_ONCE // last) // size)
         group, block = divmod(number, together)
-        if group not in self._found:
-            self._found.clear()
+        if group not in self._nearest_of_group:
+            self._nearest_of_group.clear()
             queries = self.material.queries[group * together * size : (group + 1) * together * size]
             blocks = grid_blocks(self.vectors.vectors_KD, self.vectors.document_row_T[candidates_C])
             queries_QD = on_grid(self.vectors.queries([query.text for query in queries]))
-            self._found[group] = nearest(queries_QD, blocks, last)
-        position_QR, cosine_QR = self._found[group]
+            self._nearest_of_group[group] = nearest(queries_QD, blocks, last)
+        position_QR, cosine_QR = self._nearest_of_group[group]
         return position_QR[block * size : (block + 1) * size], cosine_QR[block * size : (block + 1) * size]
 
     def part(self, number: int) -> MinedPart:

@@ -362,7 +362,7 @@ def test_a_model_with_code_of_its_own_is_a_warning_or_refused(tmp_path: Path) ->
     base = save_tiny_base("qwen2", tmp_path / "base")
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling.Model"}}))
-    with pytest.warns(UserWarning, match=r"Python code of its own \(modeling.Model\).*--attention bidirectional"):
+    with pytest.warns(UserWarning, match=r"contains Python code \(modeling.Model\).*--attention bidirectional"):
         load_backbone(locate(str(base)))
     weights = load_file(base / "model.safetensors")
     del weights["norm.weight"]

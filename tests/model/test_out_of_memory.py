@@ -3,6 +3,7 @@
 import platform
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from tiny import tiny_encoder
 
-from angle_llm.device import is_out_of_memory
+from angle_llm.device import is_out_of_memory, unused_gpu
 from angle_llm.model.encoder import SentenceEncoder
 
 TEXTS = [f"Text {number} is about a house, {number % 7} dogs and {number} cats." for number in range(40)] * 2
@@ -96,3 +97,28 @@ def test_a_driver_of_windows_must_not_move_tensors_to_the_memory_of_the_host(
         with pytest.raises(FileNotFoundError):
             SentenceEncoder.from_pretrained("./nowhere", device=device)
     assert limited == limits
+
+
+@pytest.mark.parametrize(
+    ("has_driver", "variables", "is_told"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"CUDA_VISIBLE_DEVICES": ""}, False),
+        (True, {"ACCELERATE_USE_CPU": "true"}, False),
+        (True, {"ACCELERATE_USE_CPU": "false"}, True),
+    ],
+)
+def test_a_driver_without_a_gpu_for_torch_is_told(
+    has_driver: bool, variables: dict[str, str], is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("torch uses a GPU here")
+    if has_driver:
+        (tmp_path / "nvidia-smi").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CUDA_VISIBLE_DEVICES", "ACCELERATE_USE_CPU"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ("nvidia-smi is installed" in unused_gpu()) == is_told

@@ -481,6 +481,8 @@ def test_answers_in_chinese_and_japanese_have_no_markers_and_introductions() -> 
         "\u200f4. متى؟",
     )
     answer = "\n".join(["以下是根据该文档提出的两个问题：", *lines])
+    plain = "一、二线城市的房价有何不同？\n三、四岁的孩子发烧怎么办？\n如何申请公积金贷款？"
+    assert [line.text for line in read_answer(plain) if line.dropped is None] == plain.splitlines()
     questions = [line.text for line in read_answer(answer) if line.dropped is None]
     assert questions == ["防火墙如何设置？", "密码如何重置？", "为何失败？", "①和②的区别是什么？", "متى؟"]
 

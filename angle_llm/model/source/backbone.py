@@ -164,13 +164,14 @@ def open_pretrained(
             raise ArtifactError(
                 f"{location.name} needs Python code of its repository ({code}), which is never executed."
             )
-        warnings.warn(
-            f"{location.name} has Python code of its own ({code}), which is never executed: {type(model).__name__} of "
-            "transformers can give other vectors. If the code makes it bidirectional, as of GTE-Qwen2-7B, set --attention "
-            "bidirectional.",
-            UserWarning,
-            stacklevel=3,
-        )
+        if class_name == "AutoModel" and not location.bidirectional:
+            warnings.warn(
+                f"{location.name} contains Python code ({code}), which is never executed: {type(model).__name__} of "
+                "transformers can give other vectors. If the code makes a decoder bidirectional, as for GTE-Qwen2-7B, set "
+                "--attention bidirectional.",
+                UserWarning,
+                stacklevel=3,
+            )
     if missing:
         raise ArtifactError(
             f"{location.name} lacks {len(missing)} tensors of the model, {missing[0]} first. The files are damaged or belong "

@@ -127,7 +127,7 @@ def as_artifact_error(place: object) -> Iterator[None]:
 
 
 def artifact_error(place: object, error: Exception) -> ArtifactError:
-    """Return an `ArtifactError` with the reason and an advice for an error of a library; `place` names the folder or file."""
+    """Convert an error of a library to an `ArtifactError` with reason and advice; `place` names the folder or file."""
     text = " ".join(str(error).split())
     reason = f"{type(error).__name__}: {text:.400}"
     advice = "If a file is damaged, fetch or save it again."

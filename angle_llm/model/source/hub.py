@@ -79,7 +79,7 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
 def _fetch(repo: str, name: str, revision: str | None, problems: list[str]) -> Path | None:
     """Fetch a small file of a hub repository and return its path in the cache; None if the file does not exist.
 
-    The reason why the hub could not be asked is added to `problems`.
+    If the hub does not answer, its error is appended to `problems`.
 
     A warning is issued if the hub does not answer, and the cache contains the repository, but no record of whether it has
     the file that marks a saved encoder or a sentence-transformers model.

@@ -152,12 +152,13 @@ def read_adapter(folder: Path) -> LoraAdapter:
 
     # Files.
     for name in (CONFIG_NAME, WEIGHTS_NAME):
-        if (folder / "adapter_model.bin").is_file() and not (folder / name).is_file():
+        is_missing = not (folder / name).is_file()
+        if is_missing and name == WEIGHTS_NAME:
             raise ArtifactError(
-                f"{folder} has no {name}, but adapter_model.bin, a pickle of older versions of peft, which is never opened. Load "
-                "it where you trust it, and save it with save_pretrained of peft."
+                f"{folder} has no {name}. Older versions of peft write adapter_model.bin, a pickle, which is never opened: load "
+                "it with peft where you trust it, and save it with save_pretrained."
             )
-        if not (folder / name).is_file():
+        if is_missing:
             raise FileNotFoundError(f"{folder} has no {name}, so it contains no adapter.")
     file = folder / WEIGHTS_NAME
     config = read_json(folder / CONFIG_NAME)

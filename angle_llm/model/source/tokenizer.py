@@ -52,8 +52,9 @@ _CHARACTERS_OF_TOKEN = 8
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
     """Return the token ids of texts without special tokens, at most `most` ids per text (None: all).
 
-    Special tokens in a text, such as `</s>`, are encoded as plain characters. Of a long text, the start is encoded, and the
-    whole text if the start has too few tokens: a space ends a token, so tokens well before it do not depend on the rest.
+    Special tokens in a text, such as `</s>`, are encoded as plain characters. Only the start of a long
+    text is encoded, or the whole text if the start has too few tokens. The last `_MARGIN` tokens of a start are not used,
+    because they can depend on the rest.
     """
 
     def encode(part: Sequence[str]) -> list[list[int]]:

@@ -462,8 +462,7 @@ def test_a_layer_keeps_each_input_of_a_product_once_and_nothing_in_float32() -> 
     ]
     wide = [tuple(one.shape) for one in states if one.dtype == torch.float32 and one.shape[-1] > 1]
     assert not wide
-    # Gate and up of each layer but the last, which computes the last token of each text only.
-    assert sum(one.shape[-1] == 48 for one in states) == 2 * 2
+    assert sum(one.shape[-1] == 48 for one in states) == 2 * 3, "gate and up of each of three layers"
 
 
 def test_layers_of_another_form_are_unchanged() -> None:

@@ -71,7 +71,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
     from angle_llm.model.saved_lora import lora_of_run
     from angle_llm.model.text_vectors import precompute_vectors
     from angle_llm.train.callbacks import EarlyStopping
-    from angle_llm.train.loading import check_cpu, check_partition, load_encoder, with_supported_dtype
+    from angle_llm.train.loading import check_cpu, check_partition, load_encoder, long_texts, with_supported_dtype
     from angle_llm.train.metrics import check_trackers
     from angle_llm.train.objectives import checked_data, make_losses
     from angle_llm.train.run_folder import Run
@@ -97,6 +97,8 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
         evaluate = held_out_evaluation(
             settings.evaluation, settings.micro_batch_tokens, objects.tasks, objects.task_names
         )
+        if evaluate is not None:
+            evaluate.check_task("early_stopping.metric", stopping.metric)
         source, others = resolve_models(settings)
         check_cpu(source, settings, run.processes)
         settings = with_supported_dtype(settings, run.processes)
@@ -119,7 +121,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
         set_seed(settings.seed)
         run.log(f"loading {settings.model.path}")
         encoder, report = load_encoder(source, settings, run.processes)
-        for line in report:
+        for line in (*report, *(long_texts(encoder, data) if run.processes.is_main else ())):
             run.log(line)
         losses[0].check_width(encoder.dimensions)
 

@@ -493,6 +493,13 @@ class Misspelt(Callback):
         ({"callbacks": [object()]}, "callbacks: expected objects of classes derived from Callback, got object"),
         ({"callbacks": [Misspelt()]}, "Misspelt.on_step_end is never called; expected one of on_start"),
         ({"callbacks": [EarlyStopping(2)]}, "early stopping counts evaluations"),
+        (
+            {
+                "evaluation": {"tasks": {"own": lambda _: 1.0}, "every_steps": 1},
+                "early_stopping": {"patience": 1, "metric": "won/value"},
+            },
+            "early_stopping.metric: expected TASK/METRIC with a task of own, got won/value",
+        ),
         ({"loss": lambda embeddings, _: embeddings.detach().sum()}, "loss <lambda>: expected a scalar that depends on"),
         ({"loss": torch.nn.PReLU()}, "loss: PReLU has parameters, which a run does not train"),
         ({"evaluation": {"own": lambda _: None}}, "evaluation own: expected a number or a dictionary of numbers"),

@@ -120,6 +120,12 @@ class HeldOutEvaluation:
             )
         return {selects: metrics[selects], **metrics}
 
+    def check_task(self, flag: str, metric: str | None) -> None:
+        """Raise `SettingsError` if the task in the name of a metric, TASK/METRIC, is none of this run; None is accepted."""
+        names = [task.name for task in self.tasks.values()]
+        if metric is not None and not metric.startswith(tuple(f"{name}/" for name in names)):
+            raise SettingsError(f"{flag}: expected TASK/METRIC with a task of {', '.join(names)}, got {metric}.")
+
     def verdict(self, saved: Mapping[str, Items], start: Mapping[str, Items]) -> str | None:
         """Return whether the saved encoder is better than before training, with the 95 % interval of the difference.
 
@@ -220,10 +226,6 @@ def held_out_evaluation(
     ]
     names = [task_names.get(source.text, task.name) for source, task in zip(sources, tasks, strict=True)]
     names = unique_names(names, sources)
-    if settings.metric is not None and not settings.metric.startswith(tuple(f"{name}/" for name in names)):
-        raise SettingsError(
-            f"--evaluation.metric: expected TASK/METRIC with a task of {', '.join(names)}, got {settings.metric}."
-        )
     named = {source.text: replace(task, name=name) for source, task, name in zip(sources, tasks, names, strict=True)}
     opened = [source for source in sources if source.path is not None]
     if settings.corpus is not None:
@@ -231,7 +233,9 @@ def held_out_evaluation(
     hashes = [file["sha256"] for source in opened for file in source.fingerprint()]
     beside = [path for source in opened for file in source.files for path in file.beside if path.exists()]
     digest = sha256("".join([*hashes, *map(sha256_of, beside)]).encode()).hexdigest()[:16]
-    return HeldOutEvaluation(named, settings.metric, micro_batch_tokens, digest)
+    evaluation = HeldOutEvaluation(named, settings.metric, micro_batch_tokens, digest)
+    evaluation.check_task("--evaluation.metric", settings.metric)
+    return evaluation
 
 
 def cached(encode: Encode) -> Encode:

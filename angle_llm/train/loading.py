@@ -6,11 +6,13 @@ machine with 8 GPUs would hold the base model 8 times in its memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
 
+from angle_llm.data.formats import Example, texts_of
 from angle_llm.device import emulates_bfloat16
 from angle_llm.io import log
 from angle_llm.model import meta_model
@@ -24,6 +26,7 @@ from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.saved_lora import make_trainable
 from angle_llm.model.source.backbone import empty_backbone, load_config
 from angle_llm.model.source.resolve import ModelSource
+from angle_llm.model.source.tokenizer import plain_ids
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.distributed import Processes
@@ -31,6 +34,10 @@ from angle_llm.train.objectives import task_of
 
 LARGE_ON_CPU = 3 * 10**9
 """Number of weights above which training on a CPU needs `allow_cpu`."""
+
+
+_SAMPLED_EXAMPLES = 1000
+"""Maximum number of examples whose texts `long_texts` counts."""
 
 
 def check_cpu(source: ModelSource, settings: TrainSettings, processes: Processes) -> None:
@@ -136,6 +143,18 @@ def load_encoder(
     trainable, total = count_parameters(encoder.model)
     report.append(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
     return encoder, report
+
+
+def long_texts(encoder: SentenceEncoder, data: Sequence[Example]) -> Iterator[str]:
+    """Yield a line for the log if `max_length` cuts 1 % or more of the texts of a sample; the prompt is not counted."""
+    sample = range(0, len(data), len(data) // _SAMPLED_EXAMPLES + 1)
+    texts = [text for at in sample for text in texts_of(data[at])]
+    count = sum(len(ids) > encoder.max_length for ids in plain_ids(encoder.tokenizer, texts, encoder.max_length + 1))
+    if count * 100 >= len(texts):
+        yield (
+            f"{count:,} of {len(texts):,} sampled texts have more than {encoder.max_length} tokens (--model.max-length): the "
+            "rest of each is not read"
+        )
 
 
 def _with_weights(source: ModelSource, settings: TrainSettings, processes: Processes) -> SentenceEncoder:

@@ -43,7 +43,7 @@ from angle_llm.settings.train import (
     TrainSettings,
 )
 from angle_llm.train.distributed import Processes
-from angle_llm.train.loading import load_encoder
+from angle_llm.train.loading import load_encoder, long_texts
 from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import StepResult
 from angle_llm.train.trainer import TrainingError
@@ -279,6 +279,16 @@ def test_memory_that_runs_out_in_an_evaluation_and_in_a_step_is_used_in_smaller_
     assert "out of memory: repeating the step with" in printed
     assert "out of memory: encoding with at most" in printed
     assert [line["texts"] for line in read_metrics(settings.run_path) if "texts" in line] == [18, 18]
+
+
+def test_texts_that_are_longer_than_max_length_are_counted(encoder: SentenceEncoder) -> None:
+    long = Triple("word " * 300, "Animal moves.", "Dog sleeps.")
+    assert list(long_texts(encoder, [*TRIPLES, long])) == [
+        "1 of 39 sampled texts have more than 100 tokens (--model.max-length): the rest of each is not read"
+    ]
+    assert not list(long_texts(encoder, [*TRIPLES * 3, long])), "fewer than 1 %"
+    (line,) = long_texts(encoder, [long] * 2500)
+    assert line.startswith("834 of 2,502 sampled"), "each third example"
 
 
 def test_single_texts_that_do_not_fit_are_trained_with_activation_checkpointing(

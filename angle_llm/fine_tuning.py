@@ -59,12 +59,12 @@ def fine_tune(
             their names, such as `anchor` and `positive` (list above). Or a dictionary of settings, whose paths may be these
             objects: `{"path": dataset, "columns": {"text1": "title", "text2": "body"}}`, or a mixture
             `{"sets": [{"path": dataset, "weight": 2}, …]}`.
-        evaluation: Held-out tasks in place of `settings.evaluation.tasks`: scored pairs, or questions and answers, of the same
-            kinds as `data`; a function that takes the encoder and returns a number or a dictionary of numbers; a list of
-            these; a dictionary NAME → task; or a dictionary of settings, as in `{"tasks": {"dev": dataset},
-            "every_steps": 100}`. Metrics are named TASK/METRIC, where TASK is the name in the dictionary or of the function or
-            file, else `evaluation` (in a list `evaluation1`, …), and METRIC is `score` if a function returns a number. The
-            first metric selects the best model; higher is better.
+        evaluation: Held-out tasks in place of `settings.evaluation.tasks`: scored pairs, questions and answers, or texts with
+            a class, of the same kinds as `data`; a function that takes the encoder and returns a number or a dictionary of
+            numbers; a list of these; a dictionary NAME → task; or a dictionary of settings, as in `{"tasks": {"dev":
+            dataset}, "every_steps": 100}`. Metrics are named TASK/METRIC, where TASK is the name in the dictionary or of the
+            function or file, else `evaluation` (in a list `evaluation1`, …), and METRIC is `score` if a function returns a
+            number. The first metric selects the best model; higher is better.
         loss: A function `(embeddings, relation) -> scalar` of float32 embeddings (N, D), one row per unique text, and
             their `Relation`; a `Term`; an `Objective`; or a list of these, which are added. It replaces
             `settings.objective`: to add a term to the default loss, pass `[AngleObjective(), term]`.

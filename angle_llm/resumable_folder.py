@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -221,31 +222,42 @@ class ResumableFolder:
         return hashlib.sha256(json.dumps([self.identity, body], sort_keys=True).encode()).hexdigest()
 
 
-def lock_folder(folder: Path, rank: int = 0) -> FileLock:
+def lock_folder(folder: Path, rank: int = 0) -> FileLock | None:
     """Create a folder, and acquire the lock file of a rank in it; the system releases the lock when the process ends.
+
+    None: the file system has no locks, such as some mounts of Lustre. The lock that filelock uses there would remain after
+    a kill.
 
     Raises:
         FolderError: if another process holds the lock.
     """
-    from filelock import FileLock, Timeout
+    from filelock import FileLock, SoftFileLock, Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / f".lock-{rank:05d}", timeout=0)
     try:
-        lock.acquire()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            lock.acquire()
+    except NotImplementedError:  # older versions of filelock
+        return None
     except Timeout:
         raise FolderError(
-            f"another process writes to {folder}: another command, or a process whose launcher was killed. Wait for it, or "
-            "end it."
+            f"another process writes to {folder} (lock {Path(lock.lock_file).name}): another command, or a process whose "
+            "launcher was killed. Wait for it, or end it."
         ) from None
+    if isinstance(lock, SoftFileLock):
+        lock.release()
+        return None
     return lock
 
 
-def unlock_folder(lock: FileLock) -> None:
+def unlock_folder(lock: FileLock | None) -> None:
     """Remove a lock file that `lock_folder` returned, so that a refused command changes nothing, and release the lock."""
-    with suppress(PermissionError):  # Windows, where filelock removes the file
-        Path(lock.lock_file).unlink(missing_ok=True)
-    lock.release()
+    if lock is not None:
+        with suppress(PermissionError):  # Windows, where filelock removes the file
+            Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def check_resumable(path: Path, option: str, index: str | None = None) -> None:

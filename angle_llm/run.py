@@ -97,8 +97,9 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
         evaluate = held_out_evaluation(
             settings.evaluation, settings.micro_batch_tokens, objects.tasks, objects.task_names
         )
-        if evaluate is not None:
-            evaluate.check_task("early_stopping.metric", stopping.metric)
+        for callback in objects.callbacks:
+            if evaluate is not None and isinstance(callback, EarlyStopping):
+                evaluate.check_metric("early_stopping.metric", callback.metric)
         source, others = resolve_models(settings)
         check_cpu(source, settings, run.processes)
         settings = with_supported_dtype(settings, run.processes)

@@ -98,8 +98,8 @@ class DomainSearchSettings(TrainSettings):
     """Language models that write questions for the documents: local:MODEL, or URL#MODEL of a server with OpenAI's chat
     completions API."""
     questions: str | None = None
-    """Questions that `angle-llm data questions DOCUMENTS --out FILE.jsonl` has written, with your own settings; instead of
-    --documents."""
+    """Questions that `angle-llm data questions DOCUMENTS --out FILE.jsonl --model MODEL --llm URL#MODEL` has written, with
+    your own settings; instead of --documents."""
     real: str | None = None
     """Questions of people with their answers, to measure on: positive pairs, as for training. An answer is a document, a
     passage, or a part of one. They are not trained on."""

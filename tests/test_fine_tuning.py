@@ -500,6 +500,17 @@ class Misspelt(Callback):
             },
             "early_stopping.metric: expected TASK/METRIC with a task of own, got won/value",
         ),
+        (
+            {
+                "evaluation": {"tasks": {"dev": GRADED}, "every_steps": 1},
+                "callbacks": [EarlyStopping(1, "dev/alignment")],
+            },
+            "early_stopping.metric dev/alignment: lower is better",
+        ),
+        (
+            {"loss": [AngleObjective(angle_weight=1), FunctionTerm("own", squares)], "nested": {"dimensions": [5]}},
+            "nested.dimensions: expected even numbers",
+        ),
         ({"loss": lambda embeddings, _: embeddings.detach().sum()}, "loss <lambda>: expected a scalar that depends on"),
         ({"loss": torch.nn.PReLU()}, "loss: PReLU has parameters, which a run does not train"),
         ({"evaluation": {"own": lambda _: None}}, "evaluation own: expected a number or a dictionary of numbers"),

@@ -12,6 +12,7 @@ import pytest
 from tiny import TOKENIZERS, save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
+from angle_llm.data.formats import DataError
 from angle_llm.evaluate.encoding import encode_functions
 from angle_llm.evaluate.held_out import held_out_evaluation
 from angle_llm.evaluate.retrieval import evaluate_retrieval
@@ -20,6 +21,7 @@ from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import read_pairs
 from angle_llm.export.formats.gguf_file import export_gguf
 from angle_llm.export.verify import VerifyOptions, verify
+from angle_llm.model.text_vectors import SidedText, _check_tokens
 from angle_llm.prompts import SidePrompts
 from angle_llm.serve.mistakes import _mistakes
 from angle_llm.settings.parsing import SettingsError
@@ -45,6 +47,14 @@ def written_out(encoder: SentenceEncoder, texts: list[str], instructions: list[s
         f"Instruct: {one or 'Find passages'}\nQuery: {text}" for text, one in zip(texts, instructions, strict=True)
     ]
     return encoder.with_prompt(PLAIN).encode(strings)
+
+
+def test_an_instruction_that_is_too_long_is_named_before_texts_are_embedded() -> None:
+    encoder = tiny_encoder("llama", prompt=BOTH, max_length=60)
+    texts = [SidedText(("Who eats?", instruction), "query") for instruction in (TITLES, LAWS * 30)]
+    with pytest.raises(DataError, match="Find lawsFind laws"):
+        _check_tokens(encoder, texts)
+    _check_tokens(encoder, [text._replace(side="document") for text in texts])  # its prompt has no instruction
 
 
 def test_encode_takes_one_instruction_or_one_per_text(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Resumable folders: kills at any write, refusal of other settings, detection of damage."""
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from kills import check_resumes_after_any_kill, contents, flushed_before_renamed
 
 from angle_llm import io
 from angle_llm.io import FolderError, write_text
-from angle_llm.resumable_folder import ResumableFolder
+from angle_llm.resumable_folder import ResumableFolder, lock_folder
 
 SAME = {"input": {"rows": 5, "name": "a"}, "seed": 1}
 flat_and_nested = pytest.mark.parametrize("flat", [True, False], ids=["flat", "nested"])
@@ -117,6 +118,19 @@ def test_other_files_are_not_changed(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match=r"--output .*diary\.txt"):
         opened(tmp_path / "mine" / "diary.txt").__enter__()
     assert contents(tmp_path) == {"mine/diary.txt": b"dear"}
+
+
+def test_a_file_system_without_locks_is_used_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock that filelock uses there is a file, which would remain after a kill and refuse the next command."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def missing(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "flock")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with opened(tmp_path / "out") as folder:
+        assert not list(folder.path.glob(".lock*"))
+    assert lock_folder(tmp_path) is None
 
 
 def test_one_process_of_a_rank_writes_and_its_lock_ends_with_it(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ FUNCTION = "function:"
 NO_TASKS: Mapping[str, Any] = MappingProxyType({})
 _UNIFORMITY_TEXTS = 2048
 """Maximum number of texts whose distances give the uniformity."""
-_LOWER_IS_BETTER = ("/alignment", "/uniformity")
+_LOWER_IS_BETTER = ("alignment", "uniformity")
 """Ends of names of metrics that cannot select a model."""
 
 
@@ -113,18 +113,20 @@ class HeldOutEvaluation:
         selects = next(iter(metrics)) if self.metric is None else self.metric
         if selects not in metrics:
             raise SettingsError(f"--evaluation.metric: {unknown_name('metric', selects, metrics)}")
-        pairs = {task.name for task in self.tasks.values() if task.metric == "spearman"}
-        if selects.endswith(_LOWER_IS_BETTER) and selects.rpartition("/")[0] in pairs:
-            raise SettingsError(
-                f"--evaluation.metric {selects}: lower is better, so its maximum selects the worst model."
-            )
         return {selects: metrics[selects], **metrics}
 
-    def check_task(self, flag: str, metric: str | None) -> None:
-        """Raise `SettingsError` if the task in the name of a metric, TASK/METRIC, is none of this run; None is accepted."""
+    def check_metric(self, flag: str, metric: str | None) -> None:
+        """Raise `SettingsError` if a metric, TASK/METRIC, has an unknown task, or lower is better; None is accepted."""
         names = [task.name for task in self.tasks.values()]
         if metric is not None and not metric.startswith(tuple(f"{name}/" for name in names)):
             raise SettingsError(f"{flag}: expected TASK/METRIC with a task of {', '.join(names)}, got {metric}.")
+        if metric in [
+            f"{task.name}/{name}"
+            for task in self.tasks.values()
+            if task.metric == "spearman"
+            for name in _LOWER_IS_BETTER
+        ]:
+            raise SettingsError(f"{flag} {metric}: lower is better, so its maximum selects the worst model.")
 
     def verdict(self, saved: Mapping[str, Items], start: Mapping[str, Items]) -> str | None:
         """Return whether the saved encoder is better than before training, with the 95 % interval of the difference.
@@ -234,7 +236,7 @@ def held_out_evaluation(
     beside = [path for source in opened for file in source.files for path in file.beside if path.exists()]
     digest = sha256("".join([*hashes, *map(sha256_of, beside)]).encode()).hexdigest()[:16]
     evaluation = HeldOutEvaluation(named, settings.metric, micro_batch_tokens, digest)
-    evaluation.check_task("--evaluation.metric", settings.metric)
+    evaluation.check_metric("--evaluation.metric", settings.metric)
     return evaluation
 
 

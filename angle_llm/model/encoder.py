@@ -464,7 +464,12 @@ class SentenceEncoder:
         """Return complex embeddings (N, D/2), complex64: first half real parts, second half imaginary parts.
 
         The angle loss splits embeddings in the same way.
+
+        Raises:
+            ValueError: if the encoder has an odd number of dimensions.
         """
+        if self.dimensions % 2:
+            raise ValueError(f"expected an even number of dimensions, got {self.dimensions}.")
         rows_ND = self.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
         real, imaginary = np.split(rows_ND, 2, axis=1)
         return np.asarray(real + 1j * imaginary, dtype=np.complex64)

@@ -329,16 +329,22 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
 
 
 def _check_tokens(encoder: SentenceEncoder, texts: Iterable[SidedText]) -> None:
-    """Raise `DataError` for the first text without tokens."""
+    """Raise `DataError` for the first text without tokens, or whose instruction leaves no place for the text."""
     encoder_of_side: dict[Side | None, SentenceEncoder] = {None: encoder}
     encoder_of_side |= {side: encoder.for_side(side) for side in SIDES}
     remaining = iter(texts)
     while block := list(islice(remaining, _CHECKED_AT_ONCE)):
         try:
             for side in {text.side for text in block}:
-                plain, _ = split_instructions(text.text for text in block if text.side == side)
-                encoder_of_side[side].tokenize([text[:_CHECKED_CHARACTERS] for text in plain])
+                plain, instructions = split_instructions(text.text for text in block if text.side == side)
+                of_side = encoder_of_side[side]
+                starts = [text[:_CHECKED_CHARACTERS] for text in plain]
+                of_side.tokenize(starts, instructions=instructions if of_side.prompt.takes_instruction else ())
         except ValueError:  # rare, so the texts are checked one by one only now
             for text in block:
-                if reason := untokenizable(encoder_of_side[text.side], split_instructions([text.text])[0][0]):
+                (plain_text,), instructions = split_instructions([text.text])
+                of_side = encoder_of_side[text.side]
+                if reason := untokenizable(
+                    of_side, plain_text, instructions if of_side.prompt.takes_instruction else ()
+                ):
                     raise DataError(f"text {text.shown()}: {reason}. Fix it, or remove its row") from None

@@ -32,6 +32,7 @@ from angle_llm.settings.parsing import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
+    from angle_llm.model.source.tokenizer import Instructions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Precision = Literal["float32", "float16", "int8", "binary"]
@@ -244,10 +245,10 @@ def tokenizer_state(tokenizer: Any) -> str:
     return json.dumps(state, sort_keys=True)
 
 
-def untokenizable(encoder: SentenceEncoder, text: str) -> str:
-    """Return the reason why a text has no token ids; an empty string if it has token ids."""
+def untokenizable(encoder: SentenceEncoder, text: str, instructions: Instructions = ()) -> str:
+    """Return the reason why a text (with `instructions`, one or none) has no token ids; an empty string if it has some."""
     try:
-        encoder.tokenize([text])
+        encoder.tokenize([text], instructions=instructions)
     except ValueError as error:
         return str(error).removeprefix("text 0: ").removeprefix("text 0 ").removesuffix(".")
     return ""

@@ -150,6 +150,10 @@ def encode_requests(
     return [results[number] for number in range(len(requests))]
 
 
+_TEI = ("/embed", "/")
+"""Paths with the API of Text Embeddings Inference; InferenceClient of huggingface_hub posts to the address itself."""
+
+
 def make_app(
     encoder: SentenceEncoder, settings: ServeSettings, token: str | None = None, encode: Encode | None = None
 ) -> fastapi.FastAPI:
@@ -165,11 +169,11 @@ def make_app(
     server = _Server(encoder, settings, token, encode)
     # No documentation of the API: the scripts of its pages come from the network.
     app = fastapi.FastAPI(openapi_url=None)
-    posts: dict[str, Route] = {"/v1/embeddings": server.openai_embeddings, "/embed": server.tei_embeddings}
+    posts: dict[str, Route] = {"/v1/embeddings": server.openai_embeddings} | dict.fromkeys(_TEI, server.tei_embeddings)
     gets: dict[str, Route] = {"/v1/models": server.models, "/metrics": server.metrics, "/health": server.health}
-    for method, routes in (("POST", posts), ("GET", gets)):
+    for methods, routes in ((["POST"], posts), (["GET", "HEAD"], gets)):
         for path, route in routes.items():
-            app.add_api_route(path, server.endpoint(route), methods=[method], response_model=None)
+            app.add_api_route(path, server.endpoint(route), methods=methods, response_model=None)
     return app
 
 
@@ -317,14 +321,14 @@ class _Server:
             raise HTTPException(422, "prompt: the encoder adds its prompt; send prompt_name, or an instruction for it.")
         if not 1 <= len(texts) <= settings.max_texts:
             raise HTTPException(413 if texts else 400, f"expected 1 to {settings.max_texts} texts, got {len(texts)}.")
-        if (longest := max(map(len, texts))) > settings.max_characters:
+        if (longest := max(map(len, [*texts, body.instruction or ""]))) > settings.max_characters:
             raise HTTPException(413, f"expected texts of at most {settings.max_characters} characters, got {longest}.")
         if body.dimensions is not None and not 1 <= body.dimensions <= encoder.dimensions:
             raise HTTPException(400, f"dimensions: expected 1 to {encoder.dimensions}, got {body.dimensions}.")
 
     async def models(self, _: Request) -> Any:
         """List the names of the served models, as OpenAI does."""
-        models = [{"id": name, "object": "model", "owned_by": "angle_llm"} for name in self._sides]
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "angle_llm"} for name in self._sides]
         return {"object": "list", "data": models}
 
     async def metrics(self, _: Request) -> Any:
@@ -341,8 +345,8 @@ class _Server:
 
 
 def _error_content(path: str, status: int, reason: str) -> dict[str, Any]:
-    """Return the content of a refusal, in the form of TEI for `/embed` and of OpenAI for other paths."""
-    if path == "/embed":
+    """Return the content of a refusal, in the form of TEI for its paths and of OpenAI for other paths."""
+    if path in _TEI:
         return {"error": reason, "error_type": "Overloaded" if status == 429 else "Validation"}
     error_type = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": reason, "type": error_type, "param": None, "code": status}}

@@ -74,7 +74,7 @@ class ServerModel:
         # Redirects are errors: they would send texts and token to an address that the user did not give.
         limits = httpx.Limits(max_keepalive_connections=0)  # nothing has to be closed
         self._client = httpx.Client(timeout=600, trust_env=not is_loopback, limits=limits)
-        if token := os.environ.get(TOKEN_VARIABLE):
+        if token := os.environ.get(TOKEN_VARIABLE, "").strip():
             self._client.headers["Authorization"] = f"Bearer {token}"
         base = address.removesuffix("/embed").removesuffix("/embeddings").removesuffix("/v1")
         self._models = [] if address.endswith("/embed") else self._model_names(base)

@@ -174,11 +174,9 @@ class Checkpoints:
             CheckpointFileError: if the disk is full or the folder is not writable; earlier checkpoints are kept.
         """
         strategy, processes = self._strategy, self._strategy.processes
-        tensors = {"optimizer": strategy.optimizer_state()}
+        tensors = {"optimizer": strategy.optimizer_state(), "weights": strategy.full_weights()}
         random_states = processes.gather(random_state(processes.device))
         values = {"progress": plain(progress), "random": random_states, "scale": plain(strategy.scale)}
-        with strategy.gather_params():
-            tensors["weights"] = {name: weight.detach().cpu().contiguous() for name, weight in strategy.weights.items()}
         return processes.from_main(lambda: self._write(progress.step, tensors, values))
 
     def _write(self, step: int, tensors: Tensors, values: dict[str, Any]) -> Path:

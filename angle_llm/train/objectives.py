@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
 
 from angle_llm.data.formats import Group
 from angle_llm.data.mixture import Mixture, sets_of
-from angle_llm.losses import AngleObjective, FalseNegatives, NestedObjective, Objective
+from angle_llm.losses import AngleObjective, FalseNegatives, FunctionTerm, NestedObjective, Objective, Term
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import DepthsHead, Head
 from angle_llm.model.source.resolve import ModelSource
@@ -38,7 +39,7 @@ class PairTask:
         if not nested.dimensions and not nested.layers:
             return plain
         odd = [width for width in nested.dimensions if width % 2]
-        if odd and isinstance(plain, AngleObjective) and plain.angle_weight:
+        if odd and any(term.name == "angle" for term in getattr(plain, "terms", ())):
             raise SettingsError(
                 f"nested.dimensions: expected even numbers, as an angle reads two halves of the columns; got {odd[0]}. "
                 "Use even numbers, or set objective.angle_weight to 0."
@@ -148,7 +149,7 @@ def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
 
 
 def checked_data(losses: Sequence[Objective], data: Mixture) -> Mixture:
-    """Return the data, without classes if no loss reads them, because classes change the order of the examples.
+    """Return the data, without classes if no loss can read them, because classes change the order of the examples.
 
     `losses` has one loss per dataset of `data`.
 
@@ -157,7 +158,17 @@ def checked_data(losses: Sequence[Objective], data: Mixture) -> Mixture:
     """
     _check_teacher_scores(losses, data)
     _check_classes(losses, data)
-    return data if any("label" in loss.needs for loss in losses) else data.without_classes()
+    terms = chain.from_iterable(map(_terms, losses))
+    reads_classes = any("label" in loss.needs for loss in losses) or any(
+        isinstance(term, FunctionTerm) for term in terms
+    )
+    return data if reads_classes else data.without_classes()
+
+
+def _terms(loss: Objective) -> Sequence[Term]:
+    """Return the terms of a loss, on full vectors; none of an own class."""
+    terms: Sequence[Term] = getattr(getattr(loss, "plain", loss), "terms", ())
+    return terms
 
 
 def _check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
@@ -167,8 +178,8 @@ def _check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
             continue
         if not any(isinstance(example, Group) and example.scores is not None for example in dataset.examples):
             raise SettingsError(
-                "objective.kl_weight and objective.margin_mse_weight: expected groups with teacher scores (--data.format group "
-                f"with a column scores); {dataset.name} has none. Set the weight to 0, or add scores."
+                f"{dataset.name} has no teacher scores, which the loss reads (objective.kl_weight, objective.margin_mse_weight): "
+                "expected groups with scores (--data.format group with a column scores). Set the weights to 0, or add scores."
             )
 
 
@@ -179,14 +190,15 @@ def _check_classes(losses: Sequence[Objective], data: Mixture) -> None:
     """
     if any("label" in loss.needs for loss in losses) and all(class_N is None for class_N in data.draws.classes):
         raise SettingsError(
-            "objective.class_weight: expected texts with a class (--data.format labelled_text), got none."
+            "the data have no classes, which the loss reads (objective.class_weight): expected texts with a class (--data.format "
+            "labelled_text)."
         )
     for loss, dataset, class_N in zip(losses, data.sets, data.draws.classes, strict=True):
         if class_N is not None and loss.needs_pairs:
             raise SettingsError(
                 f"{dataset.name} has texts with a class: set --objective.class-weight above 0, such as to 1."
             )
-        terms = getattr(getattr(loss, "plain", loss), "terms", ())
+        terms = _terms(loss)
         if class_N is None and terms and all("label" in term.needs for term in terms):
             raise SettingsError(
                 f"{dataset.name} has no classes, and class_weight is the only weight, so nothing is learned from it. Set "

@@ -212,8 +212,7 @@ class Run:
                 f"{self.folder} contains a run that is not finished, with the checkpoint {names[-1]}. Set --resume auto (in "
                 "Python: resume='auto') to continue it, or --resume never to remove its checkpoints and start again."
             )
-        with suppress(NotImplementedError):  # a file system without locks
-            self._lock = lock_folder(self.folder)
+        self._lock = lock_folder(self.folder)
         return starts_over
 
     def unlock(self) -> None:

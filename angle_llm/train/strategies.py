@@ -163,8 +163,24 @@ class DataParallelStrategy(SingleProcess):
         """Discard the gradients."""
         self.optimizer.zero_grad()
 
+    def full_weights(self) -> dict[str, Tensor]:
+        """Return the trainable weights as full CPU tensors; empty on all ranks but 0. All ranks must call this method."""
+        full = {}
+        for name, weight in self.weights.items():
+            with self._gathered([weight]):  # on every device, so one at a time
+                if self.processes.is_main:
+                    full[name] = weight.detach().cpu().contiguous()
+        return full
+
     def gather_params(self) -> Any:
-        """Return a context manager in which the trainable weights can be read in full (ZeRO-3 partitions them)."""
+        """Return a context manager in which rank 0 can read the trainable weights in full (ZeRO-3 partitions them)."""
+        return nullcontext()
+
+    def _gathered(self, weights: list[nn.Parameter], rank: int | None = None) -> Any:
+        """Return a context manager in which weights partitioned by ZeRO-3 are complete on the device of every rank.
+
+        Changes that `rank` makes inside the context are kept; None: no changes are kept.
+        """
         return nullcontext()
 
     def optimizer_state(self) -> dict[str, Tensor]:
@@ -326,14 +342,19 @@ class ZeroStrategy(PartitionedStrategy):
     def zero_grad(self) -> None:
         self._engine.zero_grad()
 
-    def gather_params(self) -> Any:
-        return self._gathered(list(self.weights.values()))
+    @contextmanager
+    def gather_params(self) -> Iterator[None]:
+        full = self.full_weights() if self.stage == 3 else {}
+        parts = {name: self.weights[name].data for name in full}
+        try:
+            for name, tensor in full.items():
+                self.weights[name].data = tensor
+            yield
+        finally:
+            for name, tensor in parts.items():
+                self.weights[name].data = tensor
 
     def _gathered(self, weights: list[nn.Parameter], rank: int | None = None) -> Any:
-        """Return a context manager in which weights partitioned by ZeRO-3 are complete.
-
-        Changes that `rank` makes inside the context are kept; None: no changes are kept.
-        """
         from deepspeed.runtime.zero import GatheredParameters
 
         return GatheredParameters(weights, modifier_rank=rank, enabled=self.stage == 3)

@@ -25,7 +25,7 @@ from tiny import tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder
 from angle_llm.prompts import SidePrompts
-from angle_llm.serve.listen import serve_main
+from angle_llm.serve.listen import read_token, serve_main
 from angle_llm.settings.serve import ServeSettings
 
 for name in ("fastapi", "prometheus_client", "uvicorn"):
@@ -99,7 +99,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_both_protocols_give_the_vectors_of_the_encoder(encoder: SentenceEncoder) -> None:
     due = encoder.encode(TEXTS)
-    openai, base64_, one, short, tei, plain, short_tei = ask(
+    openai, base64_, one, short, tei, plain, short_tei, root = ask(
         encoder,
         post("/v1/embeddings", {"input": TEXTS, "model": "tiny", "user": "someone"}),
         post("/v1/embeddings", {"input": TEXTS, "encoding_format": "base64", "side": "query"}),
@@ -108,6 +108,7 @@ def test_both_protocols_give_the_vectors_of_the_encoder(encoder: SentenceEncoder
         post("/embed", {"inputs": TEXTS, "normalize": False, "truncate": True}),
         post("/embed", {"inputs": TEXTS[1]}),
         post("/embed", {"inputs": TEXTS, "dimensions": 8}),
+        post("/", {"inputs": TEXTS[1], "truncate": True}),
     )
     assert near(rows_of(openai), due)
     assert near(rows_of(base64_), due)
@@ -116,6 +117,7 @@ def test_both_protocols_give_the_vectors_of_the_encoder(encoder: SentenceEncoder
     assert near(rows_of(tei), due)
     assert near(rows_of(plain), unit(due[1:2])), "TEI normalises by default"
     assert near(rows_of(short_tei), unit(due[:, :8]))
+    assert root.json() == plain.json(), "InferenceClient posts to the address itself"
 
 
 def test_texts_of_a_closed_connection_are_not_computed(
@@ -311,6 +313,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"input": []}, 400, "1 to 3 texts"),
     ({"input": ["a"] * 4}, 413, "1 to 3 texts, got 4"),
     ({"input": "a" * 51}, 413, "50 characters"),
+    ({"input": "a", "instruction": "b" * 51}, 413, "50 characters"),
     ({"input": "a" * 500}, 413, "400 bytes"),
     ({"input": ""}, 400, "text 0 is empty"),
     ({"input": ["a", " \n"]}, 400, "text 1 is empty"),
@@ -365,9 +368,15 @@ def test_a_token_is_needed_except_for_health(encoder: SentenceEncoder) -> None:
         post("/v1/embeddings", body, authorization="Bearer secret"),
         ("GET", "/metrics", {}),
         ("GET", "/health", {}),
+        ("HEAD", "/health", {}),
         token="secret",
     )
-    assert [reply.status_code for reply in answers] == [401, 401, 401, 200, 401, 200]
+    assert [reply.status_code for reply in answers] == [401, 401, 401, 200, 401, 200, 200]
+
+
+def test_white_space_around_a_token_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANGLE_LLM_SERVER_TOKEN", "secret\n")  # from a file, such as a secret of Kubernetes
+    assert read_token("0.0.0.0") == "secret"
 
 
 @pytest.mark.needs("openai")

@@ -21,10 +21,12 @@ from tiny import save_tiny_base, tiny_encoder
 from angle_llm import Interrupted, fine_tune
 from angle_llm.data.formats import LabelledText, PositivePair
 from angle_llm.data.mixture import LoadedSet, Mixture
-from angle_llm.losses import AngleObjective, MixedObjective
+from angle_llm.losses import AngleObjective, FunctionTerm, MixedObjective
+from angle_llm.losses.terms import SumOfTerms
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.train.batches import BatchPlanner
 from angle_llm.train.callbacks import Callback, TrainingState
+from angle_llm.train.objectives import checked_data
 
 NAMES = ["animals", "shares", "music"]
 TEXTS = [LabelledText(f"{name} {number} " * (number % 5 + 1), name) for name in NAMES for number in range(9)]
@@ -95,7 +97,7 @@ def test_labelled_texts_are_refused_if_nothing_can_be_learned(common: dict[str, 
     with pytest.raises(SettingsError, match="got 3 texts in 3 classes"):
         fine_tune(data=table().select([0, 9, 18]), **learned)
     with pytest.raises(
-        SettingsError, match=r"class_weight: expected texts with a class \(--data.format labelled_text\)"
+        SettingsError, match=r"class_weight\): expected texts with a class \(--data.format labelled_text\)"
     ):
         fine_tune(data=[{"query": "a", "answer": "b"}], **learned)
 
@@ -114,6 +116,11 @@ def test_classes_of_two_datasets_are_never_compared() -> None:
     assert isinstance(batch.loss, MixedObjective)
     assert [part.pairs.tolist() for part in batch.loss.parts] == [[*range(12)], [12, 13, 26], [*range(14, 26)]]
     assert [part.share for part in batch.loss.parts] == [12 / 27, 3 / 27, 12 / 27]
+
+
+def test_an_own_loss_gets_batches_with_the_classes() -> None:
+    own = SumOfTerms(FunctionTerm("own", lambda embeddings, _: embeddings.sum()))
+    assert checked_data([own], Mixture([LoadedSet("first", TEXTS)])).draws.classes[0] is not None
 
 
 def test_a_mixture_with_pairs_trains(common: dict[str, Any], tmp_path: Path) -> None:

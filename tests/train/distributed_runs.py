@@ -42,6 +42,7 @@ import torch
 import torch.utils.tensorboard
 from composites import CONFIGS, save_composite
 from runs import ending, fit, largest_difference, loss_difference, use_float64_norm
+from safetensors.torch import load_file
 from tiny import FEW_TARGETS, NO_LORA, save_tiny_base, tiny_encoder
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch.utils.checkpoint import CheckpointError
@@ -556,6 +557,19 @@ def dense(folder: Path, *names: str) -> None:
     two_processes(folder, names, in_card, model=model, lora=LoraSettings(rank=4, alpha=8, train_dense=True))
 
 
+def whole(folder: Path, *names: str) -> None:
+    """All weights are trained; the checkpoint and the saved model have them in full."""
+    save_tiny_base("llama", folder / "base")
+    checkpoint = CheckpointSettings(every_steps=1)
+    compare(folder, list(names), quick=True, lora=LoraSettings(rank=0), checkpoint=checkpoint)
+    for name in names:
+        run_path = folder / f"cached {name}"
+        weights = load_file(run_path / "checkpoints" / "step-000002" / "weights.safetensors")
+        saved = load_file(run_path / "model" / "model.safetensors")
+        assert len(weights) == len(saved)
+        assert all(torch.equal(saved[name.removeprefix("backbone.")], tensor) for name, tensor in weights.items())
+
+
 def two_processes(folder: Path, names: tuple[str, ...], in_card: dict[str, Any], **changed: Any) -> None:
     """Compare data parallel, or the named ZeRO, with one process."""
     if names:
@@ -630,6 +644,7 @@ if __name__ == "__main__":
             attention,
             families,
             dense,
+            whole,
             kernels,
         )
     }

@@ -71,12 +71,13 @@ def test_every_strategy_gives_the_result_of_one_process(tmp_path: Path, names: l
             for kind in ("llama", "mistral", "qwen2", "qwen3", "gemma2")
         ),
         pytest.param("dense", ["ZeRO-2"], marks=[pytest.mark.slow, needs_deepspeed]),
+        pytest.param("whole", ["ZeRO-3"], marks=[pytest.mark.slow, needs_deepspeed]),
     ],
 )
 def test_variants_of_the_model_do_not_depend_on_the_number_of_processes(
     tmp_path: Path, variant: str, names: list[str]
 ) -> None:
-    """Bidirectional attention; Dense modules that are trained with the adapter."""
+    """Bidirectional attention; Dense modules that are trained with the adapter; all weights trained."""
     assert program("distributed_runs.py", str(tmp_path), variant, *names).count("losses differ by") == 2
 
 

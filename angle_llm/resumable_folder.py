@@ -223,29 +223,43 @@ class ResumableFolder:
 
 
 def lock_folder(folder: Path, rank: int = 0) -> FileLock | None:
-    """Create a folder, and acquire the lock file of a rank in it; the system releases the lock when the process ends.
-
-    None: the file system has no locks, such as some mounts of Lustre. The lock that filelock uses there would remain after
-    a kill.
+    """Create a folder, and acquire the lock file of a rank in it, as `lock_file` does.
 
     Raises:
         FolderError: if another process holds the lock.
     """
-    from filelock import FileLock, SoftFileLock, Timeout
+    from filelock import Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / f".lock-{rank:05d}", timeout=0)
+    try:
+        return lock_file(folder / f".lock-{rank:05d}")
+    except Timeout:
+        raise FolderError(
+            f"another process writes to {folder}: another command, or a process whose launcher was killed. Wait for it, or "
+            "end it."
+        ) from None
+
+
+def lock_file(path: Path) -> FileLock | None:
+    """Acquire a lock; the system releases it when the process ends.
+
+    Returns None on a file system without locks, such as some mounts of Lustre: the lock file that filelock would use there
+    remains after a kill. Raises `Timeout` of filelock if another process holds the lock.
+    """
+    from filelock import FileLock, SoftFileLock, Timeout
+
+    lock = FileLock(path, timeout=0)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             lock.acquire()
     except NotImplementedError:  # older versions of filelock
+        path.unlink(missing_ok=True)
         return None
     except Timeout:
-        raise FolderError(
-            f"another process writes to {folder} (lock {Path(lock.lock_file).name}): another command, or a process whose "
-            "launcher was killed. Wait for it, or end it."
-        ) from None
+        if isinstance(lock, SoftFileLock):
+            return None
+        raise
     if isinstance(lock, SoftFileLock):
         lock.release()
         return None

@@ -54,7 +54,7 @@ NO_TASKS: Mapping[str, Any] = MappingProxyType({})
 _UNIFORMITY_TEXTS = 2048
 """Maximum number of texts whose distances give the uniformity."""
 _LOWER_IS_BETTER = ("alignment", "uniformity")
-"""Ends of names of metrics that cannot select a model."""
+"""Metrics of scored pairs for which lower is better; they cannot select a model."""
 
 
 @settings_class

@@ -329,7 +329,7 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
 
 
 def _check_tokens(encoder: SentenceEncoder, texts: Iterable[SidedText]) -> None:
-    """Raise `DataError` for the first text without tokens, or whose instruction leaves no place for the text."""
+    """Raise `DataError` for the first text without tokens, or whose instruction is too long for `max_length`."""
     encoder_of_side: dict[Side | None, SentenceEncoder] = {None: encoder}
     encoder_of_side |= {side: encoder.for_side(side) for side in SIDES}
     remaining = iter(texts)

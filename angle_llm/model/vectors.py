@@ -246,7 +246,7 @@ def tokenizer_state(tokenizer: Any) -> str:
 
 
 def untokenizable(encoder: SentenceEncoder, text: str, instructions: Instructions = ()) -> str:
-    """Return the reason why a text (with `instructions`, one or none) has no token ids; an empty string if it has some."""
+    """Return why a text, with its instruction if one is given, has no token ids; empty if it has token ids."""
     try:
         encoder.tokenize([text], instructions=instructions)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""HTTP application of `angle-llm serve`: embeddings as OpenAI (`/v1/embeddings`) and TEI (`/embed`) answer them.
+"""HTTP application of `angle-llm serve`: embeddings as OpenAI (`/v1/embeddings`) and TEI (`/embed`, `/`) answer them.
 
     requests ──► checks ──► queue ──► one thread: texts of a window, one `encode` for each side ──► answers
 
@@ -44,12 +44,14 @@ CONNECTION_SECONDS = 1.0
 """Time between two checks whether the client of a waiting request has closed the connection."""
 Route: TypeAlias = Callable[[Request], Awaitable[Any]]
 """Answers a request with JSON content or a `Response`."""
+_TEI = ("/embed", "/")
+"""Paths with the API of Text Embeddings Inference (TEI); InferenceClient of huggingface_hub posts to the base URL."""
 Encode: TypeAlias = Callable[[list[str], Side | None, str | None], Awaitable[EncodedRequest]]
 """Encodes the texts of a request, as a side, with an instruction."""
 
 
 class EmbeddingRequest(BaseModel):
-    """Body of `/v1/embeddings` and of `/embed` (`inputs`, `prompt_name`); other fields are ignored."""
+    """Body of `/v1/embeddings`, `/embed` and `/` (`inputs`, `prompt_name`); other fields are ignored."""
 
     texts: str | list[str] = Field(validation_alias=AliasChoices("input", "inputs"))
     model: str | None = None
@@ -150,10 +152,6 @@ def encode_requests(
     return [results[number] for number in range(len(requests))]
 
 
-_TEI = ("/embed", "/")
-"""Paths with the API of Text Embeddings Inference; InferenceClient of huggingface_hub posts to the address itself."""
-
-
 def make_app(
     encoder: SentenceEncoder, settings: ServeSettings, token: str | None = None, encode: Encode | None = None
 ) -> fastapi.FastAPI:
@@ -250,7 +248,7 @@ class _Server:
         return {"object": "list", "model": body.model or self._name, "data": data, "usage": usage}
 
     async def tei_embeddings(self, request: Request) -> Any:
-        """Answer a request for embeddings, in the form of TEI (`/embed`)."""
+        """Answer a request for embeddings, in the form of TEI (`/embed`, `/`)."""
         body = await _body(request, self._settings.max_bytes)
         side = self._side(body.side, None, "prompt_name")
         rows_ND, _ = await self._encode_body(request, body, side, normalize=body.normalize is not False)
@@ -322,7 +320,10 @@ class _Server:
         if not 1 <= len(texts) <= settings.max_texts:
             raise HTTPException(413 if texts else 400, f"expected 1 to {settings.max_texts} texts, got {len(texts)}.")
         if (longest := max(map(len, [*texts, body.instruction or ""]))) > settings.max_characters:
-            raise HTTPException(413, f"expected texts of at most {settings.max_characters} characters, got {longest}.")
+            raise HTTPException(
+                413,
+                f"expected texts and an instruction of at most {settings.max_characters} characters, got {longest}.",
+            )
         if body.dimensions is not None and not 1 <= body.dimensions <= encoder.dimensions:
             raise HTTPException(400, f"dimensions: expected 1 to {encoder.dimensions}, got {body.dimensions}.")
 

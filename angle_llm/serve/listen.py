@@ -51,8 +51,15 @@ def serve_main(settings: ServeSettings) -> None:
 
 
 def read_token(host: str) -> str | None:
-    """Return the bearer token from the environment. Warns if there is none and other machines can use the server."""
-    token = os.environ.get(TOKEN_VARIABLE, "").strip() or None
+    """Return the bearer token from the environment. Warns if there is none and other machines can use the server.
+
+    Raises:
+        SettingsError: for a token of white space only.
+    """
+    variable = os.environ.get(TOKEN_VARIABLE, "")
+    token = variable.strip() or None
+    if variable and token is None:
+        raise SettingsError(f"{TOKEN_VARIABLE} has white space only. Set a token, or unset it.")
     if token is None and host not in ("127.0.0.1", "::1", "localhost"):
         print(f"warning: other machines can use this server. Set a token in {TOKEN_VARIABLE}.", file=sys.stderr)
     return token

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from angle_llm.data import DataError
+from angle_llm.resumable_folder import lock_file
 from angle_llm.settings.commands import LanguageModelSettings
 from angle_llm.settings.parsing import SettingsError, need_library
 
@@ -95,9 +96,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._lock = FileLock(f"{path}.lock", timeout=0)
         try:
-            self._lock.acquire()
+            self._lock = lock_file(Path(f"{path}.lock"))
         except Timeout:
             raise DataError(f"another process writes to {path}. Wait for it, or end it") from None
         content = path.read_bytes() if path.exists() else b""
@@ -116,7 +116,8 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def append(self, *rows: Row) -> None:
         """Append rows to the file and to `rows`; return when they are on disk."""

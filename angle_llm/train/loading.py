@@ -148,12 +148,12 @@ def load_encoder(
 def long_texts(encoder: SentenceEncoder, data: Sequence[Example]) -> Iterator[str]:
     """Yield a line for the log if `max_length` cuts 1 % or more of the texts of a sample; the prompt is not counted."""
     sample = range(0, len(data), len(data) // _SAMPLED_EXAMPLES + 1)
-    texts = [text for at in sample for text in texts_of(data[at])]
+    texts = [text for index in sample for text in texts_of(data[index])]
     count = sum(len(ids) > encoder.max_length for ids in plain_ids(encoder.tokenizer, texts, encoder.max_length + 1))
     if count * 100 >= len(texts):
         yield (
             f"{count:,} of {len(texts):,} sampled texts have more than {encoder.max_length} tokens (--model.max-length): the "
-            "rest of each is not read"
+            "rest of these texts is not read"
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from angle_llm.data.formats import Group
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, FalseNegatives, FunctionTerm, NestedObjective, Objective, Term
+from angle_llm.losses.ranking import RankingTerm
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import DepthsHead, Head
 from angle_llm.model.source.resolve import ModelSource
@@ -39,7 +40,7 @@ class PairTask:
         if not nested.dimensions and not nested.layers:
             return plain
         odd = [width for width in nested.dimensions if width % 2]
-        if odd and any(term.name == "angle" for term in getattr(plain, "terms", ())):
+        if odd and any(isinstance(term, RankingTerm) and term.name == "angle" for term in _terms(plain)):
             raise SettingsError(
                 f"nested.dimensions: expected even numbers, as an angle reads two halves of the columns; got {odd[0]}. "
                 "Use even numbers, or set objective.angle_weight to 0."
@@ -166,7 +167,7 @@ def checked_data(losses: Sequence[Objective], data: Mixture) -> Mixture:
 
 
 def _terms(loss: Objective) -> Sequence[Term]:
-    """Return the terms of a loss, on full vectors; none of an own class."""
+    """Return the terms of a loss on full vectors; empty if the loss is not a sum of terms."""
     terms: Sequence[Term] = getattr(getattr(loss, "plain", loss), "terms", ())
     return terms
 

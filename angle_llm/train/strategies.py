@@ -345,14 +345,20 @@ class ZeroStrategy(PartitionedStrategy):
     @contextmanager
     def gather_params(self) -> Iterator[None]:
         full = self.full_weights() if self.stage == 3 else {}
-        parts = {name: self.weights[name].data for name in full}
+        full_of = {self.weights[name]: nn.Parameter(tensor) for name, tensor in full.items()}
+        owners = [
+            (module, name, weight)
+            for module in self.model.modules()
+            for name, weight in module._parameters.items()
+            if weight in full_of
+        ]
         try:
-            for name, tensor in full.items():
-                self.weights[name].data = tensor
+            for module, name, weight in owners:
+                module._parameters[name] = full_of[weight]
             yield
         finally:
-            for name, tensor in parts.items():
-                self.weights[name].data = tensor
+            for module, name, weight in owners:
+                module._parameters[name] = weight
 
     def _gathered(self, weights: list[nn.Parameter], rank: int | None = None) -> Any:
         from deepspeed.runtime.zero import GatheredParameters

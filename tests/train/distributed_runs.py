@@ -66,6 +66,7 @@ from angle_llm.settings.train import (
     CheckpointSettings,
     DataSettings,
     DataSource,
+    EvaluationSettings,
     LoraSettings,
     ModelSettings,
     OptimizerSettings,
@@ -124,6 +125,12 @@ def ragged(limit: int) -> list[Example]:
     return [*examples, ScoredPair("Hi", "Hi", 0.9), ScoredPair(long, "Hi", 0.1), ScoredPair("Hi", "Bye", 0.4)]
 
 
+def evaluation_of(mine: TrainSettings) -> Any:
+    """An evaluation that is better each time, so that each model is saved; None without tasks."""
+    values = iter(range(100))
+    return (lambda _: {"number": float(next(values))}) if mine.evaluation.tasks else None
+
+
 def train(
     mine: TrainSettings,
     world: int,
@@ -169,7 +176,7 @@ def train(
         encoder.add_lora(mine.lora)
     if dtype != torch.float16:
         encoder.model.to(dtype)
-    fit(encoder, examples, loss, mine)
+    fit(encoder, examples, loss, mine, evaluation_of(mine))
 
 
 def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
@@ -185,7 +192,7 @@ def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
         encoder, _ = load_encoder(source, mine, run.processes)
         assert encoder.model.options.causal == (mine.model.attention is None)
         assert {parameter.is_meta for parameter in encoder.model.parameters()} == {not run.processes.is_main}
-        trainer.Trainer(run, encoder, examples, [LOSS], None, mine, default_budget(mine)).fit()
+        trainer.Trainer(run, encoder, examples, [LOSS], evaluation_of(mine), mine, default_budget(mine)).fit()
 
 
 def check_close(name: str, one: Path, other: Path, *, losses: float = 1e-5, weights: float = 1e-3) -> None:
@@ -560,8 +567,8 @@ def dense(folder: Path, *names: str) -> None:
 def whole(folder: Path, *names: str) -> None:
     """All weights are trained; the checkpoint and the saved model have them in full."""
     save_tiny_base("llama", folder / "base")
-    checkpoint = CheckpointSettings(every_steps=1)
-    compare(folder, list(names), quick=True, lora=LoraSettings(rank=0), checkpoint=checkpoint)
+    checkpoint, evaluation = CheckpointSettings(every_steps=1), EvaluationSettings(tasks=["number"], every_steps=1)
+    compare(folder, list(names), quick=True, lora=LoraSettings(rank=0), checkpoint=checkpoint, evaluation=evaluation)
     for name in names:
         run_path = folder / f"cached {name}"
         weights = load_file(run_path / "checkpoints" / "step-000002" / "weights.safetensors")

@@ -284,7 +284,7 @@ def test_memory_that_runs_out_in_an_evaluation_and_in_a_step_is_used_in_smaller_
 def test_texts_that_are_longer_than_max_length_are_counted(encoder: SentenceEncoder) -> None:
     long = Triple("word " * 300, "Animal moves.", "Dog sleeps.")
     assert list(long_texts(encoder, [*TRIPLES, long])) == [
-        "1 of 39 sampled texts have more than 100 tokens (--model.max-length): the rest of each is not read"
+        "1 of 39 sampled texts have more than 100 tokens (--model.max-length): the rest of these texts is not read"
     ]
     assert not list(long_texts(encoder, [*TRIPLES * 3, long])), "fewer than 1 %"
     (line,) = long_texts(encoder, [long] * 2500)

@@ -339,7 +339,7 @@ def _check_tokens(encoder: SentenceEncoder, texts: Iterable[SidedText]) -> None:
                 plain, instructions = split_instructions(text.text for text in block if text.side == side)
                 of_side = encoder_of_side[side]
                 starts = [text[:_CHECKED_CHARACTERS] for text in plain]
-                of_side.tokenize(starts, instructions=instructions if of_side.prompt.takes_instruction else ())
+                of_side.tokenize(starts, 0, instructions if of_side.prompt.takes_instruction else ())
         except ValueError:  # rare, so the texts are checked one by one only now
             for text in block:
                 (plain_text,), instructions = split_instructions([text.text])

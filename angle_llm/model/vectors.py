@@ -248,7 +248,7 @@ def tokenizer_state(tokenizer: Any) -> str:
 def untokenizable(encoder: SentenceEncoder, text: str, instructions: Instructions = ()) -> str:
     """Return why a text, with its instruction if one is given, has no token ids; empty if it has token ids."""
     try:
-        encoder.tokenize([text], instructions=instructions)
+        encoder.tokenize([text], 0, instructions)
     except ValueError as error:
         return str(error).removeprefix("text 0: ").removeprefix("text 0 ").removesuffix(".")
     return ""

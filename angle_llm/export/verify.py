@@ -92,7 +92,7 @@ def verify(forms: Sequence[FormPath], options: VerifyOptions | None = None) -> V
     options = options or VerifyOptions()
     try:
         return _verify(forms, options)
-    except Exception as error:
+    except Exception as error:  # libraries raise a lack of memory in many classes
         if not is_out_of_memory(error) or options.device is not None or torch_device(None).type == "cpu":
             raise
     log("the GPU has too little memory for the comparison in float32: it is repeated on the CPU")

@@ -1,18 +1,31 @@
 """Small corpora, and `embed_corpus` on them with the arguments of the command."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pyarrow import parquet
 
 from angle_llm.data.corpus import Corpus
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.vectors import ShardOptions, VectorForm
+from angle_llm.model.vectors import VectorForm
+from angle_llm.settings.commands import EmbedSettings
 from angle_llm.tools.embed import EmbedJob, embed_corpus
 
-OPTIONS = ShardOptions(format="parquet", rows=4)
+
+@dataclass(frozen=True)
+class Options:
+    """The flags of `embed` that change the shards."""
+
+    format: Literal["parquet", "npy"] = "parquet"
+    rows: int = 4
+    store_text: bool = False
+    skip_bad: bool = False
+
+
+OPTIONS = Options()
 TEXTS = [f"A {who} {does}." for who in ("man", "dog", "cat", "child") for does in ("runs", "eats", "sleeps")] + ["End"]
 """13: three blocks of four, and one of one."""
 
@@ -26,7 +39,7 @@ def embed(
     encoder: SentenceEncoder,
     input: Path,
     folder: Path,
-    options: ShardOptions = OPTIONS,
+    options: Options = OPTIONS,
     *,
     id_column: str | None = None,
     target: Path | None = None,
@@ -37,9 +50,17 @@ def embed(
     """Embed a corpus as the command does after it loads the encoder."""
     corpus = Corpus.open(input, id_column=id_column)
     survey = corpus.survey(skip_bad=options.skip_bad)
-    options = ShardOptions("bare npy", options.rows, options.store_text, options.skip_bad) if target else options
+    settings = EmbedSettings(
+        model="tiny",
+        input=input,
+        output=target or folder,
+        format=options.format,
+        shard_rows=options.rows,
+        store_text=options.store_text,
+        on_bad_row="skip" if options.skip_bad else "error",
+    )
     vectors = VectorForm(encoder.dimensions, **{"dim": encoder.dimensions, **form})
-    return embed_corpus(EmbedJob(corpus, survey, encoder, "tiny", vectors, options, folder, target, rank, world_size))
+    return embed_corpus(EmbedJob(settings, corpus, survey, encoder, vectors, folder, rank, world_size))
 
 
 def table(folder: Path) -> dict[str, list[Any]]:

@@ -66,7 +66,7 @@ def test_each_side_is_encoded_with_its_prompt(kind: str, tmp_path: Path) -> None
     assert np.array_equal(again.encode_query(TEXTS), query)
     assert np.array_equal(given.encode_query(TEXTS), document)
     assert np.array_equal(again.for_side("document").encode(TEXTS), document)
-    for use in (encoder.encode, encoder.tokenize, encoder.encode_complex, lambda _: encoder.prompt):
+    for use in (encoder.encode, encoder.tokenize, lambda _: encoder.prompt):
         with pytest.raises(ValueError, match="encode_query"):
             use(TEXTS)
 

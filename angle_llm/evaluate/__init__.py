@@ -3,7 +3,7 @@
 from angle_llm.evaluate.bootstrap import Interval, PairScores, UndefinedCorrelationError, compare, pearson, spearman
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import read_groups
-from angle_llm.evaluate.sts import PUBLISHED, evaluate, sts_main, sts_score
+from angle_llm.evaluate.sts import PUBLISHED, evaluate, sts_score
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsPair, StsTask, read_pairs, read_task, select_tasks
 
 __all__ = [
@@ -23,6 +23,5 @@ __all__ = [
     "read_task",
     "select_tasks",
     "spearman",
-    "sts_main",
     "sts_score",
 ]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -153,7 +152,7 @@ def resampled_spearman(x_P: ArrayLike, y_P: ArrayLike, *, resamples: int = RESAM
     from scipy.stats import rankdata
 
     x, y = np.asarray(x_P), np.asarray(y_P)
-    blocks = []
+    blocks = [np.empty(0)]  # the result without resamples
     for drawn_BP in _draws(len(x), resamples, stream):
         # Ranks minus their mean: multiples of 1/2, so that the sums are exact.
         x_BP, y_BP = (rankdata(values[drawn_BP], axis=1) - (len(x) + 1) / 2 for values in (x, y))
@@ -266,8 +265,8 @@ def compare(
     def spearman_of_both(name: str, our_scores: PairScores, their_scores: PairScores) -> _TwoModels:
         if not np.array_equal(our_scores.gold, their_scores.gold):
             raise ValueError(f"--against: task {name!r} has different pairs. Evaluate both models on the same files.")
-        our_value, ours_B = _spearman(our_scores, resamples, stream=name)
-        their_value, theirs_B = _spearman(their_scores, resamples, stream=name)
+        our_value, ours_B, _ = spearman_of(our_scores, resamples, stream=name)
+        their_value, theirs_B, _ = spearman_of(their_scores, resamples, stream=name)
         return _TwoModels(len(our_scores.gold), np.array([our_value, their_value]), np.array([ours_B, theirs_B]))
 
     tasks = {name: spearman_of_both(name, ours[name], theirs[name]) for name in common}
@@ -288,13 +287,13 @@ def compare(
     )
 
 
-def _spearman(scores: PairScores, resamples: int, stream: str) -> tuple[float, Floats]:
-    """Return Spearman × 100 of scored pairs and of B bootstrap resamples (B,); NaN if the correlation is undefined."""
-    with suppress(UndefinedCorrelationError):
+def spearman_of(scores: PairScores, resamples: int, stream: str) -> tuple[float, Floats, str | None]:
+    """Return Spearman × 100 of scored pairs and of B bootstrap resamples (B,), and the reason if it is undefined (NaN)."""
+    try:
         value = 100 * spearman(scores.cosine, scores.gold)
-        resampled_B = resampled_spearman(scores.cosine, scores.gold, resamples=resamples, stream=stream)
-        return value, 100 * resampled_B
-    return math.nan, np.full(resamples, math.nan)
+    except UndefinedCorrelationError as reason:
+        return math.nan, np.full(resamples, math.nan), str(reason)
+    return value, 100 * resampled_spearman(scores.cosine, scores.gold, resamples=resamples, stream=stream), None
 
 
 def _mean_difference_of(tasks: Sequence[_TwoModels]) -> Difference:

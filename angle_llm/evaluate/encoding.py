@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +137,9 @@ def encode_distinct(encode: Encode, texts: Iterable[InstructedText]) -> EncodedT
     return EncodedTexts(dict.fromkeys(SIDES, row_of), embeddings_ND, seconds)
 
 
+Evaluated = TypeVar("Evaluated")
+
+
 @dataclass(frozen=True)
 class EncoderFacts:
     """Prompt, pooling and maximum length of an evaluated encoder, for reports and JSON files.
@@ -193,6 +196,15 @@ def encode_functions(
     if encoder.side is not None or not encoder.prompts.differ:
         return function_of(encoder), None
     return function_of(encoder.for_side("query")), function_of(encoder.for_side("document"))
+
+
+def evaluate_model(
+    settings: EvalSettings, model: str, evaluate: Callable[..., Evaluated], tasks: Sequence[Any], **options: Any
+) -> tuple[Evaluated, EncoderFacts]:
+    """Open the encoder `model`; return the result of `evaluate` on tasks, and the facts of the encoder."""
+    encoder = open_encoder(settings, model)
+    encode, encode_document = encode_functions(encoder)
+    return evaluate(encode, tasks, encode_document=encode_document, **options), EncoderFacts.of(encoder)
 
 
 def write_results(

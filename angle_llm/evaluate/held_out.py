@@ -25,12 +25,12 @@ from angle_llm.data.mixture import sets_of
 from angle_llm.data.sources import MTEB, Source, evaluation_source, resolve_source
 from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
 from angle_llm.evaluate.bootstrap import compare as compare_pairs
-from angle_llm.evaluate.encoding import Encode, Rows, encode_distinct, encode_functions, encode_sides
+from angle_llm.evaluate.encoding import Encode, Rows, encode_distinct, encode_functions
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_answers, read_beir, read_classes
 from angle_llm.evaluate.sts import evaluate_defined
-from angle_llm.evaluate.sts_tasks import StsTask, read_pairs, texts_of_pairs
+from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
 from angle_llm.evaluate.task_files import unique_names
 from angle_llm.io import sha256_of
 from angle_llm.model.unit_vectors import unit_rows
@@ -209,13 +209,14 @@ def held_out_evaluation(
     if not files and (settings.columns or settings.format != "auto"):
         flag = "columns" if settings.columns else "format"
         raise SettingsError(f"--evaluation.{flag}: expected a file in --evaluation.tasks, got none.")
-    if settings.corpus is not None and not any(_kind(source, settings) == "answers" for source in files):
+    formats = {_reading(source, settings)[1] for source in files}
+    if settings.corpus is not None and not formats - {"scored_pair", "labelled_text"}:
         raise SettingsError(
             "--evaluation.corpus adds candidates to questions and answers: expected a file of questions and answers in "
             "--evaluation.tasks, got none. If a column was read as a score, set --evaluation.format positive_pair."
         )
 
-    if settings.score_range is not None and not any(_reading(source, settings).score_range for source in files):
+    if settings.score_range is not None and "scored_pair" not in formats:
         raise SettingsError(
             "--evaluation.score-range: expected a file of scored pairs in --evaluation.tasks, got none."
         )
@@ -280,35 +281,28 @@ def _read_task(source: Source, settings: EvaluationSettings, micro_batch_tokens:
         return _mteb_task(source.text.removeprefix(MTEB), micro_batch_tokens)
     if source.kind == "beir":
         return _retrieval_task(read_beir(source), judged=True)
-    reading = _reading(source, settings)
-    kind = _kind(source, settings)
-    if kind == "answers":
-        return _retrieval_task(read_answers(reading, settings.corpus, source=source), judged=False)
-    if kind == "labelled_text":
+    reading, format = _reading(source, settings)
+    if format == "scored_pair":
+        return _sts_task(read_pairs(source, reading.columns, settings.score_range))
+    if format == "labelled_text":
         return _retrieval_task(read_classes(reading, source), judged=True)
-    return _sts_task(read_pairs(source, reading.columns, reading.score_range))
+    return _retrieval_task(read_answers(reading, settings.corpus, source=source), judged=False)
 
 
-def _reading(source: Source, settings: EvaluationSettings) -> DataSource:
-    """Return the settings to read a file in `evaluation.tasks`, with those `evaluation.columns` that the file has."""
-    columns = {name: column for name, column in settings.columns.items() if column in source.columns}
-    reading = _TaskSource(path=source.name, columns=columns, format=settings.format)
-    has_scores = settings.score_range is not None and open_examples(reading, source).format == "scored_pair"
-    return replace(reading, score_range=settings.score_range) if has_scores else reading
-
-
-def _kind(source: Source, settings: EvaluationSettings) -> str:
-    """Return what a file in `evaluation.tasks` has: scored_pair, labelled_text, or answers (of questions).
+def _reading(source: Source, settings: EvaluationSettings) -> tuple[DataSource, str]:
+    """Return the settings to read a file in `evaluation.tasks`, with those `evaluation.columns` that it has, and its format.
 
     Raises:
         SettingsError: for a file with NLI rows.
     """
-    format = open_examples(_reading(source, settings), source).format
+    columns = {name: column for name, column in settings.columns.items() if column in source.columns}
+    reading = _TaskSource(path=source.name, columns=columns, format=settings.format)
+    format = open_examples(reading, source).format
     if format.startswith("nli"):
         raise SettingsError(
             f"--evaluation.tasks: {source.text} has NLI rows; expected scored pairs, or questions and answers."
         )
-    return format if format in ("scored_pair", "labelled_text") else "answers"
+    return reading, format
 
 
 def _function_task(name: str, function: EvaluationFunction) -> HeldOutTask:
@@ -334,7 +328,7 @@ def _sts_task(task: StsTask) -> HeldOutTask:
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> tuple[MetricValues, Items]:
         correlations = evaluate_defined(encode, encode_document, task)
         metrics = {"spearman": correlations.spearman, "pearson": correlations.pearson}
-        return metrics | _geometry(encode, encode_document, task), correlations.scores.cosine
+        return metrics | _geometry(encode, task, correlations.scores), correlations.scores.cosine
 
     def compare(ours: Items, theirs: Items) -> Difference:
         gold = np.array([pair.score for pair in task.pairs])
@@ -348,22 +342,19 @@ def _sts_task(task: StsTask) -> HeldOutTask:
     return HeldOutTask(task.name, "spearman", measure, compare, keys)
 
 
-def _geometry(encode: Encode, encode_document: Encode | None, task: StsTask) -> MetricValues:
+def _geometry(encode: Encode, task: StsTask, scores: PairScores) -> MetricValues:
     """Return alignment and uniformity of the embeddings of a task (Wang & Isola, arXiv 2005.10242).
 
     With embeddings of length 1, alignment is the mean squared distance of the pairs in the top fifth of the range of scores,
     and uniformity the logarithm of the mean of exp(-2 d²) over the distances d of different first sentences, at most
     `_UNIFORMITY_TEXTS`. Lower is better for both. They are not × 100.
     """
-    firsts, seconds = texts_of_pairs(task.pairs, one_prompt=encode_document is None)
-    encoded = encode_sides(encode, encode_document, firsts, seconds)
-    left_PD, right_PD = unit_rows(encoded.rows(firsts)), unit_rows(encoded.rows(seconds, "document"))
-    texts_ND = unit_rows(encoded.rows(list(dict.fromkeys(firsts))[:_UNIFORMITY_TEXTS]))
-    score_P = np.array([pair.score for pair in task.pairs])
-    similar_P = score_P >= score_P.min() + 0.8 * (score_P.max() - score_P.min())
+    firsts = dict.fromkeys(instructed(pair.sentence1, pair.instruction) for pair in task.pairs)
+    texts_ND = unit_rows(encode_distinct(encode, list(firsts)[:_UNIFORMITY_TEXTS]).embeddings_ND)
+    similar_P = scores.gold >= scores.gold.min() + 0.8 * np.ptp(scores.gold)
     cosines = (texts_ND @ texts_ND.T)[np.triu_indices(len(texts_ND), 1)]
     return {
-        "alignment": float((2 - 2 * (left_PD * right_PD).sum(axis=1))[similar_P].mean()),
+        "alignment": float((2 - 2 * scores.cosine[similar_P]).mean()),
         "uniformity": float(np.log(np.exp(4 * cosines - 4).mean())) if len(cosines) else 0.0,  # d² = 2 - 2 cos
     }
 

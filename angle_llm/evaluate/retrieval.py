@@ -46,9 +46,8 @@ from angle_llm.evaluate.encoding import (
     EncoderFacts,
     Rows,
     check_names,
-    encode_functions,
     encode_sides,
-    open_encoder,
+    evaluate_model,
     write_results,
 )
 from angle_llm.evaluate.results import (
@@ -131,7 +130,6 @@ class EvaluatedModel:
     """
 
     name: str
-    max_length: int
     facts: Mapping[str, object]
     digests: Mapping[str, str]
     values: Mapping[str, Mapping[str, Sequence[float]]]
@@ -158,18 +156,13 @@ class EvaluatedModel:
             if values_MQ.shape[1:] != (len(task["query_ids"]),) or not np.isfinite(values_MQ).all():
                 raise ValueError(f"task {task_name!r}: expected a finite value of each query")
         digests = {task_name: task["digest"] for task_name, task in content["tasks"].items()}
-        return cls(name, encoder.max_length, facts, digests, values)
+        return cls(name, facts, digests, values)
 
 
-@dataclass(frozen=True)
-class RetrievalComparison:
-    """Differences × 100 in retrieval metrics between an evaluated model and `other`, by task and metric.
+Comparison: TypeAlias = tuple[EvaluatedModel, dict[str, dict[str, Difference]]]
+"""A model, and the differences × 100 in retrieval metrics between the evaluated model and this model, by task and metric.
 
-    p-values are not corrected for the number of metrics.
-    """
-
-    other: EvaluatedModel
-    tasks: dict[str, dict[str, Difference]]
+p-values are not corrected for the number of metrics."""
 
 
 # ----------------------------------------------------------------------------------------------- ranks and metrics
@@ -434,13 +427,6 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
         if path.endswith(".json")
     }
 
-    def evaluate_model(model: str, resamples: int, **options: Any) -> tuple[RetrievalResults, EncoderFacts]:
-        encoder = open_encoder(settings, model)
-        encode, encode_document = encode_functions(encoder)
-        options |= {"encode_document": encode_document, "resamples": resamples}
-        results = evaluate_retrieval(encode, tasks, **options)
-        return results, EncoderFacts.of(encoder)
-
     def evaluated(model: str, results: RetrievalResults, encoder: EncoderFacts) -> EvaluatedModel:
         return EvaluatedModel.of(model, results.to_dict() | {"encoder": asdict(encoder)})
 
@@ -449,7 +435,7 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
         from angle_llm.model.reranker import Reranker
 
         reranking = Reranking(Reranker(settings.rerank, device=settings.device).scores, settings.top)
-    results, encoder = evaluate_model(settings.model, RESAMPLES, reranking=reranking)
+    results, encoder = evaluate_model(settings, settings.model, evaluate_retrieval, tasks, reranking=reranking)
     ours = evaluated(settings.model, results, encoder)
     comparisons = []
     if settings.rerank is not None:
@@ -459,13 +445,15 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
         comparisons.append(compare_queries(ours, replace(ours, name=name, facts=facts, values=values)))
 
     def write() -> None:
-        differences = [{"other": comparison.other.name, "tasks": comparison.tasks} for comparison in comparisons]
+        differences = [{"other": other.name, "tasks": tasks} for other, tasks in comparisons]
         text = retrieval_report(results, ours, comparisons)
         write_results(settings, METRIC, text, results.to_dict() | {"comparisons": differences}, encoder)
 
     try:
         for against in settings.against:
-            theirs = stored.get(against) or evaluated(against, *evaluate_model(against, resamples=0))
+            theirs = stored.get(against) or evaluated(
+                against, *evaluate_model(settings, against, evaluate_retrieval, tasks, resamples=0)
+            )
             comparisons.append(compare_queries(ours, theirs))
     except Exception:  # not on Ctrl-C: a program that resumes must not take incomplete results for complete ones
         write()
@@ -474,7 +462,7 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
     return results
 
 
-def compare_queries(ours: EvaluatedModel, theirs: EvaluatedModel) -> RetrievalComparison:
+def compare_queries(ours: EvaluatedModel, theirs: EvaluatedModel) -> Comparison:
     """Compare the retrieval metrics of two models on all tasks of `ours`, on the same bootstrap resamples of queries.
 
     Differences are `ours` minus `theirs`.
@@ -493,15 +481,13 @@ def compare_queries(ours: EvaluatedModel, theirs: EvaluatedModel) -> RetrievalCo
             metric: mean_difference(of_queries, theirs.values[name][metric], stream=name)
             for metric, of_queries in values.items()
         }
-    return RetrievalComparison(theirs, differences)
+    return theirs, differences
 
 
 # ---------------------------------------------------------------------------------------------------------- report
 
 
-def retrieval_report(
-    results: RetrievalResults, ours: EvaluatedModel, comparisons: Sequence[RetrievalComparison] = ()
-) -> str:
+def retrieval_report(results: RetrievalResults, ours: EvaluatedModel, comparisons: Sequence[Comparison]) -> str:
     """Return the Markdown report of a retrieval evaluation: a table for each task, then notes.
 
     A table has the facts of the model and its metrics, then these values of each compared model, and the differences.
@@ -518,16 +504,16 @@ def retrieval_report(
         notes.append("accuracy: nearest class mean. 5NN: most frequent class of 5 neighbours. MAP: texts of the class.")
     if comparisons:
         notes.append(
-            f"Compared with {' and '.join(comparison.other.name for comparison in comparisons)}. A positive difference means "
+            f"Compared with {' and '.join(other.name for other, _ in comparisons)}. A positive difference means "
             f"that {ours.name} is better. If the 95 % interval of a difference includes 0, the difference is not clear. p is "
             "two-sided and not corrected for several metrics or models. Texts per second depend on the machine and its other "
             "work."
         )
-    for comparison in comparisons:
-        if comparison.other.max_length != ours.max_length:
+    for other, _ in comparisons:
+        if other.facts["tokens"] != ours.facts["tokens"]:
             notes.append(
-                f"{comparison.other.name} truncates texts at {comparison.other.max_length} tokens, this model at "
-                f"{ours.max_length}, which can change scores as much as training: set --max-length."
+                f"{other.name} truncates texts at {other.facts['tokens']} tokens, this model at {ours.facts['tokens']}, which "
+                "can change scores as much as training: set --max-length."
             )
     # A table for each task, with four columns for each compared model.
     tables = []
@@ -535,10 +521,10 @@ def retrieval_report(
         header = [task.label, short_name(ours.name), "95 %"]
         rows: list[list[object]] = [[label, fact, None] for label, fact in ours.facts.items()]
         rows += [[name, metric.value, metric.interval] for name, metric in task.metrics.items()]
-        for comparison in comparisons:
-            header += [short_name(comparison.other.name), "difference", "95 %", "p"]
-            cells: list[list[object]] = [[fact, None, None, None] for fact in comparison.other.facts.values()]
-            cells += map(difference_cells, comparison.tasks[task.name].values())
+        for other, differences in comparisons:
+            header += [short_name(other.name), "difference", "95 %", "p"]
+            cells: list[list[object]] = [[fact, None, None, None] for fact in other.facts.values()]
+            cells += map(difference_cells, differences[task.name].values())
             rows = [[*row, *of_other] for row, of_other in zip(rows, cells, strict=True)]
         tables.append(table(header, rows, words=1))
         answers = f"{task.answers:,} answers" if task.answers else "the texts of a class are its answers"

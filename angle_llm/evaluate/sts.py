@@ -29,8 +29,7 @@ from angle_llm.evaluate.bootstrap import (
     compare,
     pearson,
     percentile_interval,
-    resampled_spearman,
-    spearman,
+    spearman_of,
 )
 from angle_llm.evaluate.encoding import (
     RESAMPLES,
@@ -40,7 +39,7 @@ from angle_llm.evaluate.encoding import (
     check_names,
     encode_functions,
     encode_sides,
-    open_encoder,
+    evaluate_model,
     write_results,
 )
 from angle_llm.evaluate.results import (
@@ -134,11 +133,8 @@ class StsResults(Results[StsTaskResult]):
 
         The entry `pairs` has the cosine similarities and gold scores that `read_scores` reads.
         """
-        content = super().to_dict()
         return {
-            "variant": " + ".join(dict.fromkeys(task.variant for task in self.tasks.values())),
-            "sentences": content.pop("texts"),
-            **content,
+            **super().to_dict(),
             "pairs": {
                 name: {"cosine": scores.cosine.tolist(), "gold": scores.gold.tolist()}
                 for name, scores in self.scores.items()
@@ -233,18 +229,13 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int) -> tupl
 
 def _correlations(scores: PairScores, resamples: int, stream: str) -> tuple[Correlations, Floats]:
     """Return the correlations of scored pairs, and Spearman × 100 in each of B bootstrap resamples (B,)."""
-    values = (math.nan, math.nan)
-    undefined = None
-    resampled_B = np.full(resamples, math.nan)
-    try:
-        values = 100 * spearman(scores.cosine, scores.gold), 100 * pearson(scores.cosine, scores.gold)
-        if resamples:
-            resampled_B = 100 * resampled_spearman(scores.cosine, scores.gold, resamples=resamples, stream=stream)
-    except UndefinedCorrelationError as reason:
-        undefined = f"cosines (first) and gold scores (second): {reason}"
-    interval = percentile_interval(resampled_B) if resamples else None
+    spearman, resampled_B, undefined = spearman_of(scores, resamples, stream)
     correlations = Correlations(
-        pairs=len(scores.gold), spearman=values[0], pearson=values[1], undefined=undefined, interval=interval
+        pairs=len(scores.gold),
+        spearman=spearman,
+        pearson=math.nan if undefined else 100 * pearson(scores.cosine, scores.gold),
+        undefined=undefined and f"cosines (first) and gold scores (second): {undefined}",
+        interval=percentile_interval(resampled_B) if resamples else None,
     )
     return correlations, resampled_B
 
@@ -288,14 +279,8 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
                 f"Other sentences for the other (--variant, --edits), so not the same test: {', '.join(differ)}."
             )
 
-    def evaluate_model(model: str, resamples: int) -> tuple[StsResults, EncoderFacts]:
-        encoder = open_encoder(settings, model)
-        encode, encode_document = encode_functions(encoder)
-        results = evaluate(encode, tasks, encode_document=encode_document, resamples=resamples)
-        return results, EncoderFacts.of(encoder)
-
     # Evaluate, compare, report.
-    results, facts = evaluate_model(settings.model, RESAMPLES)
+    results, facts = evaluate_model(settings, settings.model, evaluate, tasks, resamples=RESAMPLES)
     comparison = None
 
     def write() -> None:
@@ -305,7 +290,7 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
     try:
         if against is not None:
             if theirs is None:
-                their_results, their_facts = evaluate_model(against, resamples=0)
+                their_results, their_facts = evaluate_model(settings, against, evaluate, tasks)
                 other_name = f"{against} ({their_facts})"
                 theirs = their_results.scores
             comparison = compare(results.scores, theirs)

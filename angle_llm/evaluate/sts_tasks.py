@@ -123,14 +123,8 @@ def select_tasks(
         FileNotFoundError: for a missing directory or file, or if no published task is available.
         ValueError: if a task is selected twice, if `columns` is set without a file, or a task without a directory.
     """
-    if columns and not any(map(_is_path, names)):
-        raise SettingsError("--columns names columns of files: expected a file in --tasks, got none.")
-    if score_range and not any(map(_is_path, names)):
-        raise SettingsError("--score-range is for files: expected a file in --tasks, got none.")
-    if score_range and score_range[0] == score_range[1]:
-        raise SettingsError(
-            f"--score-range: expected two different numbers, such as 1 0, got {score_range[0]:g} twice."
-        )
+    if (columns or score_range) and not any(map(_is_path, names)):
+        raise SettingsError("--columns and --score-range are for files: expected a file in --tasks, got none.")
     if variant != "auto" and data_dir is None:
         raise SettingsError(f"--variant {variant}: expected STS tasks of --data-dir, which is not set.")
     text = variant
@@ -152,11 +146,7 @@ def select_tasks(
         read_pairs(files[name], columns, score_range) if name in files else read_task(data_dir, name, text)
         for name in names
     ]
-    sources = [files.get(name) for name in names]
-    unique = [
-        f"{source.folder.name}/{name}" if source is not None and name in TASKS else name
-        for name, source in zip(unique_names([task.name for task in tasks], sources), sources, strict=True)
-    ]
+    unique = unique_names([task.name for task in tasks], [files.get(name) for name in names], reserved=TASKS)
     renamed = zip(tasks, unique, strict=True)
     return [task if name == task.name else replace(task, name=name, label=name) for task, name in renamed]
 
@@ -212,6 +202,8 @@ def read_pairs(
     Raises:
         DataError: if the file does not exist or lacks columns; for a malformed row with file and line.
     """
+    if score_range and score_range[0] == score_range[1]:
+        raise SettingsError(f"score range: expected two different numbers, such as 1 0, got {score_range[0]:g} twice.")
     source = evaluation_source(path)
     if source.kind not in ("file", "starter", "rows"):
         raise DataError(
@@ -272,8 +264,7 @@ def _pairs(
     for row in source.good_rows(columns):
         subtask = str(row.values.get(group) or "")
         value = None if instruction in columns else row.values.get(instruction)
-        is_blank = value is None or (isinstance(value, str) and not value.strip())
-        instructed = "" if is_blank else text_of(row, instruction)
+        instructed = text_of(row, instruction) if str(value or "").strip() else ""
         score = (score_of(row, gold) - low) / (high - low)
         yield StsPair(text_of(row, first), text_of(row, second), score, subtask, instructed)
         empty = False

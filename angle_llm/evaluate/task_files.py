@@ -50,17 +50,18 @@ def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str])
     return complete
 
 
-def unique_names(names: Sequence[str], sources: Sequence[Source | None]) -> list[str]:
+def unique_names(names: Sequence[str], sources: Sequence[Source | None], reserved: Sequence[str] = ()) -> list[str]:
     """Make task names unique: equal names get their folders as prefixes, such as stsb/test and sick/test.
 
-    `sources` has the source of each task; None: a task without a file of its own. Lone surrogates, of file names that
+    `sources` has the source of each task; None: a task without a file of its own. A file with a name in `reserved` gets
+    its folder too. Lone surrogates, of file names that
     are not UTF-8, are escaped, because results with them cannot be stored.
 
     Raises:
         SettingsError: if two tasks have equal names in folders with equal names.
     """
     unique = [
-        name if source is None or names.count(name) == 1 else f"{source.folder.name}/{name}"
+        name if source is None or [*names, *reserved].count(name) == 1 else f"{source.folder.name}/{name}"
         for name, source in zip(names, sources, strict=True)
     ]
     if repeated := {name for name in unique if unique.count(name) > 1}:

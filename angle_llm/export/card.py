@@ -14,7 +14,7 @@ import yaml
 
 from angle_llm import __version__
 from angle_llm.export.exported_folder import LIBRARY, ExportFacts
-from angle_llm.export.formats.llama_cpp import GGUF_NAME, Usage, is_gguf_export, stored_facts
+from angle_llm.export.formats.llama_cpp import Usage, is_gguf_export
 from angle_llm.export.formats.onnx_folder import is_onnx_folder, onnx_usage
 from angle_llm.export.programs import program_notes
 from angle_llm.model.source.checks import MERGE_NAME, ArtifactError, is_saved_encoder, model_inside, read_json
@@ -33,7 +33,7 @@ class CardFacts:
 
     form: str
     """adapter, whole, or the target of an export."""
-    usage: EncoderCard | ExportFacts
+    usage: EncoderCard | ExportFacts | Usage
     """Prompt, pooling, normalisation and maximum length of the encoder."""
     base: str | None
     """Name of the base model; None if it is unknown."""
@@ -63,9 +63,7 @@ class CardFacts:
         # Exported encoders.
         if is_gguf_export(folder):
             gguf_usage = Usage.read(folder)
-            _, pooling = stored_facts(folder / GGUF_NAME)
-            facts = ExportFacts(gguf_usage.prompt, pooling, gguf_usage.max_length, normalize=gguf_usage.normalize)
-            return cls(form="gguf", usage=facts, instructions=gguf_usage.described(), **of_merged)
+            return cls(form="gguf", usage=gguf_usage, instructions=gguf_usage.described(), **of_merged)
         exported = ExportFacts.read(folder)
         if exported is not None and is_onnx_folder(folder):
             return cls(form="onnx", usage=exported, instructions=onnx_usage(folder), **of_merged)

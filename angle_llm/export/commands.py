@@ -32,11 +32,6 @@ def merge_main(settings: MergeSettings) -> None:
     options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype", "composite")}
     _print_verification(replace(settings, out=out), merge, others=others, **options)
     print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
-    if others:
-        print(
-            "The verdict is for the first encoder alone. Compare the combination with each model: angle-llm eval sts --model "
-            "OUT --against MODEL --data-dir DATA"
-        )
 
 
 def export_main(settings: ExportSettings) -> None:
@@ -105,11 +100,9 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
         server={"send_prompt": settings.send_prompt, "model": settings.server_model},
     )
     result = verify(forms, options)
-    try:
-        if settings.json is not None:
-            write_json(settings.json.expanduser(), result.to_dict())
-    finally:
-        print(result.text())
+    print(result.text())
+    if settings.json is not None:
+        write_json(settings.json.expanduser(), result.to_dict())
     if result.holds and result.base_difference is None and any(map(is_server, forms)):
         sys.exit(3)
     sys.exit(0 if result.holds else 1)

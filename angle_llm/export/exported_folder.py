@@ -18,8 +18,7 @@ from typing_extensions import Self
 
 from angle_llm import __version__
 from angle_llm.io import write_json
-from angle_llm.model.source.checks import EXPORT_NAME, ArtifactError, is_saved_encoder, read_json
-from angle_llm.model.source.sentence_transformers_folder import find_sentence_transformers
+from angle_llm.model.source.checks import EXPORT_NAME, as_artifact_error, read_json
 from angle_llm.prompts import Side, SidePrompts
 from angle_llm.settings.parsing import need_library
 
@@ -67,19 +66,9 @@ class ExportFacts:
         if not path.is_file():
             return None
         stored = read_json(path)
-        try:
+        with as_artifact_error(path):
             values = {field.name: stored[field.name] for field in fields(cls) if field.name in stored}
             return cls(**values | {"prompt": SidePrompts.from_dict(stored["prompt"], where=str(path))})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"{path} is damaged ({error}). Export the encoder again.") from error
-
-
-def is_sentence_transformers_folder(path: str | Path) -> bool:
-    """Return whether a path is a sentence-transformers folder and not a saved encoder of this package.
-
-    A saved encoder is not counted, although sentence-transformers can open some saved encoders too.
-    """
-    return find_sentence_transformers(Path(path).expanduser()) is not None and not is_saved_encoder(path)
 
 
 class ProgramModel:

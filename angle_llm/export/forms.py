@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from angle_llm.export.exported_folder import LIBRARY, SentenceTransformersModel, is_sentence_transformers_folder
+from angle_llm.export.exported_folder import LIBRARY, SentenceTransformersModel
 from angle_llm.export.formats.llama_cpp import LlamaCppModel, is_gguf_export
 from angle_llm.export.formats.onnx_folder import OnnxModel, is_onnx_folder
 from angle_llm.model.encoder import SentenceEncoder
@@ -28,6 +28,7 @@ from angle_llm.model.layers.quantization import dequantize
 from angle_llm.model.source.checks import is_saved_encoder
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import resolve_model
+from angle_llm.model.source.sentence_transformers_folder import find_sentence_transformers
 from angle_llm.serve.client import ServerModel, is_server
 
 FormPath: TypeAlias = str | Path
@@ -36,8 +37,6 @@ Form: TypeAlias = SentenceEncoder | SentenceTransformersModel | OnnxModel | Llam
 """An opened form: an encoder, or the interface of another program that computes it."""
 PACKAGES = {LIBRARY: "sentence_transformers", "onnx": "onnxruntime", "llama.cpp": "xllamacpp", "server": ""}
 """Module of the program by kind of form; "" for a server."""
-_NOT_STORED = ("prompt", "pooling", "max_length", "attention", "layers", "dimensions")
-"""Names in the usage of an encoder that a backbone does not store."""
 
 
 def kind_of(path: FormPath) -> str:
@@ -48,24 +47,19 @@ def kind_of(path: FormPath) -> str:
         return "onnx"
     if is_gguf_export(path):
         return "llama.cpp"
-    if is_sentence_transformers_folder(path):
-        return LIBRARY
-    if not is_saved_encoder(path):
-        return "backbone"
-    return "whole model" if EncoderCard.read(Path(path).expanduser()).base is None else "adapter"
+    if is_saved_encoder(path):
+        return "whole model" if EncoderCard.read(Path(path).expanduser()).base is None else "adapter"
+    return "backbone" if find_sentence_transformers(Path(path).expanduser()) is None else LIBRARY
 
 
-def open_form(
-    path: FormPath, usage: Mapping[str, Any], *, device: str | None = None, original_base: bool = False
-) -> Form:
+def open_form(path: FormPath, usage: Mapping[str, Any], *, device: str | None = None) -> Form:
     """Open a stored version of an encoder.
 
     Args:
         path: folder or name of a model, or URL of a server.
-        usage: values for forms that do not store them: prompt, pooling, max_length, normalize and, if present, attention,
-            layers and dimensions; for servers also send_prompt and model.
+        usage: values for forms that do not store them: prompt, pooling, max_length and normalize; for servers also
+            send_prompt and model.
         device: device of the computation; None: the best available.
-        original_base: apply an adapter to the stored base weights, not to the values in training (rounded, dequantised).
 
     Raises:
         ServerError, FileNotFoundError, ArtifactError, MissingLibraryError: see `verify`.
@@ -80,10 +74,8 @@ def open_form(
     if kind == LIBRARY:
         return SentenceTransformersModel(path, device=device, prompt=usage["prompt"], pooling=usage["pooling"])
     options: dict[str, Any] = {}
-    if kind == "adapter" and original_base:
-        options = {"dtype": "float32", "bits": None}
     if kind == "backbone":
-        options = {name: usage[name] for name in _NOT_STORED if name in usage}
+        options = {name: usage[name] for name in ("prompt", "pooling", "max_length") if name in usage}
     encoder = SentenceEncoder.from_pretrained(path, device=device, **options)
     if kind == "backbone" and "normalize" in usage:
         encoder = encoder.changed(model=encoder.model.changed(normalize=usage["normalize"]))

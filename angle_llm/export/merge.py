@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -77,8 +77,6 @@ def merge(
     *,
     others: Sequence[str | Path] = (),
     weights: Sequence[float] = (),
-    method: Literal["linear", "slerp"] = "linear",
-    base: Literal["dequantised", "original"] = "dequantised",
     dtype: str = "float32",
     composite: bool = False,
     check: bool = True,
@@ -86,12 +84,9 @@ def merge(
 ) -> Verification | None:
     """Merge a saved LoRA adapter into its base, write the whole model to a folder, and return its comparison with the adapter.
 
-    With `others`, combine models of one base, tensor by tensor: W_i are the weights of model i with its adapter merged,
-    and w_i its number in `weights`, divided by their sum. A mean of LoRA matrices would be another model.
-
-        linear   sum of w_i W_i (model soups, arXiv 2203.05482)
-        slerp    (sin((1 - w_2) a) W_1 + sin(w_2 a) W_2) / sin(a), where a is the angle between the flattened tensors
-                 (Shoemake 1985; as in mergekit); linear if |cos a| > 0.9995, or for a tensor of zeros
+    With `others`, combine models of one base: the sum of w_i W_i (model soups, arXiv 2203.05482), where W_i are the weights
+    of model i with its adapter merged, and w_i its number in `weights`, divided by their sum. A mean of LoRA matrices would
+    be another model.
 
     The folder is first compared with the first encoder alone. Then its weights are replaced by the combination and compared.
 
@@ -100,9 +95,6 @@ def merge(
         out: folder of the merged model.
         others: adapters and whole models with equal base, prompt, pooling, lengths and tokenizer, or the untrained base.
         weights: a number for each model; empty: equal weights.
-        method: formula of the combination; slerp is for two models.
-        base: "dequantised" merges into the weights that the adapter was trained on. "original" merges into the stored
-            weights; the result then differs slightly from an adapter that was trained on a quantised base.
         dtype: dtype of the merged weights, which are computed in float32 and rounded once.
         composite: of a multimodal base, write the composite model: the merged weights replace the weights of its text model,
             and all other tensors are unchanged. False: the text model alone.
@@ -115,11 +107,11 @@ def merge(
         ArtifactError: for an adapter that cannot be merged, a base with other weights than in training, a target that
             would overwrite its inputs, or `composite` without a multimodal base.
         VerificationError: if the merged model differs from the adapter; nothing is written.
-        ValueError: for `weights` or a method that do not fit the models.
+        ValueError: for `weights` that do not fit the models.
     """
     # What is merged: one adapter, or several models with their shares.
     models = [str(run), *map(str, others)]
-    shares = _shares(models, weights, method)
+    shares = _shares(models, weights)
     sources = [resolve_model(model) for model in models]
     first = next((number for number, source in enumerate(sources) if source.card is not None), None)
     if first is None:
@@ -127,10 +119,9 @@ def merge(
         raise ArtifactError(f"merge: expected a saved encoder with {CARD_NAME}, got {' and '.join(models)}.{hint}")
     if not others and sources[0].adapter is None:
         raise ArtifactError(f"merge: expected a saved adapter, got {run}. A whole model needs no merge.")
-    original = base == "original"
-    parts = _open_parts(sources, sources[first], Path(out).expanduser(), original)
+    parts = _open_parts(sources, sources[first], Path(out).expanduser())
     weights_of_parts = [(part.weights, part.adapter) for part in parts]
-    merged = MergedWeights(weights_of_parts, shares, method == "slerp")
+    merged = MergedWeights(weights_of_parts, shares)
     encoder_folder = Path(sources[first].location.name)
     skeleton = parts[first].weights.skeleton
     composite_model = _open_composite(parts[first], encoder_folder) if composite else None
@@ -139,7 +130,7 @@ def merge(
     card = next((part for part in parts if part.source.card is None), parts[first]).card
     adapter = parts[first].adapter
     named_parts = [{"name": model, "weight": share} for model, share in zip(models, shares, strict=True)]
-    made_from: dict[str, Any] = {"method": method, "parts": named_parts}
+    made_from: dict[str, Any] = {"parts": named_parts}
     if not others and adapter is not None:
         options = {key: adapter.config.get(key) for key in ("r", "lora_alpha", "use_rslora", "use_dora")}
         made_from = {"adapter_sha256": adapter.sha256, "adapter": options}
@@ -147,9 +138,8 @@ def merge(
         "base": card.base,
         "base_revision": card.base_revision,
         "base_fingerprint": card.base_fingerprint,
-        "base_weights": base,
-        "base_dtype": "float32" if original else card.dtype,
-        "bits": None if original else card.bits,
+        "base_dtype": card.dtype,
+        "bits": card.bits,
         "layers": card.layers,
         **made_from,
         "dtype": dtype,
@@ -164,7 +154,7 @@ def merge(
         _write_usage(folder, skeleton, composite_model, encoder_folder, card, dtype)
         write_json(folder / MERGE_NAME, provenance)
         name = f"{out} with the weights of {models[first]} alone" if others else str(out)
-        verify_options = VerifyOptions(device=device, original_base=original)
+        verify_options = VerifyOptions(device=device)
         report = finish_folder(folder, encoder_folder, name, verify_options if check else None)
         if others and report is not None:
             _write_weights(folder, skeleton, composite_model, merged, torch_dtype(dtype))
@@ -172,7 +162,7 @@ def merge(
             count = count_differences(written, skeleton.state_dict(), merged)
             if count.wrong:
                 raise VerificationError(f"{out} was not written: {count}; most in {count.worst_tensor}.")
-            combination = f"{method}, {' and '.join(f'{share:.4g}' for share in shares)}"
+            combination = " and ".join(f"{share:.4g}" for share in shares)
             note = (
                 f"The comparison is of {file_name(models[first])} alone. Then the weights were replaced by the combination "
                 f"({combination}): {count}."
@@ -184,17 +174,15 @@ def merge(
     return write_directory(Path(out).expanduser(), fill, writer="")
 
 
-def _shares(models: Sequence[str], weights: Sequence[float], method: str) -> list[float]:
+def _shares(models: Sequence[str], weights: Sequence[float]) -> list[float]:
     """Return the share of each model in a merge: its weight divided by their sum, or equal shares without weights.
 
     Raises:
-        ValueError: for `weights` or a method that do not fit the models.
+        ValueError: for `weights` that do not fit the models.
     """
     weights = list(weights) or [1.0] * len(models)
     if len(weights) != len(models) or not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
         raise ValueError(f"--weights: expected {len(models)} numbers, 0 or larger and not all 0; got {weights}.")
-    if method == "slerp" and len(models) != 2:
-        raise ValueError(f"--method slerp: expected two models, got {len(models)}.")
     return [weight / sum(weights) for weight in weights]
 
 
@@ -236,8 +224,8 @@ class _Part(NamedTuple):
     adapter: LoraAdapter | None
 
 
-def _open_parts(sources: Sequence[ModelSource], first: ModelSource, target: Path, original: bool) -> list[_Part]:
-    """Open the inputs of a merge. `original` opens bases as stored, instead of rounded or quantized as in training.
+def _open_parts(sources: Sequence[ModelSource], first: ModelSource, target: Path) -> list[_Part]:
+    """Open the inputs of a merge, with bases rounded or quantized as in training.
 
     A model without a card is the untrained base of `first`, and gets its card.
 
@@ -257,7 +245,7 @@ def _open_parts(sources: Sequence[ModelSource], first: ModelSource, target: Path
             weights = open_base(source.location, dtype="float32")
         else:
             if card not in opened:
-                opened[card] = open_adapters_base(folder, card, original=original)
+                opened[card] = open_adapters_base(folder, card)
             weights = opened[card]
         adapter = None if source.adapter is None else read_adapter(folder)
         if adapter is not None:

@@ -29,6 +29,7 @@ from angle_llm.model.source.checks import (
     PROCESSOR_FILES,
     TOKENIZER_FILES,
     ArtifactError,
+    as_artifact_error,
     check_links,
     check_model_files,
     read_json,
@@ -170,15 +171,13 @@ def _training(settings: PushSettings, folder: Path, facts: CardFacts) -> tuple[s
     base: str | None = None
     card_arguments: dict[str, Any] = {}
     if run is not None:
-        try:
+        with as_artifact_error(f"--run {run}"):
             text = (run / "settings.yaml").read_text(encoding="utf-8")
             stored = yaml.safe_load(text) or {}
             base = stored.get("model", {}).get("path")
             first = text.partition("\n")[0]
             passed = {"passed_in_python": first.removeprefix(PASSED)} if first.startswith(PASSED) else {}
             card_arguments["settings"] = passed | _without_paths(stored)
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
         best = read_json(run / "best.json") if (run / "best.json").is_file() else {}
         is_made = facts.origin or facts.form not in ("adapter", "whole")
         is_other = parent == run.expanduser().resolve() and folder.resolve().name != "model" and not is_made
@@ -202,17 +201,13 @@ def _read_scores(path: Path) -> list[tuple[str, str, float]]:
         ValueError: if the file cannot be read or has other content.
     """
     scores: list[tuple[str, str, float]] = []
-    try:
+    with as_artifact_error(f"--results {path}"):
         for name, task in read_json(path)["tasks"].items():
             if "metrics" in task:
                 metric, values = next(iter(task["metrics"].items()))
                 scores.append((name, metric, float(values["value"])))
             elif task["spearman"] is not None:
                 scores.append((f"{name} ({task['variant']})", "spearman", float(task["spearman"])))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"--results: expected a file of `angle-llm eval sts --json` or `eval retrieval --json`, got {path} ({error})."
-        ) from error
     return scores
 
 

@@ -39,7 +39,6 @@ from angle_llm.model.source.artifact import write_directory, write_earlier_names
 from angle_llm.model.source.backbone import BackboneLocation, find_composite, load_config, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, MERGE_NAME, ArtifactError, read_json
 from angle_llm.model.source.dense import dense_folders
-from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import locate
 from angle_llm.model.source.sentence_transformers_folder import library_pooling, library_prompts, write_library_files
 from angle_llm.model.source.tokenizer import SentenceTokenizer, SideTokenizers
@@ -110,14 +109,14 @@ def export_sentence_transformers(
     query = card.prompt.query
     prompts = dict[str, str]()
     default_name = None
+    base = load_config(locate(card.base or str(source)), card.base_revision)
     # As `library_prompts` needs it.
     is_prefix = query.tokenization == "joined" and not (query.tail or query.edits) and query.head == query.head.lstrip()
     included = tokenizers.query
-    cannot_include = is_prefix and included.template.head and (changed_names(tokenizer) or _is_rebuilt(source, card))
+    cannot_include = is_prefix and included.template.head and (changed_names(tokenizer) or base.model_type == _REBUILT)
     if card.prompt.differ or cannot_include:
         prompts, default_name = library_prompts(card.prompt, source)
         included = SentenceTokenizer(tokenizer, replace(load_prompt("plain"), append=query.append), card.max_length)
-    base = load_config(locate(card.base or str(source)), card.base_revision)
     exported = prompt_tokenizer(included, base.get_text_config().vocab_size)
 
     def fill(folder: Path) -> Verification | None:
@@ -149,12 +148,6 @@ def export_sentence_transformers(
         return finish_folder(folder, source, str(out), VerifyOptions(side=side, device=device) if check else None)
 
     return write_directory(target, fill, writer="")
-
-
-def _is_rebuilt(source: Path, card: EncoderCard) -> bool:
-    """Return whether `AutoTokenizer` would rebuild the tokenizer of the exported folder (see `_REBUILT`)."""
-    location = locate(card.base or str(source))
-    return bool(load_config(location, card.base_revision).model_type == _REBUILT)
 
 
 def _weights_files(folder: Path) -> list[Path]:

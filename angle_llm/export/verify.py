@@ -27,7 +27,7 @@ from angle_llm.export.comparison import (
     Verification,
     compare_forms,
 )
-from angle_llm.export.exported_folder import LIBRARY, ExportFacts, is_sentence_transformers_folder
+from angle_llm.export.exported_folder import LIBRARY, ExportFacts
 from angle_llm.export.forms import PACKAGES, Form, FormPath, convert_to_float32, kind_of, open_form, saved_folder
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.tokenizer import changed_names
@@ -69,8 +69,6 @@ class VerifyOptions:
     """Device of the computation; None: the best available."""
     names: Sequence[str] | None = None
     """Names of the forms in the report; None: the paths."""
-    original_base: bool = False
-    """Apply adapters to the stored base weights, not to the values in training (rounded, dequantised)."""
     base: str | None = None
     """The untrained base of the first form; None: as stored with it, if it is stored."""
     server: Mapping[str, Any] = field(default_factory=dict)
@@ -107,10 +105,9 @@ def _verify(forms: Sequence[FormPath], options: VerifyOptions) -> Verification:
     kinds = [kind_of(path) for path in paths]
     if kinds[0] in PACKAGES:
         raise ValueError(f"{names[0]} ({kinds[0]}) does not store how it was trained. Name the original encoder first.")
-    open_options: dict[str, Any] = {"device": options.device, "original_base": options.original_base}
 
     # Vectors of the first form and of its untrained base.
-    encoder = open_form(paths[0], {}, **open_options)
+    encoder = open_form(paths[0], {}, device=options.device)
     assert isinstance(encoder, SentenceEncoder)
     prompts = encoder.prompts if options.side is None else load_prompts(encoder.prompts.of(options.side))
     sides: Sides = SIDES if prompts.differ else [options.side]
@@ -135,19 +132,19 @@ def _verify(forms: Sequence[FormPath], options: VerifyOptions) -> Verification:
     sided_texts = [(text, side) for side in sides for text in texts]
     comparisons = []
     for path, form_kind, name in zip(paths[1:], kinds[1:], names[1:], strict=True):
-        form = open_form(path, {**usage, **options.server}, **open_options)
+        form = open_form(path, {**usage, **options.server}, device=options.device)
         encoded = _encode(form, form_kind, name, texts, options.score, sides)
         expected_difference = base_difference if is_trained else None
         comparison = compare_forms(first, encoded, sided_texts, options.tolerance, expected_difference)
         form_problems = list(comparison.problems)
         stored = [(paths[0], first.facts), (path, encoded.facts)]
-        weights = _count_wrong_weights(stored, options.original_base)
+        weights = _count_wrong_weights(stored)
         if weights and weights.wrong and options.tolerance is None:
             form_problems.append(f"{weights}; most in {weights.worst_tensor}")
         if isinstance(form, ServerModel):
             notes += [f"{name}: {note}" for note in form.notes]
             if form_problems:
-                original = open_form(paths[0], {}, **open_options)
+                original = open_form(paths[0], {}, device=options.device)
                 assert isinstance(original, SentenceEncoder)
                 convert_to_float32(original)
                 rows = (first.rows_ND, encoded.rows_ND, base_ND)
@@ -175,7 +172,7 @@ def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[FormPath]) -> tupl
     `forms` are the paths of the stored versions. The note gives the number of skipped texts and the reason.
     """
     # Added tokens whose name an exported tokenizer reads as plain text give other ids. A server may use such a tokenizer.
-    exported = [ExportFacts.read(Path(form).expanduser()) for form in forms if is_sentence_transformers_folder(form)]
+    exported = [ExportFacts.read(Path(form).expanduser()) for form in forms]
     split_names = {name for facts in exported if facts is not None for name in facts.plain_names}
     if any(map(is_server, forms)) and hasattr(encoder.tokenizer, "backend_tokenizer"):
         split_names |= set(changed_names(encoder.tokenizer, with_prompt=True))
@@ -198,17 +195,16 @@ def _library_versions(forms: Sequence[FormPath]) -> str:
     return ", ".join(f"{name} {getattr(module, '__version__', 'unknown')}" for name, module in modules.items())
 
 
-def _count_wrong_weights(forms: list[tuple[FormPath, FormFacts]], original_base: bool) -> WeightsCount | None:
+def _count_wrong_weights(forms: list[tuple[FormPath, FormFacts]]) -> WeightsCount | None:
     """Compare the stored weights of an adapter and a model, and return the number of weights that differ from a merge.
 
     `forms` has the path and facts of two stored versions of an encoder, in any order. The result is None unless one
-    form is an adapter and the second a model that is not quantised. `original_base` merges into the stored base weights,
-    not into the values in training.
+    form is an adapter and the second a model that is not quantised.
     """
     (adapter, its), (model, facts) = sorted(forms, key=lambda form: form[1].kind != "adapter")
     if its.kind != "adapter" or facts.kind not in ("whole model", "backbone", LIBRARY) or "bits" in facts.dtype:
         return None
-    return count_wrong(Path(adapter).expanduser(), model, facts.dtype, original=original_base)
+    return count_wrong(Path(adapter).expanduser(), model, facts.dtype)
 
 
 def finish_folder(folder: Path, source: Path, name: str, options: VerifyOptions | None) -> Verification | None:

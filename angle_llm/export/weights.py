@@ -9,7 +9,6 @@ is in memory at a time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +49,6 @@ class MergedWeights:
     """The weights of each model, and its adapter, if any."""
     shares: Sequence[float] = (1.0,)
     """Weight of each model; the sum is 1."""
-    spherical: bool = False
 
     def tensor(self, name: str, *, exactly: bool = False) -> tuple[Tensor, Any]:
         """Return the tensor `name` of the merged model, which must not be changed, and a bound of its rounding error.
@@ -73,34 +71,23 @@ class MergedWeights:
             bounds.append(bound)
         if len(tensors) == 1 or not tensors[0].is_floating_point():
             return tensors[0], bounds[0]
-        factors = self.shares
-        if self.spherical:
-            first, second = (tensor.flatten().double() for tensor in tensors)
-            share = self.shares[1]
-            cosine = float(first @ second / first.norm() / second.norm())
-            if abs(cosine) <= 0.9995:  # false for NaN, the cosine of a zero tensor
-                angle = math.acos(cosine)
-                factors = [math.sin((1 - share) * angle) / math.sin(angle), math.sin(share * angle) / math.sin(angle)]
-        terms = list(zip(factors, tensors, bounds, strict=True))
-        # 2^-24: the factors of slerp depend on the rounding of the tensors.
-        bound = sum(factor * (error + 2.0**-24 * tensor.abs()) for factor, tensor, error in terms) if exactly else 0
-        total: Any = sum(factor * tensor.double() for factor, tensor, _ in terms)
+        terms = list(zip(self.shares, tensors, bounds, strict=True))
+        bound = sum(share * error for share, _, error in terms)
+        total: Any = sum(share * tensor.double() for share, tensor, _ in terms)
         return total, bound
 
 
-def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> BaseWeights:
-    """Open the base weights of a saved adapter, with the values in training (rounded, dequantised) or as stored.
+def open_adapters_base(source: Path, card: EncoderCard) -> BaseWeights:
+    """Open the base weights of a saved adapter, with the values in training (rounded, dequantised).
 
-    `source` is the folder of the adapter, and `card` its encoder card (metadata). `original` opens the weights as
-    stored.
+    `source` is the folder of the adapter, and `card` its encoder card (metadata).
 
     Raises:
         FileNotFoundError, ArtifactError: if the base is missing, damaged, or has other weights than in training.
     """
-    dtype, bits = ("float32", None) if original else (card.dtype, card.bits)
     location = replace(locate(card.base or ""), bidirectional=card.attention is not None)
-    base = open_base(location, dtype=dtype, revision=card.base_revision, bits=bits)
-    card.check_base(base.fingerprint(), dtype, source)
+    base = open_base(location, dtype=card.dtype, revision=card.base_revision, bits=card.bits)
+    card.check_base(base.fingerprint(), card.dtype, source)
     if card.layers is not None:
         cut_layers(base.skeleton, card.layers)
         shapes = {name: tensor.shape for name, tensor in base.skeleton.state_dict().items()}
@@ -110,7 +97,7 @@ def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> Ba
     return base
 
 
-def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool = False) -> WeightsCount | None:
+def count_wrong(adapter: Path, model: str | Path, dtype: str) -> WeightsCount | None:
     """Count the stored weights of a merged model that differ from a float32 merge of an adapter into its base.
 
     Return None for a model that cannot be compared: a GGUF file, which rounds differently; a folder that only another
@@ -120,7 +107,6 @@ def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool 
         adapter: folder of the adapter.
         model: folder or name of the merged model.
         dtype: dtype of the stored weights.
-        original: merge into the stored base weights instead of the values in training.
 
     Raises:
         FileNotFoundError, ArtifactError: for a base that cannot be opened, or an adapter that is not supported.
@@ -134,7 +120,7 @@ def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool 
         stored = None
     if stored is None:
         return None
-    base = open_adapters_base(adapter, EncoderCard.read(adapter), original=original)
+    base = open_adapters_base(adapter, EncoderCard.read(adapter))
     shapes = {name: tensor.shape for name, tensor in base.skeleton.state_dict().items()}
     stored_shapes = {name: tensor.shape for name, tensor in stored.skeleton.state_dict().items()}
     extra = stored_shapes.keys() - shapes.keys()  # biases of 0, if Qwen2 is stored as LLaMA

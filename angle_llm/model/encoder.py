@@ -241,8 +241,7 @@ class SentenceEncoder:
         """Return an encoder that uses only the first `layers` and the first `dimensions`; None keeps all.
 
         The result shares its weights and can be saved and trained. Embeddings lose little quality if the encoder was
-        trained for truncation (setting `nested`); otherwise they can lose much. `encode_complex` splits the kept
-        dimensions into halves.
+        trained for truncation (setting `nested`); otherwise they can lose much.
 
         Raises:
             ValueError: if the encoder has fewer layers or dimensions, or if its first layers compute other states without
@@ -457,22 +456,6 @@ class SentenceEncoder:
         left_ND, right_MD = (unit_rows(np.atleast_2d(rows), np.float32) for rows in (left, right))
         cosines: Rows = left_ND @ right_MD.T
         return cosines
-
-    def encode_complex(
-        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
-    ) -> np.ndarray[Any, np.dtype[np.complex64]]:
-        """Return complex embeddings (N, D/2), complex64: first half real parts, second half imaginary parts.
-
-        The angle loss splits embeddings in the same way.
-
-        Raises:
-            ValueError: if the encoder has an odd number of dimensions.
-        """
-        if self.dimensions % 2:
-            raise ValueError(f"expected an even number of dimensions, got {self.dimensions}.")
-        rows_ND = self.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
-        real, imaginary = np.split(rows_ND, 2, axis=1)
-        return np.asarray(real + 1j * imaginary, dtype=np.complex64)
 
     def tokenize(self, texts: Sequence[str], first: int = 0, instructions: Instructions = ()) -> list[list[int]]:
         """Return the token ids of each text, with prompt and special tokens; arguments as in `SentenceTokenizer`."""

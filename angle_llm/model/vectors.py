@@ -72,8 +72,6 @@ class VectorForm:
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
     precision: Precision = "float32"
-    complex: bool = False
-    """Whether the first half of a vector is stored as real parts, and the second half as imaginary parts."""
 
     @property
     def kept(self) -> int:
@@ -105,14 +103,10 @@ class VectorForm:
                     "--precision float32."
                 )
             rows = rows.astype(np.float16)
-        if self.complex:  # only with float32 or float16, checked in `EmbedSettings`
-            return dict(zip(("real", "imaginary"), np.split(rows, 2, axis=1), strict=True))
         return {"embedding": rows}
 
     def restored(self, columns: Mapping[str, Array]) -> Array:
         """Convert stored columns, as returned by `stored`, to vectors (N, K) in float32. Binary values become +1 and -1."""
-        if self.complex:
-            return np.concatenate([columns["real"], columns["imaginary"]], axis=1).astype(np.float32)
         rows: Array = columns["embedding"]
         if self.precision == "binary":
             return np.unpackbits(rows, axis=1, count=self.kept).astype(np.float32) * 2 - 1
@@ -121,28 +115,10 @@ class VectorForm:
         return rows.astype(np.float32)
 
 
-@dataclass(frozen=True)
-class ShardOptions:
-    """How embeddings are written to shards: file format, rows per shard, texts, and treatment of invalid rows."""
-
-    format: Literal["parquet", "npy", "bare npy"]
-    """Files of a shard.
-
-    parquet: vectors and other columns in a Parquet file. npy: vectors in a .npy file, other columns in a Parquet file.
-    bare npy: only the vectors, in a .npy file.
-    """
-    rows: int
-    """Number of input rows per shard; skipped rows are not in the shard."""
-    store_text: bool = False
-    """Whether the texts are stored with the vectors."""
-    skip_bad: bool = False
-    """Whether invalid input rows, such as empty texts, are skipped; otherwise they raise an error."""
-
-
 def write_shard(
     folder: Path,
     name: str,
-    options: ShardOptions,
+    format: str,
     columns: Mapping[str, Array],
     text_columns: Mapping[str, Any],
     skipped: Sequence[Mapping[str, Any]],
@@ -152,6 +128,8 @@ def write_shard(
     Args:
         folder: existing folder.
         name: name of the files, without suffix.
+        format: parquet: vectors and other columns in a Parquet file. npy: vectors in a .npy file, other columns in a
+            Parquet file. bare npy: only the vectors, in a .npy file.
         columns: columns of the vectors, from `VectorForm.stored`.
         text_columns: the columns `row`, `id` and `text`, as requested.
         skipped: the skipped rows as JSON objects; written only if there are any.
@@ -163,18 +141,12 @@ def write_shard(
     table = {column: pyarrow.array(values, types[column]) for column, values in text_columns.items()}
     if SCALE in columns:
         table[SCALE] = pyarrow.array(columns[SCALE])
-    if options.format == "parquet":
-        for column, values in columns.items():
-            if values.ndim == 2:  # all but the scale
-                flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
-                table[column] = pyarrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    if format == "parquet":
+        flat = pyarrow.array(np.ascontiguousarray(columns["embedding"]).reshape(-1))
+        table["embedding"] = pyarrow.FixedSizeListArray.from_arrays(flat, columns["embedding"].shape[1])
     else:
-        is_complex = "real" in columns
-        matrix = (
-            (columns["real"] + 1j * columns["imaginary"]).astype(np.complex64) if is_complex else columns["embedding"]
-        )
-        np.save(folder / f"{name}.npy", matrix, allow_pickle=False)
-    if options.format != "bare npy":
+        np.save(folder / f"{name}.npy", columns["embedding"], allow_pickle=False)
+    if format != "bare npy":
         # Without a dictionary, because values rarely repeat. The bytes do not depend on the number of threads.
         parquet.write_table(pyarrow.table(table), folder / f"{name}.parquet", use_dictionary=False, compression="zstd")
     if skipped:
@@ -403,6 +375,5 @@ def _read_shard(folder: Path, shard: Shard, form: VectorForm) -> Piece:
         for name, values in ((name, column.combine_chunks()) for name, column in columns.items())
     }
     if ".npy" in paths:
-        matrix = np.load(paths[".npy"], allow_pickle=False)
-        arrays |= {"real": matrix.real, "imaginary": matrix.imag} if np.iscomplexobj(matrix) else {"embedding": matrix}
+        arrays["embedding"] = np.load(paths[".npy"], allow_pickle=False)
     return Piece(arrays["row"], form.restored(arrays), ids, texts)

@@ -23,7 +23,7 @@ from angle_llm.settings.parsing import (
 
 REST, CORPUS = "train", "corpus"
 """Names of files that `data split` writes besides the parts: the rows of no part, and the distinct second texts."""
-FilterName = Literal["copied", "language", "repeated", "many documents", "not found"]
+FilterName = Literal["copied", "language", "repeated", "not found"]
 """Filters of `data questions`."""
 
 
@@ -72,9 +72,6 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
     """Number of first dimensions to keep; rows are cut before they are scaled. None: all."""
     precision: Literal["float32", "float16", "int8", "binary"] = "float32"
     """Type of the stored values. int8: with a scale per row, the largest magnitude / 127. binary: the signs, eight per byte."""
-    complex: bool = False
-    """Store the first half of a vector as real parts and the second half as imaginary parts: two columns, or complex64 in
-    .npy."""
     format: Literal["parquet", "npy"] = "parquet"
     """Where a folder holds the vectors: in a column of the Parquet shards, or in a .npy file beside each shard."""
     shard_rows: Positive = 8192
@@ -86,18 +83,10 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
     and list it in a .skipped.jsonl file beside the shard or the .npy file."""
 
     def __post_init__(self) -> None:
-        whole = self.precision in ("float32", "float16")
-        in_shards = self.id_column or self.store_text or self.precision == "int8"
-        for wrong, message in (
-            (self.complex and self.dim, "--dim cuts a vector whose halves --complex stores as pairs. Use one of them."),
-            (self.complex and not whole, f"--complex needs --precision float32 or float16, got {self.precision}."),
-            (
-                self.one_file and in_shards,
-                "--id-column, --store-text and --precision int8 need more than one .npy file. Give a folder as --output.",
-            ),
-        ):
-            if wrong:
-                raise SettingsError(message)
+        if self.one_file and (self.id_column or self.store_text or self.precision == "int8"):
+            raise SettingsError(
+                "--id-column, --store-text and --precision int8 need more than one .npy file. Give a folder as --output."
+            )
 
     @property
     def one_file(self) -> bool:
@@ -549,8 +538,8 @@ class QuestionFiles(EncoderName):
 
     filters: tuple[FilterName, ...] = get_args(FilterName)
     """Filters to apply. copied: --copied-words consecutive words of the passage. language: another language than the
-    passage. repeated: similar to an earlier question to the same document. many documents: similar to a question to another
-    document. not found: a search with --model does not find the document."""
+    passage. repeated: similar to an earlier question to the same document. not found: a search with --model does
+    not find the document."""
     first: Positive = 20
     """The document must be among this many first results (not found)."""
     copied_words: Positive = 7

@@ -23,11 +23,6 @@ class MergeSettings:
     is OUT."""
     weights: tuple[float, ...] = ()
     """Weight of each model in a combination, such as 0.7 0.3; they are divided by their sum. Empty: equal weights."""
-    method: Literal["linear", "slerp"] = "linear"
-    """linear: the weighted mean of the weights. slerp: spherical interpolation of two models, tensor by tensor."""
-    base: Literal["dequantised", "original"] = "dequantised"
-    """dequantised: merge into the weights of training (rounded to the dtype of training, dequantised). original: merge
-    into the stored weights of the base; the result of an adapter that was trained on 4 bits then differs slightly."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Dtype of the stored weights. The merge is computed in float32 and rounded once. Between vectors before and after,
     1 - cos is about 1e-12 in float32. bfloat16 has half the size and 1e-4 to 6e-3; above 1e-3 it is refused."""

@@ -26,7 +26,6 @@ from angle_llm.model.vectors import (
     INDEX,
     SKIPPED,
     Array,
-    ShardOptions,
     VectorForm,
     encoder_identity,
     join_arrays,
@@ -69,15 +68,7 @@ def embed_main(settings: EmbedSettings) -> None:
     # Encoder, and form of the vectors.
     encoder = _load_encoder(settings, world_size)
     form = _vector_form(settings, encoder)
-    shards = ShardOptions(
-        format="bare npy" if settings.one_file else settings.format,
-        rows=settings.shard_rows,
-        store_text=settings.store_text,
-        skip_bad=settings.on_bad_row == "skip",
-    )
-    target = output if settings.one_file else None
-    job = EmbedJob(corpus, survey, encoder, settings.model, form, shards, folder, target, rank, world_size)
-    rows = embed_corpus(job)
+    rows = embed_corpus(EmbedJob(settings, corpus, survey, encoder, form, folder, rank, world_size))
     if rank == 0:
         skipped = f"; skipped {survey.rows - rows} bad rows, see *.skipped.jsonl" if rows < survey.rows else ""
         print(f"{rows} rows of {form.kept} dimensions in {settings.output}{skipped}")
@@ -107,11 +98,9 @@ def _vector_form(settings: EmbedSettings, encoder: SentenceEncoder) -> VectorFor
     size = encoder.dimensions
     if settings.dim is not None and settings.dim > size:
         raise SettingsError(f"--dim must be at most {size}, the dimensions of {settings.model}, got {settings.dim}.")
-    if settings.complex and size % 2:
-        raise SettingsError(f"--complex needs an even number of dimensions; {settings.model} has {size}.")
     # Cut rows are no longer of length 1.
     normalize = settings.normalize or (encoder.normalize and settings.dim is not None)
-    return VectorForm(size, settings.dim or size, normalize, settings.precision, settings.complex)
+    return VectorForm(size, settings.dim or size, normalize, settings.precision)
 
 
 def _check_output(path: Path, input: Path) -> None:
@@ -136,24 +125,25 @@ def _check_output(path: Path, input: Path) -> None:
 class EmbedJob:
     """What is embedded, where the vectors are written, and the share of this process: every `world_size`-th shard."""
 
+    settings: EmbedSettings
     corpus: Corpus
     survey: Survey
     encoder: SentenceEncoder
-    model: str
-    """Name or path that the encoder was loaded from."""
     form: VectorForm
-    shards: ShardOptions
     folder: Path
-    """Folder of the shards."""
-    target: Path | None = None
-    """The .npy file to write in place of the folder, if any."""
+    """Folder of the shards; removed at the end if the output is one file."""
     rank: int = 0
     world_size: int = 1
+
+    @property
+    def format(self) -> str:
+        """Format of the files of a shard, for `write_shard`."""
+        return "bare npy" if self.settings.one_file else self.settings.format
 
     @cached_property
     def names(self) -> list[str]:
         """Names of all shards, those of other processes included."""
-        return [f"shard-{block:06d}" for block in range(-(-self.survey.rows // self.shards.rows))]
+        return [f"shard-{block:06d}" for block in range(-(-self.survey.rows // self.settings.shard_rows))]
 
 
 def embed_corpus(job: EmbedJob) -> int:
@@ -165,7 +155,7 @@ def embed_corpus(job: EmbedJob) -> int:
         FolderError: if the folder contains other files, or was started with other input, model or settings.
         DataError: if a row cannot be embedded and bad rows are not skipped, or the input changes meanwhile.
     """
-    names = job.names
+    names, settings = job.names, job.settings
     if job.rank >= len(names):
         return 0
     with ResumableFolder(job.folder, _identity(job), option="--output", index=INDEX, rank=job.rank) as parts:
@@ -179,24 +169,21 @@ def embed_corpus(job: EmbedJob) -> int:
             time.sleep(_POLL_SECONDS)
         # The index or the target.
         manifests = [parts.manifest(name) for name in names]
-        if not job.shards.skip_bad and any(manifest["values"]["skipped"] for manifest in manifests):
+        if settings.on_bad_row == "error" and any(manifest["values"]["skipped"] for manifest in manifests):
             raise DataError("an earlier command skipped rows, expected none; fix the rows, or set --on-bad-row skip")
         rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
-        if job.target is None:
-            _finish_folder(job, parts, rows)
-        else:
+        if settings.one_file:
             paths = [job.folder / file["name"] for manifest in manifests for file in manifest["files"]]
-            _finish_file(paths, job.target)
+            _finish_file(paths, settings.output.expanduser())
             remove_folder(job.folder)
+        else:
+            _finish_folder(job, parts, rows)
         return rows
 
 
 def _identity(job: EmbedJob) -> dict[str, Any]:
-    """Return all inputs that change the vectors; paths and the number of processes do not change them.
-
-    A shard with skipped rows is written again if bad rows are no longer skipped (`_is_done`).
-    """
-    corpus, survey, shards = job.corpus, job.survey, job.shards
+    """Return all inputs that change the vectors; paths and the number of processes do not change them."""
+    corpus, survey, settings = job.corpus, job.survey, job.settings
     return {
         "format_version": FORMAT_VERSION,
         "input": {
@@ -207,7 +194,7 @@ def _identity(job: EmbedJob) -> dict[str, Any]:
         },
         "model": encoder_identity(job.encoder),
         "vectors": asdict(job.form),
-        "layout": {"format": shards.format, "rows": shards.rows, "store_text": shards.store_text},
+        "layout": {"format": job.format, "rows": settings.shard_rows, "store_text": settings.store_text},
     }
 
 
@@ -227,8 +214,8 @@ def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
     from angle_llm.model.pipeline import encode_blocks
 
     assigned = range(job.rank, len(job.names), job.world_size)
-    missing = {block for block in assigned if not _is_done(job, parts, job.names[block])}
-    size = job.shards.rows
+    missing = {block for block in assigned if not parts.is_whole(job.names[block])}
+    size = job.settings.shard_rows
     rows_of = {block: min(size, job.survey.rows - block * size) for block in assigned}
     done = sum(rows_of[block] for block in assigned if block not in missing)
     blocks = (_tokenized(job, block) for block in job.corpus.blocks(size, missing.__contains__))
@@ -246,15 +233,10 @@ def _write_shards(job: EmbedJob, parts: ResumableFolder) -> None:
         log(str(rates))
 
 
-def _is_done(job: EmbedJob, parts: ResumableFolder, name: str) -> bool:
-    """Return whether a shard is written. Unless bad rows are skipped, a shard with skipped rows is written again."""
-    return parts.is_whole(name) and (job.shards.skip_bad or not parts.manifest(name)["values"]["skipped"])
-
-
 def _tokenized(job: EmbedJob, block: TextBlock) -> tuple[_ShardTexts, list[list[int]]]:
     """Return the texts and bad rows of a block, and the token ids of the texts.
 
-    Raises `DataError` for a bad row, unless `skip_bad` is set.
+    Raises `DataError` for a bad row, unless bad rows are skipped.
     """
     encoder = job.encoder
     rows = dict(enumerate(block.rows, block.first))
@@ -269,7 +251,7 @@ def _tokenized(job: EmbedJob, block: TextBlock) -> tuple[_ShardTexts, list[list[
         for number, reason in reasons.items():
             bad[number] = (texts.pop(number).place, reason)
         ids = encoder.tokenize([row.text for row in texts.values()])
-    if bad and not job.shards.skip_bad:
+    if bad and job.settings.on_bad_row == "error":
         raise bad_row(*bad[min(bad)], SKIP)
     return _ShardTexts(block, texts, bad), ids
 
@@ -280,7 +262,7 @@ def _write_shard(job: EmbedJob, parts: ResumableFolder, shard: _ShardTexts, vect
     Raises:
         DataError: for a vector that is not finite, or if the corpus has changed.
     """
-    block, texts, shards = shard.block, shard.texts, job.shards
+    block, texts = shard.block, shard.texts
     job.corpus.check_unchanged(job.survey)  # a resumed run keeps the shard
     for position in np.flatnonzero(~np.isfinite(vectors).all(axis=1)):
         place = list(texts.values())[position].place
@@ -288,12 +270,14 @@ def _write_shard(job: EmbedJob, parts: ResumableFolder, shard: _ShardTexts, vect
     text_columns: dict[str, Any] = {"row": np.array(list(texts), dtype=np.int64)}
     if job.corpus.id_column is not None:
         text_columns["id"] = [row.id for row in texts.values()]
-    if shards.store_text:
+    if job.settings.store_text:
         text_columns["text"] = [row.text for row in texts.values()]
     bad = sorted(shard.bad.items())
     skipped = [{"row": number, "place": where, "reason": reason} for number, (where, reason) in bad]
     name, columns = job.names[block.number], job.form.stored(vectors)
-    fill = partial(write_shard, name=name, options=shards, columns=columns, text_columns=text_columns, skipped=skipped)
+    fill = partial(
+        write_shard, name=name, format=job.format, columns=columns, text_columns=text_columns, skipped=skipped
+    )
     parts.write(name, fill, {"first": block.first, "rows": len(texts), "skipped": len(skipped)})
 
 
@@ -304,10 +288,11 @@ def _finish_folder(job: EmbedJob, parts: ResumableFolder, rows: int) -> None:
 
     encoder, corpus = job.encoder, job.corpus
     # A model on the hub is stored with its commit, whatever branch was named.
-    on_hub = encoder.base_revision is not None and encoder.base == split_revision(job.model)[0]
+    name = job.settings.model
+    on_hub = encoder.base_revision is not None and encoder.base == split_revision(name)[0]
     model = {
         **parts.identity["model"],
-        "name": encoder.base if on_hub else absolute_name(job.model),
+        "name": encoder.base if on_hub else absolute_name(name),
         "revision": encoder.base_revision if on_hub else None,
     }
     if encoder.prompts.differ:

@@ -58,7 +58,7 @@ from angle_llm.tools.hard_negatives import (
 
 MINE_VERSION, SCORE_VERSION = 3, 1
 """Versions of the groups of both commands; an unfinished output resumes only with an equal version."""
-_IDENTITY = (*(rule.name for rule in fields(NegativeRules)), "positive_above")
+_IDENTITY = (*(rule.name for rule in fields(NegativeRules)), "positive_above", "split_positives")
 """Names of settings that change the mined groups. An unfinished output resumes only with equal values."""
 _GROUPS_NAME = "groups.jsonl"
 """Name of the file with groups in the folder of a part."""
@@ -98,9 +98,7 @@ def mine_main(settings: MineSettings) -> None:
         "material": {"sha256": material.digest(), **material.counts()},
         "model": scorer_identity(encoder),
         "judge": None if judge is None else scorer_identity(judge),
-        "settings": {name: getattr(settings, name) for name in _IDENTITY}
-        # None: equals the reports of older versions
-        | {name: getattr(settings, name) or None for name in ("split_positives", "judge_margin")},
+        "settings": {name: getattr(settings, name) for name in _IDENTITY},
     })  # fmt: skip
     out = settings.out.expanduser()
     if is_finished(out, identity):
@@ -149,10 +147,7 @@ def score_main(settings: ScoreSettings) -> None:
         "format_version": SCORE_VERSION,
         "material": {"sha256": material.digest(), **material.counts()},
         "model": scorer_identity(model),
-        "settings": {
-            "positive_above": settings.positive_above,
-            "split_positives": settings.split_positives or None,  # None: equals the reports of older versions
-        },
+        "settings": {name: getattr(settings, name) for name in ("positive_above", "split_positives")},
     })  # fmt: skip
     # Scores, unless the file has them.
     out = settings.out.expanduser()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import random
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -67,8 +68,6 @@ _WORD = re.compile(f"[{SCRIPTS_WITHOUT_SPACES}]|[^\\s{SCRIPTS_WITHOUT_SPACES}]+"
 _CHARACTER = re.compile(f"[{SCRIPTS_WITHOUT_SPACES}]")
 _SURE = 0.8
 """Probability from which on the language of a text counts as known."""
-_COSINES = 2**26
-"""Number of cosines of pairs of questions that are computed together; bounds the memory."""
 
 
 class Passage(NamedTuple):
@@ -259,11 +258,12 @@ def drop_questions(questions: Sequence[Question], passages: Sequence[Passage], s
 
     # Filters by an encoder.
     remaining = kept(questions)
-    if {"repeated", "many documents", "not found"}.isdisjoint(settings.filters) or not remaining:
+    if {"repeated", "not found"}.isdisjoint(settings.filters) or not remaining:
         return
     encoder = SentenceEncoder.from_pretrained(settings.model, device=settings.device)
     rows_QD = encoder.encode_query([question.query for question in remaining], show_progress=True)
-    _drop_similar(remaining, rows_QD, settings)
+    if "repeated" in settings.filters:
+        _drop_repeated(remaining, rows_QD, settings.similar)
     if "not found" in settings.filters:
         passages_PD = encoder.encode_document([passage.text for passage in passages], show_progress=True)
         blocks = grid_blocks(passages_PD, np.arange(len(passages)))
@@ -293,24 +293,14 @@ def _has_other_language(question: Question, identifier: Any) -> bool:
     return bool(language != passage_language and min(probability, passage_probability) >= _SURE)
 
 
-def _drop_similar(questions: Sequence[Question], rows_QD: Array, settings: QuestionSettings) -> None:
-    """Mark questions that repeat an earlier question to their document, or are similar to a question to another document.
-
-    A question is a repetition only if the earlier question is kept. `rows_QD` are the vectors of the questions (Q, D).
-    """
-    document_Q = np.unique([question.document for question in questions], return_inverse=True)[1]
-    unit_QD = unit_rows(rows_QD)
-    is_kept_Q = np.array([question.reason is None for question in questions])
-    block = max(1, _COSINES // len(questions))
-    for start in range(0, len(questions), block):
-        similar = unit_QD[start : start + block] @ unit_QD.T >= settings.similar
-        for number, similar_Q in enumerate(similar, start):
-            same_Q = document_Q == document_Q[number]
-            if "many documents" in settings.filters and (similar_Q & ~same_Q).any():
-                questions[number].reason = "many documents"
-            elif "repeated" in settings.filters and (similar_Q & same_Q & is_kept_Q)[:number].any():
-                questions[number].reason = "repeated"
-            is_kept_Q[number] = questions[number].reason is None
+def _drop_repeated(questions: Sequence[Question], rows_QD: Array, similar: float) -> None:
+    """Mark questions that repeat an earlier kept question to their document; `rows_QD` are their vectors (Q, D)."""
+    kept_of: defaultdict[str, list[Array]] = defaultdict(list)
+    for question, unit_D in zip(questions, unit_rows(rows_QD), strict=True):
+        if any(unit_D @ earlier_D >= similar for earlier_D in kept_of[question.document]):
+            question.reason = "repeated"
+        else:
+            kept_of[question.document].append(unit_D)
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

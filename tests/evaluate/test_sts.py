@@ -26,9 +26,9 @@ from angle_llm.evaluate import (
     read_pairs,
     read_task,
     spearman,
-    sts_main,
     sts_score,
 )
+from angle_llm.evaluate.sts import sts_main
 from angle_llm.evaluate.sts_tasks import PUBLISHED_EDITS
 from angle_llm.prompts import load_prompt
 from angle_llm.settings.commands import StsEvalSettings
@@ -223,7 +223,7 @@ def test_command_opens_the_encoder_with_its_flags_and_writes_json(
     content = json.loads((tmp_path / "out.json").read_text())
     printed = capsys.readouterr().out
     assert rows_of(printed)["**m**"] == [f"{content['tasks']['pairs']['spearman']:.2f}"]
-    assert content["sentences"] == 80
+    assert content["texts"] == 80
     assert content["settings"]["max_length"] == 50
     assert content["encoder"]["prompt"]["template"] == "{text}"
     assert (content["encoder"]["pooling"], content["encoder"]["max_length"]) == ("sum", 77)

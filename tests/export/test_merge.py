@@ -18,7 +18,7 @@ from angle_llm import PromptTemplate, SentenceEncoder, __version__, cli
 from angle_llm.export.card import REPORT_NAME
 from angle_llm.export.comparison import Verification
 from angle_llm.export.merge import merge
-from angle_llm.export.verify import VerificationError, VerifyOptions, verify
+from angle_llm.export.verify import VerificationError
 from angle_llm.model.layers.lora import LoraUpdate
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder
 from angle_llm.model.source.encoder_card import EncoderCard
@@ -79,18 +79,14 @@ def test_the_base_has_the_values_of_training(tmp_path: Path) -> None:
     lora = LoraSettings(rank=2, alpha=1, targets=["q_proj"])
     run = save_tiny_adapter(base, tmp_path / "adapter", lora, dtype="bfloat16")
     stored = load_file(base / "model.safetensors")
-    for choice in ("dequantised", "original"):
-        merged(run, tmp_path / choice, base=choice)
-    rounded, original = (load_file(tmp_path / name / "model.safetensors") for name in ("dequantised", "original"))
+    merged(run, tmp_path / "merged")
+    rounded = load_file(tmp_path / "merged" / "model.safetensors")
     assert not torch.equal(stored["norm.weight"], stored["norm.weight"].bfloat16().float())
     for name, tensor in stored.items():
         if "q_proj" not in name:
             assert torch.equal(rounded[name], tensor.bfloat16().float()), name
-            assert torch.equal(original[name], tensor), name
         else:
             assert (rounded[name] - tensor.bfloat16().float()).abs().max() > 1e-3
-    (trained,) = verify([run, tmp_path / "original"], VerifyOptions(device="cpu")).comparisons
-    assert trained.largest_difference > 1e-7
 
 
 @pytest.mark.parametrize(
@@ -108,14 +104,6 @@ def test_an_adapter_on_a_quantised_base_is_merged(bits: int, lora: LoraSettings,
     found = merged(run, tmp_path / "trained")
     assert found.first.dtype == f"float32 in {bits} bits"
     assert found.comparisons[0].largest_difference < 1e-8
-    merged(run, tmp_path / "original", base="original")
-    assert one_minus_cos(encode(tmp_path / "original"), encode(tmp_path / "trained")) > 1e-5
-    assert (
-        verify([run, tmp_path / "original"], VerifyOptions(tolerance=1.0, device="cpu"))
-        .comparisons[0]
-        .largest_difference
-        > 1e-5
-    )
 
 
 @pytest.mark.needs("bitsandbytes")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from kills import contents
@@ -166,34 +165,6 @@ def test_whole_models_an_adapter_and_a_merged_model(
             assert error.max() < (2e-7 if dtype == "float32" else 2**-8), name
 
 
-def slerp(a: np.ndarray, b: np.ndarray, t: float) -> np.ndarray:
-    """Interpolate two tensors on the sphere, as in Shoemake (1985); linearly for nearly parallel tensors."""
-    length_a, length_b = np.sqrt((a**2).sum()), np.sqrt((b**2).sum())
-    cosine = (a * b).sum() / (length_a * length_b) if length_a and length_b else 1.0
-    if abs(cosine) > 0.9995:
-        return (1 - t) * a + t * b
-    angle = np.arccos(cosine)
-    return (np.sin((1 - t) * angle) * a + np.sin(t * angle) * b) / np.sin(angle)
-
-
-def test_slerp(base: Path, tmp_path: Path) -> None:
-    """Tensors at large and small angles, nearly parallel tensors, and a tensor of zeros."""
-    encoder = tiny_encoder("llama")
-    encoder.model.backbone.layers[0].mlp.up_proj.weight.data.zero_()
-    encoder.save_pretrained(tmp_path / "a")
-    other = save_whole("llama", tmp_path / "b", 1, amount=0.02)
-    combined([tmp_path / "a", other], tmp_path / "out", weights=[0.6, 0.4], method="slerp")
-    a, b = weights_of(tmp_path / "a"), weights_of(other)
-    cosines = {name: float(torch.cosine_similarity(a[name].flatten(), b[name].flatten(), dim=0)) for name in a}
-    assert min(cosines.values()) == 0
-    assert any(0.5 < cosine < 0.9995 for cosine in cosines.values())
-    assert max(cosines.values()) > 0.9995
-    expected = {name: torch.from_numpy(slerp(a[name].numpy(), b[name].numpy(), 0.4)) for name in a}
-    assert largest_error(tmp_path / "out", expected) < 2e-7
-    linear = {name: 0.6 * a[name] + 0.4 * b[name] for name in a}
-    assert largest_error(tmp_path / "out", linear) > 1e-5
-
-
 def other_prompt(base: Path, folder: Path) -> Path:
     return save_adapter(base, folder, 1, prompt="plain")
 
@@ -297,13 +268,9 @@ def test_a_prompt_without_a_tail_changes_no_tokens(base: Path, tmp_path: Path) -
     combined([tmp_path / "whole", models[1]], tmp_path / "out")
 
 
-def test_a_saved_encoder_is_needed_and_slerp_takes_two(two: list[Path], base: Path, tmp_path: Path) -> None:
+def test_a_saved_encoder_is_needed(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="expected a saved encoder"):
         merge(base, tmp_path / "out", others=[base])
-    with pytest.raises(ValueError, match="slerp: expected two models, got 3"):
-        merge(two[0], tmp_path / "out", others=[two[1], base], method="slerp")
-    with pytest.raises(ValueError, match="slerp: expected two models, got 1"):
-        merge(two[0], tmp_path / "out", method="slerp")
 
 
 def test_an_adapter_is_not_replaced(two: list[Path]) -> None:
@@ -382,13 +349,13 @@ def test_command_and_card(
     models = [str(two[0]), str(two[1]), str(base)]
     cli.run(["merge", *models, str(out), "--weights", "5", "3", "2"])
     shown = capsys.readouterr().out
-    assert "linear, 0.5 and 0.3 and 0.2): 0 of" in shown
-    assert "The verdict is for the first encoder alone." in shown
+    assert "(0.5 and 0.3 and 0.2): 0 of" in shown
+    assert "The comparison is of" in shown
     report = json.loads((out / REPORT_NAME).read_text())
     assert report["holds"] is True
     record = json.loads((out / "merge.json").read_text())
     assert record["parts"] == [{"name": name, "weight": w} for name, w in zip(models, (0.5, 0.3, 0.2), strict=True)]
-    assert (record["method"], record["base"]) == ("linear", str(base))
+    assert record["base"] == str(base)
     readme = (out / "README.md").read_text(encoding="utf-8")
     assert "combination of the weights of several models (linear): 0.5 × `a`, 0.3 × `b`, 0.2 × `base`." in readme
     assert "0 of" in readme

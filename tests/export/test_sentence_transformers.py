@@ -21,7 +21,8 @@ from tiny_tokenizers import VOCABULARY, unigram
 from transformers import AutoModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
-from angle_llm.export.exported_folder import ExportFacts, is_sentence_transformers_folder
+from angle_llm.export.exported_folder import LIBRARY, ExportFacts
+from angle_llm.export.forms import kind_of
 from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import VerifyOptions, verify
@@ -159,8 +160,7 @@ def test_the_folder_is_not_opened_as_a_backbone(run: Path, tmp_path: Path, monke
         SentenceEncoder.from_pretrained(tmp_path / "out")
     with pytest.raises(ValueError, match="out"):
         verify([tmp_path / "out", run])
-    assert is_sentence_transformers_folder(tmp_path / "out")
-    assert not is_sentence_transformers_folder(run)
+    assert (kind_of(tmp_path / "out"), kind_of(run)) == (LIBRARY, "adapter")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingLibraryError, match="export"):
         export_sentence_transformers(run, tmp_path / "other")

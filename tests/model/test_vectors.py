@@ -69,14 +69,6 @@ def test_binary_packs_signs_and_pads_the_last_byte() -> None:
     np.testing.assert_array_equal(form.restored({"embedding": stored}), np.where(ROWS > 0, 1, -1))
 
 
-def test_complex_halves_are_those_of_the_angle_objective() -> None:
-    form = VectorForm(10, complex=True, normalize=True)
-    stored = form.stored(ROWS)
-    both = np.hstack([stored["real"], stored["imaginary"]])
-    np.testing.assert_array_equal(both, VectorForm(10, normalize=True).stored(ROWS)["embedding"])
-    np.testing.assert_array_equal(form.restored(stored), both)
-
-
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8", "binary"])
 def test_no_rows_stay_no_rows(precision: Any) -> None:
     form = VectorForm(10, precision=precision)

@@ -95,9 +95,7 @@ def encoder() -> SentenceEncoder:
 
 
 @pytest.mark.parametrize("format", ["parquet", "npy"])
-@pytest.mark.parametrize(
-    "form", [{}, {"precision": "int8", "dim": 9}, {"precision": "binary"}, {"complex": True}], ids=str
-)
+@pytest.mark.parametrize("form", [{}, {"precision": "int8", "dim": 9}, {"precision": "binary"}], ids=str)
 def test_hits_are_the_largest_cosines_of_all_rows(
     form: dict[str, Any], format: Any, encoder: SentenceEncoder, tmp_path: Path
 ) -> None:

@@ -103,6 +103,8 @@ def export_gguf(
     vocabulary = Vocabulary(tokenizers)
     usage = Usage(
         prompt=prompts,
+        pooling=card.pooling,
+        dtype=dtype or "float32",
         max_length=card.max_length,
         normalize=card.normalize,
         unicode="NFC" if vocabulary.nfc else None,
@@ -116,7 +118,7 @@ def export_gguf(
             if card.base is not None:
                 merge(source, merged, dtype="float32", check=False)
             weights = open_base(BackboneLocation(str(merged)), dtype="float32")
-            write_gguf(folder / GGUF_NAME, weights, vocabulary, card.pooling, card.max_length, dtype or "float32")
+            write_gguf(folder / GGUF_NAME, weights, vocabulary, card.pooling, card.max_length, usage.dtype)
             if (merged / MERGE_NAME).is_file():
                 shutil.copyfile(merged / MERGE_NAME, folder / MERGE_NAME)
         usage.write(folder)

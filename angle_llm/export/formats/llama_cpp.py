@@ -23,7 +23,7 @@ import numpy as np
 from angle_llm import __version__
 from angle_llm.export.exported_folder import ProgramModel
 from angle_llm.io import write_json
-from angle_llm.model.source.checks import ArtifactError, read_json
+from angle_llm.model.source.checks import ArtifactError, as_artifact_error, read_json
 from angle_llm.model.source.tokenizer import SentenceTokenizer, checked_texts
 from angle_llm.prompts import SIDES, Side, SidePrompts
 from angle_llm.settings.parsing import need_library
@@ -79,6 +79,9 @@ class Usage:
     """Content of `encoder.gguf.json`: what a client of the file must do."""
 
     prompt: SidePrompts
+    pooling: str
+    dtype: str
+    """Dtype of the weight matrices."""
     max_length: int
     """Tokens of a text, prompt and special tokens included."""
     normalize: bool
@@ -105,13 +108,11 @@ class Usage:
         """
         file = Path(path).expanduser() / USAGE_NAME
         stored = read_json(file)
-        try:
+        with as_artifact_error(file):
             values = {field.name: stored[field.name] for field in fields(cls)}
             values["prompt"] = SidePrompts.from_dict(stored["prompt"], where=str(file))
             values["requests"] = {side: Request(**stored["requests"][side]) for side in SIDES}
             return cls(**values)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"{file} is damaged ({error}). Export the encoder again.") from error
 
     def described(self) -> str:
         """Return instructions for users of the folder: the command of llama-server, and the text or ids to send."""
@@ -139,7 +140,8 @@ class Usage:
 
 def is_gguf_export(path: str | Path) -> bool:
     """Return whether a path is a folder of `angle-llm export --to gguf`."""
-    return (Path(path).expanduser() / USAGE_NAME).is_file()
+    folder = Path(path).expanduser()
+    return (folder / USAGE_NAME).is_file() and (folder / GGUF_NAME).is_file()
 
 
 class LlamaCppModel(ProgramModel):
@@ -159,8 +161,7 @@ class LlamaCppModel(ProgramModel):
         folder = Path(path).expanduser()
         self.usage = Usage.read(folder)
         self.prompts, self.max_length = self.usage.prompt, self.usage.max_length
-        self.normalize = self.usage.normalize
-        self.dtype, self.pooling = stored_facts(folder / GGUF_NAME)
+        self.dtype, self.pooling, self.normalize = self.usage.dtype, self.usage.pooling, self.usage.normalize
         self._server = _start(folder / GGUF_NAME, self.max_length)
         # Without idle connections, nothing has to be closed; without the environment, no proxy is used.
         limits = httpx.Limits(max_keepalive_connections=0)
@@ -217,24 +218,6 @@ class LlamaCppModel(ProgramModel):
         return answer.json()
 
 
-def stored_facts(file: Path) -> tuple[str, str]:
-    """Return the dtype and the pooling in a GGUF file.
-
-    Raises:
-        ArtifactError: for a damaged file.
-    """
-    from gguf import GGUFReader, PoolingType
-
-    try:
-        stored = GGUFReader(file).fields
-        file_type = stored["general.file_type"].contents()
-        pooling = stored[f"{stored['general.architecture'].contents()}.pooling_type"].contents()
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise ArtifactError(f"{file} is missing or damaged ({error}). Export the encoder again.") from error
-    dtype = next((dtype for dtype, number in FILE_TYPES.items() if number == file_type), "other")
-    return dtype, PoolingType(pooling).name.lower()
-
-
 def _start(file: Path, max_length: int) -> Any:
     """Start the server of llama.cpp, which ends with the returned object. Raises `ArtifactError` if it fails."""
     library: Any = importlib.import_module("xllamacpp")
@@ -253,7 +236,5 @@ def _start(file: Path, max_length: int) -> Any:
     parameters.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     parameters.warmup = parameters.fit_params = False
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = _THREADS
-    try:
+    with as_artifact_error(file):
         return library.Server(parameters)
-    except (RuntimeError, ValueError) as error:
-        raise ArtifactError(f"llama.cpp does not open {file}: {error}") from error

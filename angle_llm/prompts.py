@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-import yaml
-
 from angle_llm.io import log, plain
-from angle_llm.settings.parsing import SettingsError, bundled_files, settings_class, settings_from_dict, unknown_name
+from angle_llm.settings.parsing import SettingsError, read_yaml, settings_class, settings_from_dict, unknown_name
 
 PLACEHOLDER = "{text}"
 INSTRUCTION = "{instruction}"
@@ -286,17 +284,4 @@ def load_prompt(name_or_path: str | Path) -> PromptTemplate:
     Raises:
         SettingsError: for an unknown name, a missing or malformed file, or a template that cannot be used.
     """
-    name = str(name_or_path)
-    bundled = bundled_files("prompts")
-    path = bundled.get(name) or Path(name).expanduser()
-    try:
-        content = path.read_bytes()
-    except OSError:
-        raise SettingsError(
-            f"{unknown_name('prompt', name, bundled)} The path of a YAML file works too; there is none at {path}."
-        ) from None
-    try:
-        values = yaml.safe_load(content.decode("utf-8-sig"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid YAML in UTF-8: {error}") from error
-    return PromptTemplate.from_dict(values, where=str(path))
+    return PromptTemplate.from_dict(read_yaml(name_or_path, "prompts"), where=str(name_or_path))

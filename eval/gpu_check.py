@@ -93,6 +93,8 @@ MOST_COMPILATIONS = 4
 """Maximum number of graphs compiled after the trials, for calls that differ from those of a trial in more than length."""
 KEPT = 10**9
 """Value of `graph_tokens` with which all activations are kept."""
+UNKNOWN_PEAK = 1e12
+"""Peak operations per second of a device without a data sheet, so that the program can be tried on a CPU."""
 LAYOUTS = ("trie", "packed", "padded")
 """Layouts of micro-batches, the one with the fewest tokens first."""
 
@@ -230,7 +232,9 @@ def encode_part(settings: GpuSettings, rows: Rows) -> None:
     encoder = random_encoder(settings, rows.device, adapted=False)
     texts = TextBatch.from_examples(load_examples(settings.sts).examples).texts
     texts = texts[: 8 * settings.batch] if settings.is_small else texts
-    per_second = peak_flops(rows.device, torch.bfloat16) / FlopsPerToken.of(encoder.model.backbone).forward
+    per_second = (peak_flops(rows.device, torch.bfloat16) or UNKNOWN_PEAK) / FlopsPerToken.of(
+        encoder.model.backbone
+    ).forward
 
     def run(layout: str) -> dict[str, Any]:
         with_this = with_layout(encoder, layout)
@@ -332,7 +336,7 @@ def training_speed(
     encoder.model.train()
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=device.type == "cuda")
-    meter, counts = StepMeter(encoder, peak_flops(device, torch.bfloat16)), []
+    meter, counts = StepMeter(encoder, peak_flops(device, torch.bfloat16) or UNKNOWN_PEAK), []
     found: list[StepResult] = []
     steps = islice(planner.steps(StepSchedule(planner.data.draws, run).after(0), budget), 1 + settings.steps)
     with ThreadPoolExecutor(max_workers=1) as worker:

@@ -89,7 +89,8 @@ def stopped_training(flags: Sequence[str], run: Path, steps: int) -> dict[str, A
     rows = [row for row in rows if "pairs_per_second" in row]
     steady = [row for row in rows if row["step"] not in (1, stopped + 1)]
     return {
-        **{name: median(row[name] for row in steady) for name in ("pairs_per_second", "utilisation", "seconds")},
+        **{name: median(row[name] for row in steady) for name in ("pairs_per_second", "seconds")},
+        "utilisation": median(row.get("utilisation", 0.0) for row in steady),  # unknown on a CPU
         "layout": rows[0]["layout"],
         "losses": [round(row["loss"], 4) for row in rows],
         "stopped_after": stopped,

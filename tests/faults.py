@@ -136,7 +136,7 @@ FAULTS = [
           "plan.row_of[: len(batch)]", contract("train", "accumulated")),
     Fault("guide-rows-of-texts", "relations", "tensor[first_text]", "tensor[: len(first_text)]",
           "tests/train/test_precomputed_vectors.py -k its_side"),
-    Fault("warm-up-from-zero", "rate_share", "warmup, steps)(step)", "warmup, steps)(step - 1)",
+    Fault("warm-up-from-zero", "rate_share", "lr_lambdas[0](step)", "lr_lambdas[0](step - 1)",
           contract("train", "a_run_leaves")),
     Fault("remainder-dropped", "Draws.batches", "-(-count // batch_size)", "count // batch_size", STOPPED),
     Fault("worst-model-kept", "BestModel.evaluate", "score > best", "score < best",

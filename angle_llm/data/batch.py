@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from angle_llm.data.formats import Example, Group, LabelledText, pairs_of
-from angle_llm.losses import Relation
 
 
 @dataclass
@@ -38,28 +37,16 @@ class TextBatch:
     """(P,) int64: index in `texts` of the second text of each pair."""
     score: Tensor
     """(P,) float32: similarity of each pair, from 0 (unrelated) to 1 (same meaning)."""
-    prompts: list[int] = field(default_factory=list)
-    """Prompt of each text, as an index into the list of prompts of the training run; empty means 0 for all texts."""
-    instructions: list[str | None] = field(default_factory=list)
-    """Instruction of each text; None: the default of its prompt. Empty: None for all texts."""
-    group: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """(P,) int64: number of the training example that contains each pair; empty means one pair per example."""
-    teacher: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
-    """(P,) float32: teacher score of each pair, NaN for a pair without a teacher score; empty: NaN for all pairs."""
-    label: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """(P,) int64: class number of the text of each pair, -1 for a pair without a class; empty: -1 for all pairs."""
-
-    def __post_init__(self) -> None:
-        self.prompts = self.prompts or [0] * len(self.texts)
-        self.instructions = self.instructions or [None] * len(self.texts)
-        pairs = len(self.left)
-        self.group = self.group if len(self.group) else torch.arange(pairs)
-        self.teacher = self.teacher if len(self.teacher) else torch.full((pairs,), torch.nan)
-        self.label = self.label if len(self.label) else torch.full((pairs,), -1)
-        relation = Relation(self.left, self.right, self.score, self.group, self.teacher, label=self.label)
-        relation.check_rows(len(self.texts))
-        if len(set(zip(self.prompts, self.instructions, self.texts, strict=True))) != len(self.texts):
-            raise ValueError("TextBatch.texts must be unique; use TextBatch.from_examples")
+    prompts: list[int]
+    """Prompt of each text, as an index into the list of prompts of the training run."""
+    instructions: list[str | None]
+    """Instruction of each text; None: the default of its prompt."""
+    group: Tensor
+    """(P,) int64: number of the training example that contains each pair."""
+    teacher: Tensor
+    """(P,) float32: teacher score of each pair, NaN for a pair without a teacher score."""
+    label: Tensor
+    """(P,) int64: class number of the text of each pair, -1 for a pair without a class."""
 
     def __len__(self) -> int:
         """Return N, the number of unique texts."""

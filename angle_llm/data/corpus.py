@@ -49,8 +49,6 @@ class Survey:
 
     rows: int
     """Number of rows of the corpus, including bad rows (without a usable text)."""
-    bad: int
-    """Number of bad rows of the corpus: rows without a usable text."""
     files: list[dict[str, Any]]
     """Name, size and SHA-256 of every file (`Source.fingerprint`); equal values mean equal rows."""
     stamps: list[tuple[int, int]]
@@ -148,7 +146,7 @@ class Corpus:
                 first_bad = first_bad or f": {row.place}: {row.reason}"
         if rows == bad:
             raise DataError(f"{self.source.name} has no text{first_bad}")
-        survey = Survey(rows, bad, self.source.fingerprint(), stamps)
+        survey = Survey(rows, self.source.fingerprint(), stamps)
         self.check_unchanged(survey)
         return survey
 

@@ -261,19 +261,14 @@ def _check_settings(settings: DataSource, format: str, columns: dict[str, str], 
             "Omit the flag, or set another format"
         )
     for name in {"score", "scores"} & columns.keys() - settings.columns.keys():  # not named by the user
-        if labels := next(filter(None, (file.label_names.get(columns[name]) for file in source.files)), None):
+        column = columns[name]
+        labels = next(filter(None, (file.label_names.get(column) for file in source.files)), None)
+        if labels or (column in ("label", "labels") and "label_text" in source.columns):
             raise DataError(
-                f"column {columns[name]!r} would be read as a score, but its numbers are the labels {labels}. Name a "
-                f"score, as in `{settings.FLAGS}columns {name} COLUMN`, or set an NLI format. If the numbers are the score, "
-                f"1 must mean similar; for 0, add `{settings.FLAGS}score-range 1 0`"
+                f"column {column!r} would be read as a score, but its numbers are the labels {labels or 'of label_text'}. For "
+                f"NLI classes, set `{settings.FLAGS}format nli_pairs`. If it is a score and 1 means similar, set "
+                f"`{settings.FLAGS}columns {name} {column}`; for another scale, also `{settings.FLAGS}score-range`, such as 1 0"
             )
-    column = columns.get("score")
-    if column in ("label", "labels") and "score" not in settings.columns and "label_text" in source.columns:
-        raise DataError(
-            f"column {column!r} would be read as a score, but 'label_text' has the names of its labels. For NLI classes, set "
-            f"`{settings.FLAGS}format nli_pairs`. If it is a score and 1 means similar, set `{settings.FLAGS}columns score "
-            f"{column}`; for another scale, also `{settings.FLAGS}score-range`, such as 1 0 or 0 5"
-        )
     for column in settings.where:
         if column not in source.columns:
             raise DataError(f"{settings.FLAGS}where {column}: {unknown_name('column', column, source.columns)}")

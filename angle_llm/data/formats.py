@@ -157,7 +157,7 @@ def read_text(row: Values, field: str) -> str:
     if text is None:
         raise RowError(f"{field} is null, expected a text")
     if not isinstance(text, str):
-        raise RowError(f"{field} is {_short(text)} ({type(text).__name__}), expected a text")
+        raise RowError(f"{field} is {text!r:.40} ({type(text).__name__}), expected a text")
     if isinstance(text, ListCell):
         raise RowError(list_problem(field, text))
     if not text.strip():
@@ -190,7 +190,7 @@ class ListCell(str):
 
 def list_problem(field: str, value: str) -> str:
     """Return the error message for a list that is written as text."""
-    return f"{field} is {_short(str(value))}, a list that is written as text; write lists as JSON lines or Parquet"
+    return f"{field} is {str(value)!r:.40}, a list that is written as text; write lists as JSON lines or Parquet"
 
 
 def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float:
@@ -210,7 +210,7 @@ def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float
     try:
         score = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a number{hint}") from None
+        raise RowError(f"{field} is {value!r:.40} ({type(value).__name__}), expected a number{hint}") from None
     if not math.isfinite(score):
         raise RowError(f"{field} is {score}, expected a finite number")
     low, high = score_range or (0.0, 1.0)
@@ -241,7 +241,7 @@ def read_nli_label(row: Values, field: str) -> str:
         return _NLI_LABELS[int(word)]
     if word not in _NLI_LABELS:
         raise RowError(
-            f"{field} is {_short(value)}, expected entailment, neutral, contradiction, or 0, 1, 2 in this order"
+            f"{field} is {value!r:.40}, expected entailment, neutral, contradiction, or 0, 1, 2 in this order"
         )
     return word
 
@@ -261,12 +261,6 @@ def _whole(value: Any) -> Any:
 def _is_blank(value: Any) -> bool:
     """Return whether a value is None or a text of only white space."""
     return value is None or (isinstance(value, str) and not value.strip())
-
-
-def _short(value: Any) -> str:
-    """Return the `repr` of a value, cut to 40 characters, for messages."""
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 # ------------------------------------------------------------------------------------------------ formats
@@ -296,7 +290,7 @@ def _labelled_text(row: Values, _: ScoreRange | None) -> LabelledText | Dropped:
     if isinstance(label, ListCell):
         raise RowError(list_problem("label", label))
     if not isinstance(label, str | Integral):  # also the integers of numpy
-        raise RowError(f"label is {_short(label)} ({type(label).__name__}), expected a text, an integer or a boolean")
+        raise RowError(f"label is {label!r:.40} ({type(label).__name__}), expected a text, an integer or a boolean")
     return LabelledText(read_text(row, "text"), str(label).strip())
 
 
@@ -339,12 +333,12 @@ def _group(row: Values, _: ScoreRange | None) -> Group:
         raise RowError("positives is empty, expected one text or more")
     scores = _read_scores(row, len(positives), len(negatives))
     if repeated := sorted(set(positives) & set(negatives)):
-        raise RowError(f"the text {_short(repeated[0])} is a positive and a negative")
+        raise RowError(f"the text {repeated[0]!r:.40} is a positive and a negative")
     score_of: dict[str, float | None] = {}
     listed_scores: Sequence[float | None] = scores or [None] * len(positives + negatives)
     for text, score in zip((*positives, *negatives), listed_scores, strict=True):
         if score_of.setdefault(text, score) != score:
-            raise RowError(f"the text {_short(text)} has the scores {score_of[text]} and {score}")
+            raise RowError(f"the text {text!r:.40} has the scores {score_of[text]} and {score}")
     distinct_scores = None if scores is None else tuple(score for score in score_of.values() if score is not None)
     return Group(query, tuple(dict.fromkeys(positives)), tuple(dict.fromkeys(negatives)), distinct_scores)
 
@@ -363,7 +357,7 @@ def _read_texts(row: Values, field: str) -> list[str]:
             raise RowError(list_problem(field, value))
         return [read_text(row, field)]
     if not isinstance(value, list | tuple):
-        raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a list of texts")
+        raise RowError(f"{field} is {value!r:.40} ({type(value).__name__}), expected a list of texts")
     return [_read_passage(item, f"{field}[{index}]") for index, item in enumerate(value)]
 
 
@@ -404,10 +398,10 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
     for name in names:
         values = row[name]
         if not isinstance(values, list | tuple) or len(values) != counts[name]:
-            raise RowError(f"{name} is {_short(values)}, expected a list of {counts[name]} numbers, one per text")
+            raise RowError(f"{name} is {values!r:.40}, expected a list of {counts[name]} numbers, one per text")
         for index, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, Real | Decimal) or not math.isfinite(value):
-                raise RowError(f"{name}[{index}] is {_short(value)}, expected a finite number")
+                raise RowError(f"{name}[{index}] is {value!r:.40}, expected a finite number")
         scores += map(float, values)
     return scores
 

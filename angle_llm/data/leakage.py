@@ -31,6 +31,7 @@ _TROUBLE = ("contradiction", "unlike itself", "contamination")
 """Kinds of findings (problems in a data file) about rows that must be resolved before training."""
 _CLASS = "\0"
 """Second text of the pair that stands for a labelled text; its score is a hash of the label."""
+_SENTENCES = "texts of 4 words or more"
 _CHARACTERS = 1_000_000_000
 """Number of characters of training texts that are compared with held-out tasks, about a minute."""
 _COMPARED = 1_000_000
@@ -138,9 +139,9 @@ class FileKeys:
             count = len(place_of)
             places = list(place_of.values())[:SHOWN_PLACES]
             yield Finding(problem, problem in _TROUBLE, count, f"rows that {text}: {count:,}", places)
-        counts = [(tested.name, len(self.sentences & tested.sentences)) for tested in self.sets]
+        counts = [(tested.name, len(self.sentences & tested.keys[_SENTENCES])) for tested in self.sets]
         if listed := ", ".join(f"{count:,} in {name}" for name, count in counts if count):
-            text = f"texts of 4 words or more that are also in evaluation sets: {listed}"
+            text = f"{_SENTENCES} that are also in evaluation sets: {listed}"
             yield Finding("sentences", False, sum(count for _, count in counts), text)
 
 
@@ -159,12 +160,8 @@ class EvaluationSet:
     name: str
     identity: str
     """Identity of the evaluation file (`FileReader.identity`); a data file is not compared with itself."""
-    pairs: set[int]
-    """Hashes of the text pairs; the order of the two texts has no effect."""
-    sentences: set[int]
-    """Hashes of the texts of 4 words or more (`is_distinctive`)."""
-    queries: set[int]
-    """Hashes of the queries; only for BEIR folders and retrieval tasks."""
+    keys: dict[str, set[int]]
+    """Unit → hashes of `pairs` (in any order), `queries` (of retrieval tasks only) and `_SENTENCES` (`is_distinctive`)."""
 
     @classmethod
     def of(
@@ -177,13 +174,12 @@ class EvaluationSet:
     ) -> EvaluationSet:
         """Create an evaluation set from pairs, single texts and queries."""
         normalize = cache(normalized)
-        return cls(
-            name=name,
-            identity=identity,
-            pairs={pair_key(normalize(left), normalize(right)) for left, right in pairs},
-            sentences={key(normalize(text)) for text in texts if is_distinctive(normalize(text))},
-            queries={key(normalize(text)) for text in queries},
-        )
+        keys = {
+            "pairs": {pair_key(normalize(left), normalize(right)) for left, right in pairs},
+            "queries": {key(normalize(text)) for text in queries},
+            _SENTENCES: {key(normalize(text)) for text in texts if is_distinctive(normalize(text))},
+        }
+        return cls(name, identity, keys)
 
 
 def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> list[dict[str, tuple[int, int]]]:
@@ -196,11 +192,7 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
         For each evaluation set, unit → (number that also occurs in the examples, number in the evaluation set). Units
             are `pairs`, `queries` and `texts of 4 words or more`; units without a common text are missing.
     """
-    keys_of_set = [
-        {"pairs": tested.pairs, "queries": tested.queries, "texts of 4 words or more": tested.sentences}
-        for tested in sets
-    ]
-    shared_of_set: list[dict[str, set[int]]] = [{unit: set() for unit in keys} for keys in keys_of_set]
+    shared_of_set: list[dict[str, set[int]]] = [{unit: set() for unit in tested.keys} for tested in sets]
     lengths = [sum(map(len, texts_of(examples[at]))) for at in range(0, len(examples), len(examples) // 100 + 1)]
     characters = len(examples) * sum(lengths) // max(1, len(lengths))
     step = max(len(examples) // _COMPARED, characters // _CHARACTERS) + 1
@@ -214,14 +206,14 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
         example_keys = {
             "pairs": {pair_key(normalized_of[left], normalized_of[right]) for left, right, _ in pairs},
             "queries": {key(normalized_of[pairs[0][0]])},
-            "texts of 4 words or more": set(map(key, normalized_of.values())),
+            _SENTENCES: set(map(key, normalized_of.values())),
         }
-        for keys, shared in zip(keys_of_set, shared_of_set, strict=True):
+        for tested, shared in zip(sets, shared_of_set, strict=True):
             for unit in shared:
-                shared[unit] |= keys[unit] & example_keys[unit]
+                shared[unit] |= tested.keys[unit] & example_keys[unit]
     return [
-        {unit: (len(shared[unit]), len(keys[unit])) for unit in keys if shared[unit]}
-        for keys, shared in zip(keys_of_set, shared_of_set, strict=True)
+        {unit: (len(keys), len(tested.keys[unit])) for unit, keys in shared.items() if keys}
+        for tested, shared in zip(sets, shared_of_set, strict=True)
     ]
 
 
@@ -280,10 +272,10 @@ def _location(place: RowPlace, index: int, files: Sequence[FileKeys]) -> str:
 def _compare_with_sets(file: FileKeys, row: RowKeys) -> None:
     """Record if a row contains a pair or a query of an evaluation set."""
     for tested in file.sets:
-        if any(pair in tested.pairs for pair, _ in row.pairs):
+        if any(pair in tested.keys["pairs"] for pair, _ in row.pairs):
             text = f"contain a pair of {tested.name}"
             file.report("contamination", row.line, text, reason=f"its pair is in {tested.name}")
-        elif row.query in tested.queries:
+        elif row.query in tested.keys["queries"]:
             text = f"contain a query of {tested.name}"
             file.report("contamination", row.line, text, reason=f"its query is in {tested.name}")
 
@@ -362,10 +354,6 @@ def _read_set(source: Source, name: str, skipped: list[str], columns: Mapping[st
     Raises:
         DataError: if the source cannot be read or has no rows.
     """
-    if source.kind == "mteb":
-        raise DataError(
-            f"{source.name}: expected a file or a folder, got a task of MTEB; `angle-llm data get` writes evaluation sets"
-        )
     identity = source.files[0].identity  # a source is one file here, or all files of a split: the first identifies it
     if source.kind == "beir":
         judged = [row.values for row in source.good_rows()]

@@ -103,8 +103,6 @@ class Source:
     @cached_property
     def columns(self) -> list[str]:
         """Column names of all files, without repeated names. Reads JSON files completely."""
-        if self.kind == "mteb":
-            raise DataError(f"{self.name}: a task of MTEB is only for --evaluation.tasks")
         return list(dict.fromkeys(column for file in self.files for column in file.columns))
 
     @property
@@ -183,6 +181,8 @@ def evaluation_source(text: str | Path | Source) -> Source:
 
     A file is read once. The split of a BEIR folder without @SPLIT is `test`. Raises the errors of `resolve_source`.
     """
+    if isinstance(text, str) and text.startswith(MTEB):
+        return Source(text, "mteb", text=text)
     return resolve_source(text, tables=True, split="test", in_memory=True)
 
 
@@ -210,7 +210,7 @@ class _Resolver(NamedTuple):
         if self.text.startswith(STARTER):
             return self._file(_starter_file(self.text.removeprefix(STARTER)), "starter")
         if self.text.startswith(MTEB):
-            return Source(self.text, "mteb")
+            raise DataError(f"{self.text}: a task of MTEB is only for --evaluation.tasks")
         if self.text.startswith(MEMORY):
             raise DataError(
                 f"{self.text}: these rows were passed in Python; pass them again to fine_tune, or name a file"

@@ -75,12 +75,7 @@ class NestedObjective(Objective):
             ValueError: if the number of columns is not a multiple of S, and as in the plain objective.
         """
         depths = [None, *self.layers]
-        columns = embeddings.shape[-1] // len(depths)
-        if embeddings.ndim != 2 or columns * len(depths) != embeddings.shape[1]:
-            raise ValueError(
-                f"embeddings: expected a matrix (N, {len(depths)}·D), the vectors of all and of {len(depths) - 1} inner "
-                f"layers side by side; got shape {tuple(embeddings.shape)}. Use a model with `DepthsHead`."
-            )
+        columns = embeddings.shape[1] // len(depths)
         self.check_width(columns)
         weight = (1 / len(depths)) * (1 / (len(self.dimensions) + 1))
         parts: dict[str, Tensor] = {}

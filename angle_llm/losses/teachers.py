@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from angle_llm.device import on_device
-from angle_llm.losses.blocks import pull_back, rows_a_side, slices, square_side
+from angle_llm.losses.blocks import WholeMatrix, pull_back, slices, square_side
 from angle_llm.losses.contrastive import equal_entries
 from angle_llm.losses.negatives import MaskIndices, NegativeLogSum
 from angle_llm.losses.relation import Relation
@@ -82,45 +82,6 @@ def margin_mse_loss(cosine_P: Tensor, relation: Relation, teacher_scale: float, 
     return mean_of_rows((cosine_P[positive_M] - cosine_P[negative_M] - teacher_M.to(cosine_P.dtype)).square())
 
 
-def cosine_distance(x_ND: Tensor, teacher_ND: Tensor) -> Tensor:
-    """Compute 1 - cosine between each embedding and the teacher vector of the same text, shape (N,)."""
-    return 1 - cosine(x_ND, teacher_ND)
-
-
-@dataclass(frozen=True, eq=False)
-class TeacherDistance:
-    """1 - cosine between each embedding and the teacher vector of the same text, shape (N,); a `RowVector`.
-
-    If D and T differ, only the first min(D, T) columns are compared. The mean over the rows equals `EmbedDistillLoss`
-    of sentence-transformers 6.2 (arXiv 2301.12005, eq. 7 and 8).
-    """
-
-    teacher_NT: Tensor
-    """(N, T) vectors of the texts from a teacher encoder, in the order of the embedding rows."""
-
-    def fits(self, columns: int) -> bool:
-        return len(self.teacher_NT) <= rows_a_side(columns)
-
-    def value(self, x_ND: Tensor) -> Tensor:
-        value_N = x_ND.new_empty(len(x_ND))
-        for block, x_BC, teacher_BC in self._blocks(x_ND):
-            value_N[block] = cosine_distance(x_BC, teacher_BC)
-        return value_N
-
-    def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
-        for block, x_BC, teacher_BC in self._blocks(x_ND):
-            distance = partial(cosine_distance, teacher_BC)  # the order of the arguments has no effect
-            (gradient_BC,) = pull_back(distance, (x_BC,), gradient_V[block])
-            into_ND[block, : gradient_BC.shape[1]] += gradient_BC
-
-    def _blocks(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield for each block of rows its slice, and the compared columns of its embeddings and teacher vectors."""
-        width = min(x_ND.shape[1], self.teacher_NT.shape[1])
-        for block in slices(len(x_ND), rows_a_side(x_ND.shape[1])):
-            teacher_BC = on_device(self.teacher_NT[block, :width], x_ND.device).to(x_ND.dtype)
-            yield block, x_ND[block, :width], teacher_BC
-
-
 @dataclass(frozen=True, eq=False)
 class _TeacherExpectation:
     """Part of the KL divergence between teacher and model that is a sum over the teacher's probabilities; a `RowVector`.
@@ -183,7 +144,11 @@ class TeacherScoreTerm(Term):
 
 @dataclass(frozen=True)
 class TeacherVectorTerm(Term):
-    """Mean over the texts of 1 - cosine between embedding and teacher vector (`TeacherDistance`)."""
+    """Mean over the texts of 1 - cosine between embedding and teacher vector.
+
+    If they have other numbers of dimensions, only the first columns that both have are compared. Equals `EmbedDistillLoss`
+    of sentence-transformers 6.2 (arXiv 2301.12005, eq. 7 and 8).
+    """
 
     weight: float
     name: str = "teacher_vector"
@@ -191,8 +156,13 @@ class TeacherVectorTerm(Term):
     needs: frozenset[str] = frozenset({"teacher_vectors"})
 
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
-        vectors_NT = pairs.relation.required("teacher_vectors", "teacher_vector_weight")
-        return BatchTerm((TeacherDistance(vectors_NT),), mean_of_rows)
+        teacher_NT = on_device(pairs.relation.required("teacher_vectors", "teacher_vector_weight"), pairs.device)
+
+        def distance(x_ND: Tensor) -> Tensor:
+            width = min(x_ND.shape[1], teacher_NT.shape[1])
+            return mean_of_rows(1 - cosine(x_ND[:, :width], teacher_NT[:, :width].to(x_ND.dtype)))
+
+        return BatchTerm((WholeMatrix(distance),), torch.squeeze)
 
 
 @dataclass(frozen=True)

@@ -396,13 +396,10 @@ class NegativeRules:
     def __post_init__(self) -> None:
         if self.ranks is not None:
             first, last = self.ranks
-            if first < 1 or (last is not None and last < first):
+            if first < 1 or (last is not None and self.negatives > last - first + 1):
                 raise SettingsError(
-                    f"--ranks needs a first and a last rank, from 1, such as 10 50; got {first} {last}."
-                )
-            if last is not None and self.negatives > last - first + 1:
-                raise SettingsError(
-                    f"--negatives {self.negatives} needs as many ranks; --ranks {first} {last} has {last - first + 1} ranks."
+                    f"--ranks: expected a first and a last rank, from 1, such as 10 50, with as many ranks as --negatives "
+                    f"{self.negatives}; got {first} {last}."
                 )
 
 

@@ -179,26 +179,25 @@ def load_settings(settings_type: type[Settings], path: str | Path, defaults: Set
     Raises:
         SettingsError: for a missing or malformed file or a setting that is not valid.
     """
-    values = _read_yaml(path)
+    values = read_yaml(path, "recipes")
     if defaults is not None and isinstance(values, dict):
         values = merged_settings(settings_to_dict(defaults), values)
     return settings_from_dict(settings_type, values, where=str(path))
 
 
-def _read_yaml(path: str | Path) -> Any:
-    """Return the content of a YAML file, given by path or by the name of a bundled recipe.
+def read_yaml(name: str | Path, folder: str) -> Any:
+    """Return the content of a YAML file, given by path or by the name of a bundled file; `folder` as in `bundled_files`.
 
     Raises:
         SettingsError: for a missing file, or a file that is not valid YAML in UTF-8.
     """
-    recipes = bundled_files("recipes")
-    path = recipes.get(str(path)) or Path(path).expanduser()
-    if not path.is_file():
-        raise SettingsError(
-            f"no settings file at {path}. Give the path of a YAML file, or a recipe: {', '.join(recipes)}."
-        )
+    known = bundled_files(folder)
+    path = known.get(str(name)) or Path(name).expanduser()
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except OSError:
+        unknown = unknown_name(folder.removesuffix("s"), str(name), known)
+        raise SettingsError(f"{unknown} The path of a YAML file works too; there is none at {path}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid YAML in UTF-8: {error}") from error
 
@@ -358,7 +357,7 @@ def _load_incomplete(settings_type: type[Settings], path: str) -> Settings:
     """
     from tyro import MISSING
 
-    content = _read_yaml(path)
+    content = read_yaml(path, "recipes")
     all_fields = fields(cast(Any, settings_type))
     required = [item.name for item in all_fields if item.default is item.default_factory is NO_DEFAULT]
     if isinstance(content, dict) and not content.keys() >= set(required):

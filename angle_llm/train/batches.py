@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -107,18 +106,11 @@ def rate_share(step: int, warmup: int, steps: int, schedule: str = "linear") -> 
     The schedules are those of transformers: a rise during `warmup` steps, then for example a linear fall. The first step
     is 1 and the last is `steps`. They get one more step, so that no step has rate 0.
     """
-    return _share(schedule, warmup, steps)(step)
-
-
-@cache
-def _share(schedule: str, warmup: int, steps: int) -> Callable[[int], float]:
-    """Return the function from a step to its fraction of the peak learning rate."""
     from transformers.optimization import get_scheduler
 
     unused = torch.optim.SGD([torch.zeros(1)])
     scheduler: Any = get_scheduler(schedule, unused, num_warmup_steps=warmup, num_training_steps=steps + 1)
-    share: Callable[[int], float] = scheduler.lr_lambdas[0]
-    return share
+    return float(scheduler.lr_lambdas[0](step))
 
 
 class PlannedBatch(NamedTuple):

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -219,8 +218,8 @@ def mean_loss(results: Sequence[StepResult]) -> float:
 class StepMeter:
     """Computes counts, throughput and hardware utilisation of optimizer steps."""
 
-    def __init__(self, encoder: SentenceEncoder, peak: float, devices: int = 1) -> None:
-        """Set the encoder, the peak floating-point operations per second of a device, and the number of devices."""
+    def __init__(self, encoder: SentenceEncoder, peak: float | None, devices: int = 1) -> None:
+        """Set the encoder, the peak operations per second of a device (None: unknown), and the number of devices."""
         self._flops = FlopsPerToken.of(encoder.model.backbone, encoder.model.head.passes)
         self._peak, self._devices = peak, devices
 
@@ -229,7 +228,8 @@ class StepMeter:
 
         `logical_tokens` is the number of tokens of all texts. `computed_tokens` is the number of tokens that the model
         computed, padding included and shared prefixes counted once. `utilisation` is the fraction of the peak
-        operations of all devices; forward passes that gradient caching and activation checkpointing repeat are counted.
+        operations of all devices, if the peak is known; forward passes that gradient caching and activation checkpointing
+        repeat are counted.
         `imbalance` is the maximum over ranks of the computed tokens, divided by the mean over ranks.
         """
         computed = sum(result.plan.computed_tokens for result in results)
@@ -237,14 +237,14 @@ class StepMeter:
         repeated += computed if checkpointing else 0
         pairs = sum(result.pairs for result in results)
         flops = computed * (self._flops.forward + self._flops.backward) + repeated * self._flops.forward
-        return {
+        utilisation = {"utilisation": flops / seconds / (self._peak * self._devices)} if self._peak else {}
+        return utilisation | {
             "texts": sum(result.texts for result in results),
             "pairs": pairs,
             "logical_tokens": sum(result.plan.logical_tokens for result in results),
             "computed_tokens": computed,
             "pairs_per_second": pairs / seconds,
             "computed_tokens_per_second": computed / seconds,
-            "utilisation": flops / seconds / (self._peak * self._devices),
             "imbalance": sum(result.plan.largest_share for result in results) * self._devices / computed,
             "seconds": seconds,
         }
@@ -257,22 +257,9 @@ DATASHEET_FLOPS = {
 """Peak operations per second of dense 16-bit matrix products by GPU name, from data sheets; the first match counts."""
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the peak floating-point operations per second of matrix products on a device.
-
-    The number is from the data sheet for 16-bit products on a known GPU. Otherwise it is measured, in about 0.1 s.
-    """
-    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-        name = torch.cuda.get_device_name(device)
-        for key, flops in DATASHEET_FLOPS.items():
-            if re.search(rf"\b{key}\b", name):
-                return flops
-    size = 512 if device.type == "cpu" else 8192
-    # Not equal numbers: a GPU multiplies them faster, because it needs less power.
-    left = torch.randn(size, size, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
-    best = 0.0
-    for _ in range(4):  # the first product is slower
-        started = time.perf_counter()
-        float((left @ left)[0, 0])  # reading a value waits for the device
-        best = max(best, 2 * size**3 / (time.perf_counter() - started))
-    return best
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Return the peak operations per second of a known GPU for 16-bit matrix products; None for other devices and dtypes."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((flops for key, flops in DATASHEET_FLOPS.items() if re.search(rf"\b{key}\b", name)), None)

@@ -182,12 +182,10 @@ class Trainer:
         identity["prompts"] = "+".join(self._planner.prompt_fingerprints)
         for fact, value in {**identity, "tokens and layout": self._planner.digest()}.items():
             self._processes.check_equal(fact, value)
-        # Speed, strategy, checkpoints and the saved model. Matrix products in float32 use TF32 on a GPU; the peak of these
-        # products is measured with the same precision.
+        # Speed, strategy, checkpoints and the saved model. Matrix products in float32 use TF32 on a GPU.
         self._precision = "high" if encoder.dtype == torch.float32 else "highest"
         product_dtype = torch.bfloat16 if encoder.model.options.autocasts else encoder.dtype
-        with matmul_precision(self._processes.device, self._precision):
-            peak = peak_flops(self._processes.device, product_dtype)
+        peak = peak_flops(self._processes.device, product_dtype)
         self._meter = StepMeter(encoder, peak, self._processes.world_size)
         self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
         self._strategy.check_replicas()

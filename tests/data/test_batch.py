@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,20 +63,3 @@ def test_batch_holds_the_pairs_of_its_examples(some: list[Example], data: st.Dat
         assert [(batch.prompts[i], batch.prompts[j]) for i, j in rows] == of_pair
     if not any(map(any, prompts)):
         assert len(set(batch.texts)) == len(batch.texts)
-
-
-@pytest.mark.parametrize(
-    ("texts", "left", "right", "score", "reason"),
-    [
-        (["a", "a"], [0], [1], [1.0], "unique"),
-        (["a", "b"], [0], [2], [1.0], r"right: expected row numbers in 0 \.\. 1"),
-        (["a", "b"], [-1], [1], [1.0], r"left: expected row numbers in 0 \.\. 1"),
-        (["a", "b"], [0], [1], [math.nan], "score: expected finite numbers"),
-        (["a", "b"], [0], [1, 0], [1.0], r"right: expected one entry per pair, shape \(1,\)"),
-    ],
-)
-def test_inconsistent_batch_is_refused(
-    texts: list[str], left: list[int], right: list[int], score: list[float], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        TextBatch(texts, torch.tensor(left), torch.tensor(right), torch.tensor(score))

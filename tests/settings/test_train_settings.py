@@ -111,7 +111,7 @@ def test_the_oldest_versions_are_the_pins_of_make_test_floors() -> None:
 
 
 def test_missing_malformed_or_unsafe_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no settings file"):
+    with pytest.raises(SettingsError, match="unknown recipe"):
         load_settings(TrainSettings, tmp_path / "none.yaml")
     for content in ("seed: [", "!!python/object/apply:os.getcwd []"):
         (tmp_path / "bad.yaml").write_text(content)

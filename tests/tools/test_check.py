@@ -157,9 +157,7 @@ def test_pairs_and_queries_of_a_beir_folder_are_found(tmp_path: Path, beir: Path
 
 
 def test_a_task_of_mteb_is_no_evaluation_set_for_a_comparison() -> None:
-    with pytest.raises(
-        DataError, match=r"--against: mteb:STSBenchmark: expected a file or a folder, got a task of MTEB"
-    ):
+    with pytest.raises(DataError, match=r"mteb:STSBenchmark: a task of MTEB is only for --evaluation\.tasks"):
         read_evaluation_sets(["mteb:STSBenchmark"])
 
 

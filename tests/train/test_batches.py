@@ -69,7 +69,10 @@ def test_each_text_is_formatted_with_its_own_prompt() -> None:
     assert made.batch([0, 1]).texts == texts
     assert made.batch([0, 2]).texts == texts * 2
     nothing = torch.empty(0, dtype=torch.int64)
-    mixed = TextBatch(["Hi", "Ho", "Hi"], nothing, nothing, torch.empty(0), prompts=[1, 0, 0])
+    of_pairs = {"left": nothing, "right": nothing, "score": torch.empty(0), "group": nothing, "label": nothing}
+    mixed = TextBatch(
+        ["Hi", "Ho", "Hi"], **of_pairs, prompts=[1, 0, 0], instructions=[None] * 3, teacher=torch.empty(0)
+    )
     assert made.tokenize(mixed) == [*plain(["Hi"]), *encoder.tokenize(["Ho", "Hi"])]
     assert made.digest() == planner(encoder, sets).digest() != planner(encoder, sets[:1]).digest()
 

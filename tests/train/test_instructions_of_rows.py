@@ -110,9 +110,6 @@ def test_texts_with_another_instruction_are_other_rows_and_no_negatives_of_each_
     first, second, third = relation.text[relation.left].tolist()
     assert first == second == third
     assert len(set(relation.left.tolist())) == 3
-    pairs = batch.left, batch.right, batch.score
-    with pytest.raises(ValueError, match="unique"):
-        TextBatch(batch.texts, *pairs, prompts=batch.prompts)
     whole = TextBatch.from_examples(
         [
             ScoredPair("a", "b", 0.5, instruction="i"),

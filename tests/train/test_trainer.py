@@ -19,7 +19,6 @@ from accelerate.utils import set_seed
 from runs import fit, read_metrics
 from test_distributed import program
 from tiny import save_tiny_base
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from angle_llm import fine_tune
 from angle_llm.data.formats import ScoredPair, Triple
@@ -92,7 +91,7 @@ def test_a_run_learns_and_writes_the_documented_files(settings: TrainSettings) -
         assert 0 < row["computed_tokens"] < 2 * row["logical_tokens"]
         assert row["pairs"] == 2 * len(range(20)[(row["step"] - 1) % 3 * 8 :][:8]), "two for each triple of the batch"
         assert row["pairs_per_second"] * row["seconds"] == pytest.approx(row["pairs"])
-        assert 0 < row["utilisation"] < 1
+        assert "utilisation" not in row, "the peak of a CPU is unknown"
         assert row["layout"] in ("trie", "padded")
         assert "as a trie" in row["reason"], "both counts are logged"
     first, last = steps[:3], steps[-3:]
@@ -326,23 +325,8 @@ def test_utilisation_counts_repeated_forward_passes_and_the_peak_of_the_card(
     for name, peak in {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA A100-SXM4-80GB": 312}.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
         assert peak_flops(gpu, torch.bfloat16) == peak * 1e12
-
-
-def test_the_peak_is_measured_with_random_numbers_of_its_own() -> None:
-    """A GPU multiplies equal numbers faster. The random numbers of the run do not change."""
-    factors = []
-
-    class Products(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten.mm.default:
-                factors.append(args[0])
-            return func(*args, **(kwargs or {}))
-
-    state = torch.get_rng_state()
-    with Products():
-        assert peak_flops(torch.device("cpu"), torch.float32) > 1e8
-    assert torch.equal(torch.get_rng_state(), state)
-    assert 0.9 < float(factors[0].std()) < 1.1
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "another GPU")
+    assert peak_flops(gpu, torch.bfloat16) is None
 
 
 class CheckpointError(RuntimeError):

@@ -38,6 +38,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers import lora
+from angle_llm.model.layout.micro_batches import MicroBatch, Plan
 from angle_llm.model.source.backbone import use_equal_states
 from angle_llm.settings.parsing import settings_class
 from angle_llm.settings.train import LoraSettings
@@ -361,3 +362,8 @@ def _seeded(build: Callable[[PretrainedConfig], nn.Module], kind: str, seed: int
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.15)
     return model
+
+
+def micro_batches_of(plan: Plan) -> list[MicroBatch]:
+    """The tensors of all micro-batches of a plan."""
+    return [group.make() for group in plan.groups]

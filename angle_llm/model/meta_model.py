@@ -23,13 +23,7 @@ from angle_llm.model.layers.quantization import is_quantizable
 from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.layout.attention import Kernel
 from angle_llm.model.source.artifact import card_of
-from angle_llm.model.source.backbone import (
-    check_decoder_or_encoder,
-    empty_backbone,
-    load_config,
-    load_tokenizer,
-    torch_dtype,
-)
+from angle_llm.model.source.backbone import empty_backbone, load_config, load_tokenizer, torch_dtype
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.prompts import load_prompts
 from angle_llm.settings.train import LoraSettings, ModelSettings
@@ -59,7 +53,6 @@ def tiny_encoder_copy(source: ModelSource, settings: ModelSettings) -> tuple[Sen
     """
     prompt = None if settings.prompt is None else load_prompts(settings.prompt)
     config = load_config(source.backbone, source.backbone_revision)
-    check_decoder_or_encoder(config, source.path)
     tokenizer = load_tokenizer(*source.tokenizer)
     small = tiny_copy(config)
     library = source.read_library(prompt)

@@ -21,7 +21,7 @@ from angle_llm.data.positives import components
 from angle_llm.device import is_gpu, on_device, start_copy_to_cpu, time_mark
 from angle_llm.losses import Objective, Relation
 from angle_llm.model.layout.attention import attention_kernels
-from angle_llm.model.layout.micro_batches import MicroBatch, Plan
+from angle_llm.model.layout.micro_batches import Plan, TextGroup
 from angle_llm.train.batches import PlannedBatch
 from angle_llm.train.checkpoint import set_torch_state, torch_state
 from angle_llm.train.distributed import Processes
@@ -131,7 +131,7 @@ def group_step(
 class KeptGraphs:
     """Encodes the micro-batches of this rank once, and keeps all activations for a single backward pass."""
 
-    def __init__(self, model: nn.Module, micro_batches: Sequence[MicroBatch], strategy: SingleProcess) -> None:
+    def __init__(self, model: nn.Module, micro_batches: Sequence[TextGroup], strategy: SingleProcess) -> None:
         self._model, self._micro_batches, self._strategy = model, micro_batches, strategy
         self._device = strategy.processes.device
         self._parts: list[tuple[Tensor, Tensor]] = []
@@ -149,9 +149,9 @@ class KeptGraphs:
         # One backward pass: after several forward passes, ZeRO-3 adds a wrong gradient for every pass but the first.
         self._strategy.backward(torch.stack([surrogate_loss(*part, gradient_UD) for part in self._parts]).sum())
 
-    def _encode(self, micro: MicroBatch) -> Tensor:
+    def _encode(self, micro: TextGroup) -> Tensor:
         """Return the embeddings of a micro-batch, (R texts, D dimensions)."""
-        rows_RD: Tensor = self._model(**micro.inputs(self._device))
+        rows_RD: Tensor = self._model(**micro.make().inputs(self._device))
         return rows_RD
 
 
@@ -163,7 +163,7 @@ class RecomputedGraphs(KeptGraphs):
         with torch.no_grad():
             return own_rows(unique, map(self._encode_once, self._micro_batches))
 
-    def _encode_once(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+    def _encode_once(self, micro: TextGroup) -> tuple[Tensor, Tensor]:
         """Return row numbers and embeddings of a micro-batch, and save the random state for the second pass."""
         self._states.append(torch_state(self._device))
         return row_index(micro, self._device), self._encode(micro)
@@ -328,6 +328,6 @@ def surrogate_loss(index_R: Tensor, part_RD: Tensor, gradient_UD: Tensor) -> Ten
     return (part_RD[: len(index_R)] * gradient_UD[index_R]).sum()
 
 
-def row_index(micro: MicroBatch, device: torch.device) -> Tensor:
+def row_index(micro: TextGroup, device: torch.device) -> Tensor:
     """Return the row numbers of a micro-batch in the matrix of unique embeddings, (R,) integers on the device."""
     return on_device(torch.tensor(micro.rows, dtype=torch.int64), device)

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 from programs import run
-from tiny import HYBRID, KINDS, LIKE_ANOTHER, QUICK_KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny import (
+    HYBRID,
+    KINDS,
+    LIKE_ANOTHER,
+    QUICK_KINDS,
+    micro_batches_of,
+    save_tiny_base,
+    tiny_backbone,
+    tiny_encoder,
+    train_a_little,
+)
 from tiny_tokenizers import TOKENIZERS
 from transformers import AutoModel
 
@@ -66,7 +76,7 @@ def meta_model_of(kind: str, dtype: torch.dtype, lora: LoraSettings | None) -> A
 
 def counted(model: Any, plan: Plan) -> PassMemory:
     """Memory of passes that keep the activations of all micro-batches of a plan."""
-    passes = [count_passes(model, micro_batch, on_gpu=False) for micro_batch in plan.micro_batches]
+    passes = [count_passes(model, micro_batch, on_gpu=False) for micro_batch in micro_batches_of(plan)]
     kept = sum(memory.kept for memory in passes)
     return PassMemory(kept, kept + max(memory.peak - memory.kept for memory in passes))
 

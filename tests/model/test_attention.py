@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from cases import one_in
-from tiny import POSITIONS, tiny_backbone
+from tiny import POSITIONS, micro_batches_of, tiny_backbone
 from tiny_tokenizers import TOKENIZERS
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -386,7 +386,7 @@ def test_small_blocks_are_tried_first_in_half_precision(failing: list[int], monk
         return
     block = BLOCK if failing else SMALL_BLOCK
     assert (layouts.layout, layouts.block) == ("trie", block)
-    (micro,) = plan_micro_batches([[1, 2, 3], [1, 2, 4], [1, 5]], 60, 0, layouts).micro_batches
+    (micro,) = micro_batches_of(plan_micro_batches([[1, 2, 3], [1, 2, 4], [1, 5]], 60, 0, layouts))
     assert micro.sequence is not None
     sequence = micro.sequence.to(CPU)
     assert sequence.mask is not None
@@ -513,7 +513,7 @@ def test_packed_texts_equal_single_ones_in_value_and_gradient(kind: str, pooling
     assert plan.computed_tokens == sum(map(len, ids))
     found = []
     for micro_batches in (
-        [(micro.rows, micro.inputs(CPU)) for micro in plan.micro_batches],
+        [(micro.rows, micro.inputs(CPU)) for micro in micro_batches_of(plan)],
         [
             ([row], {"ids_BT": torch.tensor([text]), "mask_BT": torch.ones(1, len(text)).long()})
             for row, text in enumerate(ids)
@@ -567,7 +567,7 @@ def test_texts_too_long_to_be_packed_are_padded_beside_the_others() -> None:
 def test_flex_attention_under_autocast_gets_one_dtype(kind: str) -> None:
     """Rotary embeddings give float32 queries and keys beside bfloat16 values, which FlexAttention refuses."""
     encoder = SentenceEncoder(tiny_backbone(kind), TOKENIZERS["llama2"]())
-    (micro,) = encoder.plan(["a b c", "a b d", "x y"], 512).micro_batches
+    (micro,) = micro_batches_of(encoder.plan(["a b c", "a b d", "x y"], 512))
     rows = []
     for kernel in ("gathered", "flex"):
         model = encoder.model.changed(autocasts=True, attention_kernel=kernel).train()

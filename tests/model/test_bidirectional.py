@@ -2,7 +2,6 @@
 
 import copy
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import POSITIONS, save_tiny_adapter, save_tiny_base, tiny_backbone
+from tiny import POSITIONS, micro_batches_of, save_tiny_adapter, save_tiny_base, tiny_backbone
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import nn
 from transformers import (
@@ -116,7 +115,7 @@ def test_single_padded_and_packed_texts_are_equal_in_value_and_gradient(kind: st
         for group in groups:
             plan = plan_micro_batches(group, 100, 0, layouts)
             rows_UD = torch.zeros(plan.unique, model.width, dtype=torch.float64)
-            for micro in plan.micro_batches:
+            for micro in micro_batches_of(plan):
                 rows_UD[micro.rows] = model(**micro.inputs(torch.device("cpu")))
             rows.append(rows_UD[plan.row_of])
         rows_ND = torch.cat(rows)
@@ -158,17 +157,14 @@ TINY: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers"
     ],
     ids=lambda config: config.model_type,
 )
-@pytest.mark.parametrize("context", [nullcontext, torch.inference_mode])
-def test_families_with_other_norms_and_layers_are_accepted(config: Any, context: Any) -> None:
+def test_families_with_other_norms_and_layers_are_accepted(config: Any) -> None:
     """As created: equal weights of all norms."""
     torch.manual_seed(0)
     config = copy.deepcopy(config)
     config.is_causal = False
-    with context():
-        backbone = AutoModel.from_config(config).eval()
-        check_and_simplify_bidirectional(backbone)
+    backbone = AutoModel.from_config(config).eval()
+    check_and_simplify_bidirectional(backbone)
     assert not probes_as_causal(backbone)
-    assert not any(module._forward_hooks for module in backbone.modules())
 
 
 @pytest.mark.parametrize(

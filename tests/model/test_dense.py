@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from hub_server import open_hub
-from tiny import KINDS, POSITIONS, save_tiny_base
+from tiny import KINDS, POSITIONS, micro_batches_of, save_tiny_base
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from tokenizers import processors
 from torch import nn
@@ -189,7 +189,7 @@ def test_layers_of_a_bidirectional_decoder_are_computed_again_without_a_cache(ge
     for enabled in (False, True):
         encoder.model.checkpoint_activations(enabled)
         encoder.model.zero_grad()
-        micro = encoder.for_side("query").plan(TEXTS, 10**6).micro_batches[0]
+        micro = micro_batches_of(encoder.for_side("query").plan(TEXTS, 10**6))[0]
         encoder.model(**micro.inputs(encoder.device)).square().sum().backward()
         gradients.append([parameter.grad for parameter in encoder.model.backbone.parameters()])
     assert all(torch.equal(again, once) for once, again in zip(*gradients, strict=True))

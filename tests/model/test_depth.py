@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import KINDS, LIKE_ANOTHER, save_tiny_base, tiny_encoder, train_a_little
+from tiny import KINDS, LIKE_ANOTHER, micro_batches_of, save_tiny_base, tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import nn
 from transformers import AutoModel, GPTNeoConfig
@@ -59,7 +59,7 @@ def rows_by_depth(encoder: SentenceEncoder, layers: Sequence[int]) -> Any:
     plan = encoder.plan(TEXTS, 10**6)
     rows_UMD = np.empty((plan.unique, 1 + len(layers), encoder.dimensions), dtype=np.float32)
     with torch.no_grad():
-        for micro in plan.micro_batches:
+        for micro in micro_batches_of(plan):
             rows = model(**micro.inputs(encoder.device)).numpy()
             rows_UMD[micro.rows] = rows.reshape(len(rows), 1 + len(layers), -1)
     return rows_UMD[plan.row_of]
@@ -97,7 +97,7 @@ def test_inner_layers_do_not_change_encode() -> None:
     before = encoder.encode(TEXTS)
     encoder.model = encoder.model.changed(DepthsHead(encoder.model, [1]))
     assert np.array_equal(encoder.encode(TEXTS), before)
-    inputs = encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(encoder.device)
+    inputs = micro_batches_of(encoder.plan(TEXTS, 10**6))[0].inputs(encoder.device)
     assert encoder.model.eval()(**inputs).shape[1] == 32
     assert encoder.model.train()(**inputs).shape[1] == 64
 

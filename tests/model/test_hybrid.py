@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import torch
 from composites import CONFIGS
-from tiny import FEW_TARGETS, HYBRID, KINDS, NO_LORA, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny import (
+    FEW_TARGETS,
+    HYBRID,
+    KINDS,
+    NO_LORA,
+    micro_batches_of,
+    save_tiny_base,
+    tiny_backbone,
+    tiny_encoder,
+    train_a_little,
+)
 from tiny_tokenizers import TOKENIZERS
 from torch import Tensor
 from transformers import AutoModel
@@ -79,7 +89,7 @@ def test_padded_batches_equal_the_plain_call_on_each_text_in_value_and_gradient(
     assert encoder.model.options.causal
     plain = copy.deepcopy(encoder.model.backbone)
     plan = encoder.plan(TEXTS, 10_000)
-    (micro,) = plan.micro_batches
+    (micro,) = micro_batches_of(plan)
     assert micro.mask_BT is not None
     assert not micro.mask_BT.all()
     rows = encoder.model(**micro.inputs(CPU))
@@ -126,7 +136,7 @@ def test_every_adapter_gets_the_gradient_of_peft(kind: str, monkeypatch: pytest.
     encoder.model.train()
     batch = TextBatch.from_examples([ScoredPair(TEXTS[n], TEXTS[n - 1], n / 4) for n in range(4)])
     plan = encoder.plan(batch.texts, 20)
-    assert len(plan.micro_batches) > 1
+    assert len(micro_batches_of(plan)) > 1
 
     def step(graph_tokens: int = 10_000) -> dict[str, Tensor]:
         result = boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=graph_tokens)
@@ -200,7 +210,7 @@ def test_an_adapter_of_rwkv_has_the_same_states_in_training_and_evaluation(tmp_p
     encoder = SentenceEncoder.from_pretrained(save_tiny_base("rwkv", tmp_path), device="cpu")
     encoder.add_lora(LoraSettings(rank=2))
     train_a_little(encoder.model)
-    (micro,) = encoder.plan(TEXTS, 10_000).micro_batches
+    (micro,) = micro_batches_of(encoder.plan(TEXTS, 10_000))
     rows = []
     for training in (True, False):
         encoder.model.train(training)

@@ -21,7 +21,7 @@ from cases import one_in
 from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
-from tiny import PeftLora, add_adapter, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny import PeftLora, add_adapter, micro_batches_of, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.config import cpp
@@ -150,7 +150,7 @@ def adapted(dtype: torch.dtype) -> SentenceEncoder:
 
 def rows_and_gradients(encoder: SentenceEncoder) -> list[Tensor]:
     plan = encoder.plan(TEXTS, 10_000)
-    rows = torch.cat([encoder.model(**micro.inputs(CPU)) for micro in plan.micro_batches])
+    rows = torch.cat([encoder.model(**micro.inputs(CPU)) for micro in micro_batches_of(plan)])
     rows.square().sum().backward()  # type: ignore[no-untyped-call]
     return [rows.detach(), *(p.grad for p in encoder.model.parameters() if p.grad is not None)]
 
@@ -183,12 +183,12 @@ def test_layers_and_layouts_of_the_libraries_on_request(monkeypatch: pytest.Monk
     assert replacements.replaced_layers(plain.model) == "none"
     assert {type(layer) for layer in plain.model.modules() if isinstance(layer, Linear)} == {Linear}
     plan = plain.plan(TEXTS, 10_000)
-    rows = torch.cat([plain.model(**micro.inputs(CPU)) for micro in plan.micro_batches])
-    order = [row for micro in plan.micro_batches for row in micro.rows]
+    rows = torch.cat([plain.model(**micro.inputs(CPU)) for micro in micro_batches_of(plan)])
+    order = [row for micro in micro_batches_of(plan) for row in micro.rows]
     found = dict(zip(order, rows.detach(), strict=True))
     monkeypatch.delenv("ANGLE_LLM_PLAIN")
     trie = adapted(torch.float32)
-    (micro,) = trie.plan(TEXTS, 10_000).micro_batches
+    (micro,) = micro_batches_of(trie.plan(TEXTS, 10_000))
     assert micro.sequence is not None
     ours = dict(zip(micro.rows, expected[0], strict=True))
     for row, vector in ours.items():
@@ -226,7 +226,7 @@ def test_dora_uses_the_layer_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     add_adapter(encoder, PeftLora(rank=2, dora=True))
     monkeypatch.setattr(fused_lora, "lora_linear", lambda *_: pytest.fail("only plain LoRA can use it"))
     encoder.model.train()
-    assert encoder.model(**encoder.plan(TEXTS, 10_000).micro_batches[0].inputs(CPU)).requires_grad
+    assert encoder.model(**micro_batches_of(encoder.plan(TEXTS, 10_000))[0].inputs(CPU)).requires_grad
 
 
 def replaced_layers(model: nn.Module) -> Counter[str]:
@@ -289,7 +289,7 @@ def test_compiled_swiglu_layers_equal_the_original_ones(monkeypatch: pytest.Monk
     exact = Version(torch.__version__) >= Version("2.13")  # before, the backend computes a sigmoid from an exponential
     assert max(errors(found, expected)) <= (0 if exact else 1e-6)
     with torch.no_grad():
-        encoder.model(**encoder.plan(["Another length."], 10_000).micro_batches[0].inputs(CPU))
+        encoder.model(**micro_batches_of(encoder.plan(["Another length."], 10_000))[0].inputs(CPU))
     assert counter.frame_count == 2
 
 
@@ -447,7 +447,7 @@ def test_attention_of_another_form_keeps_its_rotary_embeddings(capsys: pytest.Ca
 
 def test_a_layer_keeps_each_input_of_a_product_once_and_nothing_in_float32() -> None:
     encoder = adapted(torch.bfloat16)
-    micro = encoder.plan(TEXTS, 10_000).micro_batches[0]
+    micro = micro_batches_of(encoder.plan(TEXTS, 10_000))[0]
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -458,7 +458,7 @@ def test_a_layer_keeps_each_input_of_a_product_once_and_nothing_in_float32() -> 
         encoder.model(**micro.inputs(CPU))
     weights = {parameter.untyped_storage()._cdata for parameter in encoder.model.parameters()}
     states = [
-        one for key, one in kept.items() if key not in weights and one.ndim > 1 and micro.computed_tokens in one.shape
+        one for key, one in kept.items() if key not in weights and one.ndim > 1 and micro.ids_BT.numel() in one.shape
     ]
     wide = [tuple(one.shape) for one in states if one.dtype == torch.float32 and one.shape[-1] > 1]
     assert not wide
@@ -550,7 +550,7 @@ def test_layers_below_the_lowest_adapter_are_not_in_the_graph() -> None:
     kept: list[bool] = []
     for layer in encoder.model.backbone.get_base_model().layers[:2]:
         layer.register_forward_hook(lambda _, __, output: kept.append(output.requires_grad))
-    assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(CPU)).requires_grad
+    assert encoder.model(**micro_batches_of(encoder.plan(TEXTS, 10**6))[0].inputs(CPU)).requires_grad
     assert kept == [False, False]
 
 

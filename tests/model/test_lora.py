@@ -225,10 +225,10 @@ def test_damaged_or_unsupported_adapters_are_refused(
         read_adapter(adapter)
 
 
-@pytest.mark.parametrize(("name", "error"), [(CONFIG_NAME, FileNotFoundError), (WEIGHTS_NAME, ArtifactError)])
-def test_a_missing_file_is_named(name: str, error: type[Exception], adapter: Path) -> None:
+@pytest.mark.parametrize("name", [CONFIG_NAME, WEIGHTS_NAME])
+def test_a_missing_file_is_named(name: str, adapter: Path) -> None:
     (adapter / name).unlink()
-    with pytest.raises(error, match=f"has no {name}"):
+    with pytest.raises(FileNotFoundError, match=f"has no {name}"):
         read_adapter(adapter)
 
 

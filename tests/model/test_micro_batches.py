@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import micro_batches_of
 
 from angle_llm.model.layout.micro_batches import (
     SPLIT_SHARE,
@@ -47,9 +48,9 @@ def test_texts_with_equal_ids_share_a_row_and_others_do_not(ids: list[list[int]]
     plan = plan_micro_batches(ids, budget, PAD, SHARING if shares else NO_SHARING)
     assert [unique_texts(ids, plan)[row] for row in plan.row_of] == ids
     assert plan.unique == len({tuple(text) for text in ids})
-    assert sorted(row for micro in plan.micro_batches for row in micro.rows) == list(range(plan.unique))
+    assert sorted(row for micro in micro_batches_of(plan) for row in micro.rows) == list(range(plan.unique))
     assert plan.logical_tokens == sum(map(len, ids))
-    assert plan.computed_tokens == sum(micro.ids_BT.numel() for micro in plan.micro_batches)
+    assert plan.computed_tokens == sum(micro.ids_BT.numel() for micro in micro_batches_of(plan))
 
 
 @several
@@ -57,12 +58,12 @@ def test_texts_with_equal_ids_share_a_row_and_others_do_not(ids: list[list[int]]
 def test_padded_micro_batches(ids: list[list[int]], budget: int) -> None:
     """Every text unchanged, padding on the right, longest first, as many texts as the budget allows."""
     plan = padded_plan(ids, budget)
-    unique, batches = unique_texts(ids, plan), plan.micro_batches
+    unique, batches = unique_texts(ids, plan), micro_batches_of(plan)
     rows = [row for batch in batches for row in batch.rows]
     assert rows == sorted(range(plan.unique), key=lambda row: -len(unique[row])), "equal lengths in the given order"
     for number, batch in enumerate(batches):
         assert [real_ids(batch, position) for position in range(len(batch.rows))] == [unique[row] for row in batch.rows]
-        assert batch.computed_tokens <= budget or len(batch.rows) == 1
+        assert batch.ids_BT.numel() <= budget or len(batch.rows) == 1
         assert number == len(batches) - 1 or (len(batch.rows) + 1) * batch.ids_BT.shape[1] > budget
         ids_BT, mask_BT = batch.ids_BT, batch.mask_BT
         assert mask_BT is not None
@@ -77,9 +78,9 @@ def test_padded_micro_batches(ids: list[list[int]], budget: int) -> None:
 def test_texts_of_different_lengths_are_split_rather_than_padded() -> None:
     ids = [[number] * length for number in range(4) for length in range(1, 120)]
     plan = padded_plan(ids, 8192)
-    for micro in plan.micro_batches:
+    for micro in micro_batches_of(plan):
         assert micro.mask_BT is not None
-        assert micro.computed_tokens - int(micro.mask_BT.sum()) <= SPLIT_SHARE * 8192
+        assert micro.ids_BT.numel() - int(micro.mask_BT.sum()) <= SPLIT_SHARE * 8192
     assert 1 < plan.computed_tokens / plan.logical_tokens < 1.15
 
 
@@ -97,9 +98,9 @@ def test_a_trie_computes_each_prefix_once_and_keeps_to_the_budget(ids: list[list
     assert plan.computed_tokens <= TOKEN_COST["trie"] * len(prefixes), "padded only where it takes no more time"
     assert plan.layout == "padded" or plan.computed_tokens == len(prefixes)
     plan = plan_micro_batches(ids, budget, PAD, SHARING)
-    for micro in plan.micro_batches:
+    for micro in micro_batches_of(plan):
         longest = max(len(unique_texts(ids, plan)[row]) for row in micro.rows)
-        assert micro.computed_tokens <= max(budget, longest)
+        assert micro.ids_BT.numel() <= max(budget, longest)
 
 
 SHARED = [[1, 2, 3, 4, 5, 6, number] for number in range(10, 20)]
@@ -123,4 +124,4 @@ def test_the_layout_with_fewer_tokens_is_chosen_with_a_reason(
     plan = plan_micro_batches(ids, 1000, PAD, layouts)
     assert (plan.layout, plan.computed_tokens) == (layout, tokens)
     assert reason in plan.reason
-    assert sorted(row for micro in plan.micro_batches for row in micro.rows) == list(range(len(ids)))
+    assert sorted(row for micro in micro_batches_of(plan) for row in micro.rows) == list(range(len(ids)))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from cases import one_in
 from peft.tuners.lora import LoraLayer
-from tiny import KINDS, PeftLora, add_adapter, tiny_backbone, train_a_little, write_gguf
+from tiny import KINDS, PeftLora, add_adapter, micro_batches_of, tiny_backbone, train_a_little, write_gguf
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import Tensor, nn
 from transformers import AutoModel, BitsAndBytesConfig, LlamaConfig, LlamaModel
@@ -83,7 +83,7 @@ def on_the_dequantized_base(folder: Path, *, computed: torch.dtype | None = None
 def rows_and_gradient(encoder: SentenceEncoder, training: bool = True) -> tuple[Tensor, Tensor]:
     """Rows (N, D), and the gradient of a random projection of them for all weights of the adapter, in one vector."""
     encoder.model.train(training).zero_grad()
-    (micro,) = encoder.plan(TEXTS, 10_000).micro_batches
+    (micro,) = micro_batches_of(encoder.plan(TEXTS, 10_000))
     torch.manual_seed(3)  # of dropout
     rows = encoder.model(**micro.inputs(encoder.device))
     (rows * torch.randn(rows.shape, generator=torch.Generator().manual_seed(2))).sum().backward()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import CAUSAL, KINDS, POSITIONS, WINDOW, tiny_backbone, tiny_encoder
+from tiny import CAUSAL, KINDS, POSITIONS, WINDOW, micro_batches_of, tiny_backbone, tiny_encoder
 from tiny_tokenizers import TOKENIZERS
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, LlamaConfig, Phi3Config
@@ -156,7 +156,7 @@ def test_the_activation_checkpointing_of_transformers_is_refused() -> None:
     backbone = encoder.model.backbone
     word = "activation" if hasattr(backbone, "activation_checkpointing_enable") else "gradient"  # older transformers
     getattr(backbone, f"{word}_checkpointing_enable")()
-    inputs = plan.micro_batches[0].inputs(torch.device("cpu"))
+    inputs = micro_batches_of(plan)[0].inputs(torch.device("cpu"))
     with pytest.raises(RuntimeError, match="activation_checkpointing_disable"):
         encoder.model(**inputs)
     getattr(backbone, f"{word}_checkpointing_disable")()
@@ -168,7 +168,7 @@ def test_a_long_prompt_head_does_not_multiply_the_gathered_keys() -> None:
     texts = sorted([*range(100, 550), first, second, 7] for first in range(20) for second in range(20))
     plan = plan_micro_batches(texts, 2048, 0, LayoutSupport("trie"))
     assert plan.layout == "trie"
-    for micro in plan.micro_batches:
+    for micro in micro_batches_of(plan):
         assert micro.sequence is not None
         keys = sum(group.key_UL.numel() for group in micro.sequence.groups()[0])
         scores = sum(group.query_UQ.shape[1] * group.key_UL.numel() for group in micro.sequence.groups()[0])

@@ -16,7 +16,7 @@ import torch
 from programs import run
 from runs import outcome, read_metrics, use_float64_norm
 from test_distributed import program
-from tiny import KINDS, save_tiny_base
+from tiny import KINDS, micro_batches_of, save_tiny_base
 from tiny_tokenizers import TOKENIZERS
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -82,8 +82,8 @@ def test_loss_and_gradient_are_those_of_the_language_model(
     batch = TextBatch.from_examples([PositivePair(text, text) for text in TEXTS])
     codes = encoder.model.head.input_ids(encoder.tokenize(batch.texts), 0)
     plan = encoder.plan_ids(codes, 200)
-    assert len(plan.micro_batches) > 2
-    inputs = plan.micro_batches[0].inputs(torch.device("cpu"))
+    assert len(micro_batches_of(plan)) > 2
+    inputs = micro_batches_of(plan)[0].inputs(torch.device("cpu"))
     assert (inputs.get("sequence") is None) == (layout == "padded")
     encoder.model.train()
     result = group_step(encoder.model, plan, [PlannedBatch(batch, MaskedTokenLoss(), {})], graph_tokens=graph_tokens)
@@ -220,7 +220,7 @@ def test_views_differ_by_dropout_in_training_only(tmp_path: Path) -> None:
         batch = TextBatch.from_examples([PositivePair(text, text) for text in TEXTS])
         plan = encoder.plan(batch.texts, 300)
         encoder.model.train()
-        first, second = encoder.model(**plan.micro_batches[0].inputs(torch.device("cpu"))).chunk(2, dim=1)
+        first, second = encoder.model(**micro_batches_of(plan)[0].inputs(torch.device("cpu"))).chunk(2, dim=1)
         assert (first - second).norm(dim=1).min() > 1e-3 * first.norm(dim=1).max()
         gradients = []
         for graph_tokens in (0, 10**6):

@@ -14,15 +14,16 @@ Legend: B texts of a padded micro-batch, T tokens.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from angle_llm.device import on_device
 from angle_llm.model.layout.flex import with_mask
@@ -47,11 +48,6 @@ class MicroBatch:
     """Mask of padded texts, 1 at real tokens and 0 at padding; None for texts in one sequence."""
     sequence: TokenSequence | None = None
     """Positions of the texts in one sequence; None for padded texts."""
-
-    @property
-    def computed_tokens(self) -> int:
-        """Number of tokens that the model computes, padding included."""
-        return self.ids_BT.numel()
 
     @property
     def longest_text(self) -> int:
@@ -125,19 +121,14 @@ class Plan:
     shares: list[list[int]]
     """Indices in `groups` of the micro-batches that each process computes; processes have about equally many tokens."""
 
-    @property
-    def micro_batches(self) -> Sequence[MicroBatch]:
-        """All micro-batches of the batch. Tensors are created on access, so that they are not all in memory."""
-        return _LazyMicroBatches(self.groups)
-
-    def share(self, process: int) -> Sequence[MicroBatch]:
-        """Return the micro-batches that a process computes, filled up with dummy micro-batches of one token.
+    def share(self, process: int) -> list[TextGroup]:
+        """Return the planned micro-batches that a process computes, filled up with dummy micro-batches of one token.
 
         All processes get the same number of micro-batches, because collective operations need this.
         """
         groups = [self.groups[position] for position in self.shares[process]]
         rounds = max(map(len, self.shares))
-        return _LazyMicroBatches(groups + [_DUMMY] * (rounds - len(groups)))
+        return groups + [_DUMMY] * (rounds - len(groups))
 
     def prepared(self, process: int) -> Plan:
         """Return the plan with the tensors of a process made, so that every access to its micro-batches is fast."""
@@ -171,20 +162,6 @@ class Plan:
     def largest_share(self) -> int:
         """Number of tokens that the process with the most tokens computes for the batch."""
         return max(_tokens([self.groups[position] for position in share]) for share in self.shares)
-
-
-class _LazyMicroBatches(Sequence[MicroBatch]):
-    """Sequence of micro-batches that creates the tensors of a micro-batch at every access, and does not keep them."""
-
-    def __init__(self, groups: list[TextGroup]) -> None:
-        self._groups = groups
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def __getitem__(self, position: Any) -> Any:
-        chosen = self._groups[position]
-        return _LazyMicroBatches(chosen) if isinstance(chosen, list) else chosen.make()
 
 
 _ONE = torch.ones(1, 1, dtype=torch.int64)
@@ -365,12 +342,9 @@ class _Padded:
 
     def _make(self, rows: list[int]) -> MicroBatch:
         """Create the tensors of the padded texts with the indices `rows`."""
-        ids_BT = np.full((len(rows), len(self._texts[rows[0]])), self._pad_id, dtype=np.int64)
-        mask_BT = np.zeros_like(ids_BT)
-        for position, row in enumerate(rows):
-            ids_BT[position, : len(self._texts[row])] = self._texts[row]
-            mask_BT[position, : len(self._texts[row])] = 1
-        return MicroBatch(rows, torch.from_numpy(ids_BT), torch.from_numpy(mask_BT))
+        texts = [torch.tensor(self._texts[row]) for row in rows]
+        ids_BT = pad_sequence(texts, batch_first=True, padding_value=self._pad_id)
+        return MicroBatch(rows, ids_BT, pad_sequence(list(map(torch.ones_like, texts)), batch_first=True))
 
 
 def _balanced(split: Callable[[int], list[TextGroup]], token_budget: int, processes: int) -> list[TextGroup]:
@@ -385,14 +359,8 @@ def _balanced(split: Callable[[int], list[TextGroup]], token_budget: int, proces
     max_groups = math.ceil(len(groups) / processes) * processes
     low = _tokens(groups) // max_groups
     high = max(group.computed_tokens for group in groups)
-    while low < high:
-        middle = (low + high) // 2
-        smaller_groups = split(max(middle, 1))
-        if len(smaller_groups) <= max_groups:
-            groups, high = smaller_groups, middle
-        else:
-            low = middle + 1
-    return groups
+    budget = low + bisect_left(range(low, high), True, key=lambda tokens: len(split(max(tokens, 1))) <= max_groups)
+    return groups if budget == high else split(max(budget, 1))
 
 
 def _assign(groups: Sequence[TextGroup], processes: int) -> list[list[int]]:

@@ -174,8 +174,7 @@ def _steady_positions(config: Any, limit: int) -> int:
 
     For some RoPE types, frequencies depend on the longest text in the batch if it exceeds the original positions.
     """
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    rope = rope if isinstance(rope, dict) else {}
+    rope = getattr(config, "rope_parameters", None) or {}
     positions = limit
     for parameters in [rope, *rope.values()]:  # Gemma has a dictionary for every layer type
         if isinstance(parameters, dict) and parameters.get("rope_type") in _DYNAMIC_ROPE:

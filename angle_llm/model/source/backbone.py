@@ -20,14 +20,13 @@ from angle_llm.model.layers.quantization import bits_of, check_bits, quantize
 from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.source.checks import (
     ArtifactError,
-    artifact_error,
     as_artifact_error,
     check_model_files,
     check_states,
     is_saved_encoder,
 )
 from angle_llm.model.source.composite import COMPOSITE, TEXT_PREFIX, Composite, text_part
-from angle_llm.settings.parsing import MissingLibraryError, unknown_name
+from angle_llm.settings.parsing import unknown_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LLAMA_3_SCALING = {
@@ -149,7 +148,6 @@ def open_pretrained(
         check_model_files(Path(location.name))
     with as_artifact_error(location.name), _without_load_report(), header_read_once(location):
         config, composite = _read_config(location, revision)
-        check_decoder_or_encoder(config, location.name)
         if composite is not None:
             arguments["key_mapping"] = {TEXT_PREFIX: ""}
         if composite is not None or location.bidirectional or location.gguf_file:
@@ -290,16 +288,15 @@ def _read_config(location: BackboneLocation, revision: str | None) -> tuple[Any,
     """Return the configuration of a backbone, and the composite model if the backbone is its text model."""
     from transformers import AutoConfig
 
-    try:
+    with as_artifact_error(Path(location.name) / (location.gguf_file or "")):
         config = AutoConfig.from_pretrained(
             location.name, revision=revision, trust_remote_code=False, **location.arguments
         )
-    except (OSError, MissingLibraryError):  # it names the file or the repository
-        raise
-    except Exception as error:  # many types: custom code, an unknown type, a damaged GGUF file
-        raise artifact_error(
-            Path(location.name) / location.gguf_file if location.gguf_file else location.name, error
-        ) from error
+    if config.is_encoder_decoder:
+        raise ArtifactError(
+            f"{location.name} is an encoder-decoder ({config.model_type}). Use a decoder (LLaMA, Mistral, Qwen, …) or an encoder "
+            "(BERT, RoBERTa, …)."
+        )
     if location.gguf_file is not None:
         config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
         _complete_gguf_config(config, str(Path(location.name) / location.gguf_file))
@@ -371,15 +368,6 @@ def empty_backbone(config: Any, dtype: torch.dtype | None = None) -> Any:
     return model
 
 
-def check_decoder_or_encoder(config: Any, name: str) -> None:
-    """Check that a configuration is not of an encoder-decoder; raise `ArtifactError` if it is. `name` is for the message."""
-    if config.is_encoder_decoder:
-        raise ArtifactError(
-            f"{name} is an encoder-decoder ({config.model_type}). Use a decoder (LLaMA, Mistral, Qwen, …) or an encoder "
-            "(BERT, RoBERTa, …)."
-        )
-
-
 def load_backbone(
     location: BackboneLocation,
     *,
@@ -405,7 +393,6 @@ def load_backbone(
     on_gpu = torch.device(device).type == "cuda" and bits is None and location.gguf_file is None
     gpu = torch.device(device) if on_gpu else None
     model = open_pretrained("AutoModel", location, dtype=dtype, revision=revision, device=gpu)
-    check_decoder_or_encoder(model.config, location.name)
     if model.config.model_type.startswith("embedding_gemma2") and model.dtype == torch.float16:
         raise ArtifactError(
             f"{location.name}: EmbeddingGemma 2 gives NaN in float16. Choose dtype bfloat16 or float32."

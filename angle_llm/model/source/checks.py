@@ -34,7 +34,6 @@ PROCESSOR_FILES = (
 )  # fmt: skip
 """Files of a multimodal model beside its weights, configuration and tokenizer."""
 
-_PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
 _PROBE_TEXTS = ("A man is eating 3 apples.", "Привет", "你好，世界", "مرحبا", "नमस्ते", "안녕", "ACGT", "こんにちは")
 
 
@@ -123,23 +122,18 @@ def as_artifact_error(place: object) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ArtifactError | SettingsError | MissingLibraryError) or is_out_of_memory(error):
             raise
-        raise artifact_error(place, error) from error
-
-
-def artifact_error(place: object, error: Exception) -> ArtifactError:
-    """Convert an error of a library to an `ArtifactError` with reason and advice; `place` names the folder or file."""
-    text = " ".join(str(error).split())
-    reason = f"{type(error).__name__}: {text:.400}"
-    advice = "If a file is damaged, fetch or save it again."
-    if "trust_remote_code" in text:
-        reason = "it needs Python code of its repository, which is never executed"
-        advice = "Use a model that transformers contains."
-    elif "use_safetensors" in text:
-        reason = "it has no safetensors weights"
-        advice = "Load it where you trust it, and save it with save_pretrained; of a GGUF repository, download and name the file."
-    elif "No space left" in text:
-        advice = "Free disk space, or set HF_HOME to a folder on a larger disk."
-    return ArtifactError(f"{place} cannot be opened: {reason}. {advice}")
+        text = " ".join(str(error).split())
+        reason = f"{type(error).__name__}: {text:.400}"
+        advice = "If a file is damaged, fetch or save it again."
+        if "trust_remote_code" in text:
+            reason = "it needs Python code of its repository, which is never executed"
+            advice = "Use a model that transformers contains."
+        elif "use_safetensors" in text:
+            reason = "it has no safetensors weights"
+            advice = "Load it where you trust it, and call save_pretrained; of a GGUF repository, download and name the file."
+        elif "No space left" in text:
+            advice = "Free disk space, or set HF_HOME to a folder on a larger disk."
+        raise ArtifactError(f"{place} cannot be opened: {reason}. {advice}") from error
 
 
 def check_model_files(folder: Path) -> None:
@@ -157,11 +151,9 @@ def check_model_files(folder: Path) -> None:
     if "transformers_weights" in config:  # names other weight files
         raise ArtifactError(f"{folder / 'config.json'}: `transformers_weights` is not supported. Remove it.")
     if not any(folder.glob("model*.safetensors")):
-        pickled = next((path.name for path in sorted(folder.iterdir()) if path.suffix in _PICKLES), None)
         raise ArtifactError(
-            f"{folder} has no model.safetensors. "
-            + (f"{pickled} is a pickle, which can run any code when it is loaded. " if pickled else "")
-            + "Load the model where you trust it, and save it with save_pretrained, which writes safetensors."
+            f"{folder} has no model.safetensors. A pickle, such as pytorch_model.bin, can run any code when it is loaded: load "
+            "it where you trust it, and save the model with save_pretrained, which writes safetensors."
         )
 
 

@@ -43,12 +43,12 @@ def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
     check_adapter_prompt(folder, prompt)
     adapter = read_adapter(folder)
     # The adapter must belong to the base.
-    trained = _trained_on(adapter) or base
+    trained = str(adapter.config.get("base_model_name_or_path") or base)
     same_name = PurePath(base).name.lower() == PurePath(trained).name.lower()
     if absolute_name(base) != absolute_name(trained) and not same_name:
         raise ArtifactError(
-            f"{_describe(adapter, folder)} does not belong to {base}. Give the base of the adapter. If {base} is the same "
-            f"model under another name, write this name as base_model_name_or_path in {folder / CONFIG_NAME}."
+            f"the adapter {folder} was trained on {trained}, not on {base}. If {base} is the same model under another name, "
+            f"write this name as base_model_name_or_path in {folder / CONFIG_NAME}."
         )
     return adapter
 
@@ -75,16 +75,5 @@ def fitted(adapter: LoraAdapter, folder: Path, backbone: nn.Module, base: str) -
     if root[:-1] not in dict(backbone.named_modules()) and all(path.startswith(root) for path in adapter.updates):
         updates = {path.removeprefix(root): update for path, update in adapter.updates.items()}
         adapter = replace(adapter, updates=updates)
-    adapter.check_fits(backbone, _describe(adapter, folder), f"{base} ({type(backbone).__name__})")
+    adapter.check_fits(backbone, f"the adapter {folder}", f"{base} ({type(backbone).__name__})")
     return adapter
-
-
-def _trained_on(adapter: LoraAdapter) -> str | None:
-    """Return the name of the base model in the configuration of an adapter; None if it is missing."""
-    name = adapter.config.get("base_model_name_or_path")
-    return name if isinstance(name, str) and name else None
-
-
-def _describe(adapter: LoraAdapter, folder: Path) -> str:
-    """Return the folder and the base model of an adapter, for error messages."""
-    return f"the adapter {folder} (trained on {_trained_on(adapter) or 'an unnamed base'})"

@@ -152,23 +152,20 @@ def read_adapter(folder: Path) -> LoraAdapter:
 
     # Files.
     for name in (CONFIG_NAME, WEIGHTS_NAME):
-        is_missing = not (folder / name).is_file()
-        if is_missing and name == WEIGHTS_NAME:
-            raise ArtifactError(
-                f"{folder} has no {name}. Older versions of peft write adapter_model.bin, a pickle, which is never opened: load "
-                "it with peft where you trust it, and save it with save_pretrained."
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder} has no {name}, so it contains no adapter in safetensors. Load an adapter_model.bin, a pickle, with "
+                "peft where you trust it, and save it with save_pretrained."
             )
-        if is_missing:
-            raise FileNotFoundError(f"{folder} has no {name}, so it contains no adapter.")
     file = folder / WEIGHTS_NAME
     config = read_json(folder / CONFIG_NAME)
     check_settings(folder / CONFIG_NAME, config, _SUPPORTED)
     with as_artifact_error(folder / CONFIG_NAME):
-        scaling = _scaling(config)
+        rank = config["r"]
+        scaling = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
     with as_artifact_error(file):
         tensors = {key: tensor.float() for key, tensor in load_file(file).items()}
     # Updates, one for each adapted layer.
-    rank = config["r"]
     paths = [key.removeprefix(_ROOT).removesuffix(_A) for key in tensors if key.startswith(_ROOT) and key.endswith(_A)]
     updates: dict[str, LoraUpdate] = {}
     for path in paths:
@@ -210,9 +207,3 @@ def write_composite_names(folder: Path, composite: Composite) -> None:
         "exclude_modules": rf"(?!{re.escape(composite.path)}\.).*",  # the names of the targets are also in the towers
     }
     write_json(folder / CONFIG_NAME, read_json(folder / CONFIG_NAME) | changes)
-
-
-def _scaling(config: dict[str, Any]) -> float:
-    """Return the scaling of LoRA updates for an adapter configuration: alpha / rank, or alpha / sqrt(rank) for rsLoRA."""
-    rank: int = config["r"]
-    return float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)

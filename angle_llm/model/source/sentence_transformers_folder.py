@@ -261,11 +261,7 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int, vocabulary: int) -> 
     It also makes names of special tokens in a text plain characters, as in `tokenizer.plain_ids`. Padding is a token with an
     id below `vocabulary`, the number of token embeddings.
     """
-    named = {
-        name: str(token)
-        for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-        if (token := getattr(tokenizer, name, None)) is not None
-    }
+    named = tokenizer.special_tokens_map
     known = [named[name] for name in ("pad_token", "eos_token", "unk_token", "bos_token") if name in named]
     padding = next((token for token in known if tokenizer.convert_tokens_to_ids(token) < vocabulary), None)
     return {

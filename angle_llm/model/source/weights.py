@@ -40,8 +40,6 @@ class BaseWeights:
 
     None if the layers are not quantized, or if `read` already returns dequantized values.
     """
-    streamed: bool
-    """Whether a tensor is read from its file on demand; otherwise all tensors are in memory."""
     known_fingerprint: str | None = None
     """Result of `weights_fingerprint`, if it is already computed."""
 
@@ -90,7 +88,7 @@ def open_base(
         dequantize(backbone, torch.float32)
         bits = None
     read = backbone.state_dict().__getitem__
-    return BaseWeights(backbone, read, torch_dtype(dtype), bits, streamed=False, known_fingerprint=fingerprint)
+    return BaseWeights(backbone, read, torch_dtype(dtype), bits, known_fingerprint=fingerprint)
 
 
 def _streamed(
@@ -104,7 +102,7 @@ def _streamed(
 
     files = safetensors_files(location.name, revision)
     config = load_config(location, revision)
-    if not files or config.is_encoder_decoder or getattr(config, "quantization_config", None) is not None:
+    if not files or getattr(config, "quantization_config", None) is not None:
         return None
     with torch.device("meta"):
         skeleton = empty_backbone(config)
@@ -120,7 +118,7 @@ def _streamed(
         tensor: Tensor = file.get_tensor(key)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    return BaseWeights(skeleton.eval(), read, dtype, bits, streamed=True)
+    return BaseWeights(skeleton.eval(), read, dtype, bits)
 
 
 def find_tensors(files: Sequence[Any], backbone: nn.Module) -> dict[str, tuple[Any, str]] | None:

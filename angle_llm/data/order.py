@@ -104,6 +104,8 @@ class Draws:
         The indices are a slice of the concatenated random orders of the dataset.
         """
         size, count = self.sizes[number], self.counts[number]
+        if not count:
+            return np.zeros(0, dtype=np.int64)
         # A dataset that is drawn several times gets several orders from the same generator: for a small dataset, seeding
         # a generator takes longer than drawing an order.
         together = -(-count // size)

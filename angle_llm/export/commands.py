@@ -29,7 +29,7 @@ def merge_main(settings: MergeSettings) -> None:
     from angle_llm.export.merge import merge
 
     *others, out = (settings.out, *settings.more)  # `angle-llm merge MODEL [MODEL …] OUT`
-    options = {name: getattr(settings, name) for name in ("weights", "method", "base", "dtype", "composite")}
+    options = {name: getattr(settings, name) for name in ("weights", "dtype", "composite")}
     _print_verification(replace(settings, out=out), merge, others=others, **options)
     print(f"\nThe merged encoder is saved in {out}, with this report in {REPORT_NAME}.")
 

@@ -228,6 +228,8 @@ def search_folder(
         raise FolderError(
             "the vector of a query is not finite. Load the model in bfloat16 or float32, or check its weights."
         )
+    if pieces is None and len(index.parts) == 1:
+        pieces = list(pieces_on_grid(folder, index))  # read once
     searched = pieces_on_grid(folder, index) if pieces is None else pieces
     position_QR, cosine_QR = nearest(queries_QK, (piece.vectors for piece in searched), top)
     # Row number, id and text of the hits, of each shard with hits.

@@ -102,7 +102,7 @@ def test_adapters_of_other_seeds_and_ranks_are_averaged_after_their_merge(kind: 
     expected = {name: 0.5 * first[name] + 0.25 * second[name] + 0.25 * third[name] for name in first}
     assert largest_error(tmp_path / "out", expected) < 2e-7
     assert "The comparison is of 0 alone." in found.notes[-1]
-    assert "linear, 0.5 and 0.25 and 0.25): 0 of" in found.notes[-1]
+    assert "(0.5 and 0.25 and 0.25): 0 of" in found.notes[-1]
 
 
 def test_the_mean_is_not_the_product_of_mean_factors(two: list[Path], base: Path, tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_command_and_card(
     assert record["parts"] == [{"name": name, "weight": w} for name, w in zip(models, (0.5, 0.3, 0.2), strict=True)]
     assert record["base"] == str(base)
     readme = (out / "README.md").read_text(encoding="utf-8")
-    assert "combination of the weights of several models (linear): 0.5 × `a`, 0.3 × `b`, 0.2 × `base`." in readme
+    assert "combination of the weights of several models: 0.5 × `a`, 0.3 × `b`, 0.2 × `base`." in readme
     assert "0 of" in readme
     assert str(tmp_path) not in readme, "the card is published, without local paths"
     record["bits"] = 4

@@ -60,7 +60,7 @@ def test_widths_and_rows_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match=rf"nested\.dimensions.*{width}"):
             nested(dimensions=[2, width])(rows(1), RELATION)
     with pytest.raises(ValueError, match="zip"):
-        nested(layers=[1])(torch.zeros(6, 7), RELATION)
+        nested(layers=[1])(torch.zeros(6, 5), RELATION)
 
 
 RANKING = AngleObjective(cosine_weight=1, in_batch_weight=0)

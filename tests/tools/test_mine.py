@@ -377,7 +377,7 @@ def test_a_reranker_judges_by_raw_scores(tmp_path: Path, base: Path, monkeypatch
     guide = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^    angle-llm (data mine .* --judge .*)$", guide, re.MULTILINE)
     cli.run([*command.split(), "--out", "of_the_guide.jsonl"])
-    with pytest.raises(FolderError, match=r"settings\.judge_margin 0\.2 \(now null\)"):
+    with pytest.raises(FolderError, match=r"settings\.judge_margin 0\.2 \(now 0\.0\)"):
         mine(tmp_path, base, pairs, "judged", judge=str(folder), **rules)
     with pytest.raises(SettingsError, match="--judge-margin belongs to --judge"):
         settings(judge=None, judge_margin=1.0)

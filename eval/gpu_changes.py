@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,9 +12,8 @@ import torch
 from torch import Tensor
 
 from angle_llm import SentenceEncoder
-from angle_llm.model.layers import low_memory_layers, swiglu
+from angle_llm.model.layers import low_memory_layers
 from angle_llm.model.layers.compiled_rotary import CompiledRotary
-from angle_llm.model.layout import flex
 from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.train import step
 
@@ -30,19 +28,6 @@ def plain_rotary(encoder: SentenceEncoder) -> Iterator[SentenceEncoder]:
         if isinstance(layer, CompiledRotary):
             layer.__class__ = type(layer).__bases__[1]
     with patch.object(gpu_check, "match_layout"):  # which would compile them again
-        yield encoder
-
-
-@contextmanager
-def large_blocks(encoder: SentenceEncoder) -> Iterator[SentenceEncoder]:
-    """Use blocks of 128 tokens in FlexAttention."""
-    yield encoder.changed(layouts=replace(encoder.layouts, block=flex.BLOCK))
-
-
-@contextmanager
-def plain_swiglu(encoder: SentenceEncoder) -> Iterator[SentenceEncoder]:
-    """Use the operations of torch for SwiGLU in place of the compiled kernels."""
-    with patch.object(swiglu, "_compiled", lambda function, *_: function):
         yield encoder
 
 
@@ -74,8 +59,6 @@ def weight_after_norm(encoder: SentenceEncoder) -> Iterator[SentenceEncoder]:
 
 CHANGES: dict[str, tuple[float, Plain]] = {
     "rotary": (40, plain_rotary),
-    "a blocks": (9, large_blocks),
-    "b swiglu": (8, plain_swiglu),
     "c masks, losses": (15, waiting),
     "e norm": (4, weight_after_norm),
 }

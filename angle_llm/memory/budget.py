@@ -86,7 +86,7 @@ def _chosen(
         return budget
 
     # 2. The forecast.
-    sharding = Sharding.of(processes)
+    sharding = Sharding(processes.world_size, processes.zero_stage, processes.offload, processes.uses_fsdp)
     bare: Any = without_adapter(encoder.model.backbone)
     lora = settings.lora if settings.lora.rank else None
     try:

@@ -43,11 +43,6 @@ class Sharding:
     fsdp: bool = False
     """Whether FSDP partitions the frozen weights."""
 
-    @classmethod
-    def of(cls, processes: Processes) -> Sharding:
-        """Return the sharding of launched processes."""
-        return cls(processes.world_size, processes.zero_stage, processes.offload, processes.uses_fsdp)
-
     def __str__(self) -> str:
         if not self.zero:
             return f"{'FSDP, ' if self.fsdp else ''}processes: {self.processes}"

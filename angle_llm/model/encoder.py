@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast, overload
 
 import numpy as np
 import torch
@@ -55,9 +55,21 @@ from angle_llm.prompts import SIDES, PromptChoice, PromptTemplate, Side, SidePro
 from angle_llm.settings.parsing import unknown_name
 from angle_llm.settings.train import LoraSettings
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 TEXTS_PLANNED = 32_768
 """Maximum number of texts that are split into micro-batches together and can share prefixes; limits the memory."""
 Instruction: TypeAlias = str | Instructions | None
+
+
+class EncodeOptions(TypedDict, total=False):
+    """Options of `SentenceEncoder.encode`, described there."""
+
+    instruction: Instruction
+    normalize: bool
+    micro_batch_tokens: int | None
+    show_progress: bool
 
 
 class SentenceEncoder:
@@ -177,8 +189,6 @@ class SentenceEncoder:
         source = (
             path_or_id if isinstance(path_or_id, ModelSource) else resolve_model(str(path_or_id), revision, attention)
         )
-        if attention not in (None, source.attention):
-            raise ValueError(f"attention: expected it in resolve_model, got {attention!r} with a ModelSource.")
         parts = load_parts(source, adapter=adapter, prompt=prompts, dtype=dtype, device=device, bits=bits)
         card = parts.card
         # Encoder, with the usage in the card unless an argument replaces it.
@@ -345,21 +355,12 @@ class SentenceEncoder:
         self.model.dense.requires_grad_(settings.train_dense)
 
     @overload
-    def encode(
-        self,
-        texts: Sequence[str],
-        *,
-        instruction: Instruction = ...,
-        normalize: bool = ...,
-        micro_batch_tokens: int | None = ...,
-        show_progress: bool = ...,
-    ) -> Rows: ...
+    def encode(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Rows: ...
 
     @overload
     def encode(
-        self, texts: Sequence[str], *, return_stats: Literal[True], instruction: Instruction = ..., normalize: bool = ...,
-        micro_batch_tokens: int | None = ..., show_progress: bool = ...,
-    ) -> tuple[Rows, EncodeStats]: ...  # fmt: skip
+        self, texts: Sequence[str], *, return_stats: Literal[True], **options: Unpack[EncodeOptions]
+    ) -> tuple[Rows, EncodeStats]: ...
 
     def encode(
         self,
@@ -419,33 +420,13 @@ class SentenceEncoder:
         rows_ND = unit_rows(rows_ND, np.float32) if normalize else rows_ND
         return (rows_ND, EncodeStats.of(plans, seconds)) if return_stats else rows_ND
 
-    def encode_query(
-        self,
-        texts: Sequence[str],
-        *,
-        instruction: Instruction = None,
-        normalize: bool = False,
-        micro_batch_tokens: int | None = None,
-        show_progress: bool = False,
-    ) -> Rows:
+    def encode_query(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Rows:
         """Return the embeddings of N texts with the prompt of queries (first texts of training pairs), (N, D) float32."""
-        options: Any = {"micro_batch_tokens": micro_batch_tokens, "show_progress": show_progress}
-        rows_ND: Rows = self.for_side("query").encode(texts, instruction=instruction, normalize=normalize, **options)
-        return rows_ND
+        return self.for_side("query").encode(texts, **options)
 
-    def encode_document(
-        self,
-        texts: Sequence[str],
-        *,
-        instruction: Instruction = None,
-        normalize: bool = False,
-        micro_batch_tokens: int | None = None,
-        show_progress: bool = False,
-    ) -> Rows:
+    def encode_document(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Rows:
         """Return the embeddings of N texts with the prompt of documents (second texts of pairs), (N, D) float32."""
-        options: Any = {"micro_batch_tokens": micro_batch_tokens, "show_progress": show_progress}
-        rows_ND: Rows = self.for_side("document").encode(texts, instruction=instruction, normalize=normalize, **options)
-        return rows_ND
+        return self.for_side("document").encode(texts, **options)
 
     @staticmethod
     def similarity(left: Rows, right: Rows) -> Rows:

@@ -161,7 +161,6 @@ def put_in(model: EmbeddingModel, backbone: Any, kernel: Kernel = None) -> Embed
     sequence, unless the options of `model` have one.
     """
     # Autocast does not support the meta device. Dense modules are left out, because they need little memory.
-    kernel = model.options.attention_kernel or kernel
     options = replace(model.options, autocasts=False, attention_kernel=kernel)
     return EmbeddingModel(backbone, options, head=model.head.without_weights()).train()
 

@@ -307,14 +307,15 @@ def test_free_memory_of_a_gpu_includes_what_a_forecast_counts(monkeypatch: pytes
     assert forecast.total - forecast.embeddings == found - 1200, "a step without tensors fits an idle GPU"
 
 
-def test_the_processes_of_a_launch_are_those_of_the_forecast() -> None:
+def test_the_processes_of_a_launch_have_the_sharding_of_deepspeed() -> None:
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "none"}}
     plugin = SimpleNamespace(zero_stage=3, deepspeed_config={"zero_optimization": zero})
     accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
-    assert Sharding.of(Processes(0, 4, accelerator=accelerator)) == Sharding(4, 3, "optimizer")
+    processes = Processes(0, 4, accelerator=accelerator)
+    assert (processes.zero_stage, processes.offload) == (3, "optimizer")
     zero["offload_param"] = {"device": "cpu"}
-    assert Sharding.of(Processes(0, 4, accelerator=accelerator)) == Sharding(4, 3, "parameters")
-    assert Sharding.of(Processes()) == Sharding()
+    assert Processes(0, 4, accelerator=accelerator).offload == "parameters"
+    assert (Processes().zero_stage, Processes().uses_fsdp) == (0, False)
 
 
 def test_settings_keep_the_other_values_of_a_stored_budget() -> None:

@@ -28,7 +28,6 @@ from angle_llm.model.layout import flex as our_flex
 from angle_llm.model.layout.attention import sequence_output
 from angle_llm.model.layout.flex import (
     BLOCK,
-    SMALL_BLOCK,
     AttentionShape,
     block_mask,
     compiled_flex,
@@ -83,21 +82,20 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
 
 
-@pytest.mark.parametrize("size", [SMALL_BLOCK, BLOCK])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("count", [3, 40, 300])
-def test_block_masks_are_those_of_the_dense_rule(causal: bool, count: int, size: int) -> None:
+def test_block_masks_are_those_of_the_dense_rule(causal: bool, count: int) -> None:
     texts = some_texts(count, longest=7 if causal else 30)
     _, sequence = one_sequence(texts, causal=causal)
     nodes = int(sequence.starts[-1])
     tokens = -(-nodes // BLOCK) * BLOCK
     expected_TT = torch.eye(tokens, dtype=torch.bool)
     expected_TT[:nodes, :nodes] = visible(texts, causal=causal)
-    mask: Any = block_mask(sequence, tokens, CPU, size)
+    mask: Any = block_mask(sequence, tokens, CPU)
     index_T = torch.arange(tokens)
     zero = torch.zeros((), dtype=torch.int64)
     assert torch.equal(mask.mask_mod(zero, zero, index_T[:, None], index_T), expected_TT)
-    blocks_IJ = expected_TT.view(tokens // size, size, -1, size).transpose(1, 2)
+    blocks_IJ = expected_TT.view(tokens // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2)
     full_IJ = blocks_IJ.all(dim=(2, 3))
     partly_IJ = blocks_IJ.any(dim=(2, 3)) & ~full_IJ
     for found, counts, expected in (
@@ -119,17 +117,16 @@ def test_a_long_text_has_full_blocks() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("size", [SMALL_BLOCK, BLOCK])
-def test_full_blocks_of_long_texts_are_fully_visible(size: int, causal: bool) -> None:
+def test_full_blocks_of_long_texts_are_fully_visible(causal: bool) -> None:
     """Texts that end inside blocks, against the rule for single tokens."""
-    long, other = list(range(300)), list(range(1000, 1310))
-    texts, shared = [long, long[:200] + other[:150], other], [0, 200 if causal else 0, 0]
+    long, other = list(range(600)), list(range(1000, 1620))
+    texts, shared = [long, long[:400] + other[:300], other], [0, 400 if causal else 0, 0]
     _, sequence = build_sequence(texts, shared, causal=causal)
     tokens = padded_length(int(sequence.starts[-1]))
-    mask: Any = block_mask(sequence, tokens, CPU, size)
+    mask: Any = block_mask(sequence, tokens, CPU)
     index_T = torch.arange(tokens)
-    full_IJ = mask.mask_mod(None, None, index_T[:, None], index_T).view(tokens // size, size, -1, size).all(3).all(1)
-    assert int(full_IJ.sum()) > (5 if size == SMALL_BLOCK else 0)
+    full_IJ = mask.mask_mod(None, None, index_T[:, None], index_T).view(tokens // BLOCK, BLOCK, -1, BLOCK).all(3).all(1)
+    assert int(full_IJ.sum()) > 5
     for row, indices, number in zip(full_IJ, mask.full_kv_indices[0, 0], mask.full_kv_num_blocks[0, 0], strict=True):
         assert indices[: int(number)].tolist() == row.nonzero().flatten().tolist()
 
@@ -143,8 +140,8 @@ def test_flex_attention_equals_gathered_keys_in_value_and_gradient(kind: str) ->
     backbone = tiny_backbone(kind, torch.float64, **({"window": POSITIONS} if kind == "gemma2" else {}))
     ids_1T, sequence = one_sequence(some_texts(120), causal=causal)
     found = []
-    small = replace(sequence, mask=mask_blocks(sequence, padded_length(int(sequence.starts[-1])), SMALL_BLOCK))
-    for kernel, blocks in (("gathered", sequence), ("flex", sequence), ("flex", small)):
+    made = replace(sequence, mask=mask_blocks(sequence, padded_length(int(sequence.starts[-1]))))
+    for kernel, blocks in (("gathered", sequence), ("flex", sequence), ("flex", made)):
         states_1TD = sequence_output(backbone, ids_1T, blocks, kernel).last_hidden_state
         assert states_1TD.shape[1] == (
             ids_1T.shape[1] if kernel == "gathered" else -(-ids_1T.shape[1] // BLOCK) * BLOCK
@@ -165,10 +162,8 @@ def test_flex_attention_equals_gathered_keys_in_value_and_gradient(kind: str) ->
 
 @pytest.mark.usefixtures("_exact")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # by the comparison
-@one_in(7, "softcap, with_gradients, size", [None, 30.0], [False, True], [SMALL_BLOCK, BLOCK])
-def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(
-    softcap: float | None, with_gradients: bool, size: int
-) -> None:
+@one_in(3, "softcap, with_gradients", [None, 30.0], [False, True])
+def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float | None, with_gradients: bool) -> None:
     """The shipped call in one graph, up to the code generation of a GPU: new lengths and masks need no new graph."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager" if with_gradients else "eager")
@@ -181,7 +176,7 @@ def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(
         tokens = max(2, -(-ids_1T.shape[1] // BLOCK)) * BLOCK
         lengths.add(tokens)
         query, key, value = (torch.randn(1, heads, tokens, 8, requires_grad=with_gradients) for heads in (6, 3, 3))
-        mask = block_mask(sequence, tokens, CPU, size)
+        mask = block_mask(sequence, tokens, CPU)
         output = compiled(query, key, value, mask, cap, 0.3, True)
     assert len(lengths) >= 6
     assert counter.frame_count <= 2
@@ -295,8 +290,6 @@ def test_the_lengths_of_a_trial_differ_from_other_sizes() -> None:
     smollm2, llama, other, wide = (9, 3, 64), (32, 8, 128), (5, 3, 128), (8, 4, 384)
     for shape, lengths in {smollm2: [5, 7], llama: [3, 5], other: [7, 9], wide: [5, 7]}.items():
         assert our_flex._trial_lengths(AttentionShape(*shape, *TRIAL[3:])) == lengths
-    # With small blocks, a sequence has twice as many.
-    assert our_flex._trial_lengths(AttentionShape(6, 3, 64, *TRIAL[3:-1], block=SMALL_BLOCK)) == [5, 7]
 
 
 @pytest.mark.usefixtures("_new_trials")
@@ -366,51 +359,9 @@ def test_texts_are_padded_on_a_gpu_without_flex_attention(
         computed = (torch.float32, "highest"), (torch.float32, "high"), (torch.bfloat16, "highest")
         shape = AttentionShape(4, 4, 16, None, 0.25, causal=causal, shares=causal)
         tried = [(shape, *each, on_gpu.device) for each in computed]
-        assert layouts.block == BLOCK
+        assert layouts.uses_flex
         assert sorted(asked, key=str) == sorted(tried, key=str)
     assert ("warning: texts are padded" in capsys.readouterr().out) == (problem == "no compiler")
-
-
-@pytest.mark.parametrize("failing", [[], [SMALL_BLOCK], [SMALL_BLOCK, BLOCK]])
-def test_small_blocks_are_tried_first_in_half_precision(failing: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    def problem(shape: AttentionShape, *_: object) -> str | None:
-        return "no kernel" if shape.block in failing else None
-
-    monkeypatch.setattr("angle_llm.model.layout.support.flex_problem", problem)
-    monkeypatch.setattr("angle_llm.model.layout.support.emulates_bfloat16", lambda _: False)
-    monkeypatch.setattr("angle_llm.model.layout.support._probe", lambda *_, **__: None)
-    backbone = tiny_backbone("llama", torch.bfloat16)
-    layouts = probe_layouts(backbone, "last", causal=True, device=torch.device("cuda", 0))
-    if BLOCK in failing:
-        assert (layouts.layout, layouts.block) == ("padded", None)
-        return
-    block = BLOCK if failing else SMALL_BLOCK
-    assert (layouts.layout, layouts.block) == ("trie", block)
-    (micro,) = micro_batches_of(plan_micro_batches([[1, 2, 3], [1, 2, 4], [1, 5]], 60, 0, layouts))
-    assert micro.sequence is not None
-    sequence = micro.sequence.to(CPU)
-    assert sequence.mask is not None
-    assert sequence.mask.size == block
-    mask = block_mask(sequence, 2 * BLOCK, CPU)
-    assert (block, block) == mask.BLOCK_SIZE
-    assert torch.equal(mask.kv_num_blocks[0, 0], torch.ones(2 * BLOCK // block, dtype=torch.int32))
-
-
-def test_states_are_compared_with_the_blocks_that_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU with little shared memory may not run the kernel for larger blocks."""
-    sizes = []
-
-    def recorded(backbone: Any, ids_1T: Tensor, sequence: Any, kernel: Any = None, **named: Any) -> Any:
-        if kernel is None:
-            sizes.append(sequence.mask and sequence.mask.size)
-        return sequence_output(backbone, ids_1T, sequence, kernel, **named)
-
-    monkeypatch.setattr("angle_llm.model.layout.support.flex_problem", lambda *_: None)
-    monkeypatch.setattr("angle_llm.model.layout.support.emulates_bfloat16", lambda _: False)
-    monkeypatch.setattr("angle_llm.model.layout.support.sequence_output", recorded)
-    layouts = probe_layouts(tiny_backbone("llama", torch.bfloat16), "last", causal=True, device=torch.device("cuda", 0))
-    assert layouts.layout == "trie"
-    assert sizes == [SMALL_BLOCK]
 
 
 @pytest.mark.parametrize(("separated", "strength"), [(True, 0.1), (False, 0.1), (False, 1.0)])

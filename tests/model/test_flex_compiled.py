@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config
 
-from angle_llm.model.layout.flex import BLOCK, SMALL_BLOCK, block_mask, compiled_flex
+from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex
 from angle_llm.model.layout.token_sequence import build_sequence, shared_prefixes
 
 pytestmark = [
@@ -73,17 +73,17 @@ def dense(query: Tensor, key: Tensor, value: Tensor, visible_TT: Tensor, softcap
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_heads", "softcap", "causal", "size"),
+    ("dtype", "kv_heads", "softcap", "causal"),
     [
-        (torch.float32, KV_HEADS, 30.0, True, BLOCK),
-        (torch.float32, KV_HEADS, None, False, BLOCK),
-        (torch.bfloat16, HEADS, None, True, SMALL_BLOCK),
-        (torch.bfloat16, KV_HEADS, 30.0, False, SMALL_BLOCK),
-        (torch.float16, HEADS, None, True, BLOCK),
+        (torch.float32, KV_HEADS, 30.0, True),
+        (torch.float32, KV_HEADS, None, False),
+        (torch.bfloat16, HEADS, None, True),
+        (torch.bfloat16, KV_HEADS, 30.0, False),
+        (torch.float16, HEADS, None, True),
     ],
 )
 def test_the_compiled_kernel_equals_dense_attention(
-    dtype: torch.dtype, kv_heads: int, softcap: float | None, causal: bool, size: int
+    dtype: torch.dtype, kv_heads: int, softcap: float | None, causal: bool
 ) -> None:
     torch._dynamo.reset()
     graphs_before = counters["stats"]["unique_graphs"]
@@ -94,7 +94,7 @@ def test_the_compiled_kernel_equals_dense_attention(
         _, sequence = build_sequence(texts, shared_prefixes(texts) if causal else None, causal=causal)
         tokens = blocks * BLOCK
         assert tokens - BLOCK < int(sequence.starts[-1]) <= tokens
-        mask: Any = block_mask(sequence, tokens, CPU, size)
+        mask: Any = block_mask(sequence, tokens, CPU)
         full_blocks += int(mask.full_kv_num_blocks.sum())
         # As in LLaMA: heads are a view of the states of a token.
         query, key, value = (

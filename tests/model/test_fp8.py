@@ -16,7 +16,7 @@ from angle_llm import SentenceEncoder
 from angle_llm.export.merge import merge
 from angle_llm.model.layers import fp8
 from angle_llm.model.layers.fp8 import FP8, Fp8Linear, to_fp8
-from angle_llm.model.layers.fused_lora import PlainLora, lora_linear
+from angle_llm.model.layers.fused_lora import lora_linear
 from angle_llm.model.layers.quantization import QuantizationError, bits_of, dequantize, quantize
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.settings.train import LoraSettings
@@ -156,11 +156,7 @@ def test_the_adapter_computes_what_separate_layers_compute() -> None:
     found = []
     for fused in (False, True):
         x = draw(24, 32, seed=1).requires_grad_()
-        y = (
-            lora_linear(x, PlainLora(layer, lora_a, lora_b, 0.5))
-            if fused
-            else layer(x) + 0.5 * (x @ lora_a.T) @ lora_b.T
-        )
+        y = lora_linear(x, layer, lora_a, lora_b, 0.5, 0.0) if fused else layer(x) + 0.5 * (x @ lora_a.T) @ lora_b.T
         found.append([y, *torch.autograd.grad(y, [x, lora_a, lora_b], draw(24, 48, seed=2))])
     for one, other in zip(*found, strict=True):
         assert difference(one.detach(), other.detach()) < 1e-6

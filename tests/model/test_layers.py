@@ -3,11 +3,10 @@
 import ctypes
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,19 @@ import pytest
 import torch
 import transformers
 from cases import one_in
-from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from tiny import PeftLora, add_adapter, micro_batches_of, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch._inductor.config import cpp
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, LlamaConfig, Olmo2Config, Phi3Config, SeedOssConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
-from angle_llm import SentenceEncoder, device
+from angle_llm import SentenceEncoder
 from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers, replacements
-from angle_llm.model.layers import swiglu as swiglu_module
 from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
-from angle_llm.model.layers.fused_lora import PlainLora, lora_linear
-from angle_llm.model.layers.swiglu import swiglu
+from angle_llm.model.layers.fused_lora import lora_linear
+from angle_llm.model.layers.swiglu import slopes, swiglu
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.token_sequence import gather_rows
 from angle_llm.settings.train import LoraSettings
@@ -68,7 +63,7 @@ def test_lora_linear_equals_its_formula_in_value_and_gradient(bias: bool, shape:
         return base(x) + 0.7 * (x @ a.T) @ b.T
 
     def short(x: Tensor, a: Tensor, b: Tensor, up: Tensor | None = None) -> Tensor:
-        return lora_linear(x, PlainLora(base, a, b, 0.7), up)
+        return lora_linear(x, base, a, b, 0.7, 0.0, up)
 
     torch.testing.assert_close(short(*leaves), plain(*leaves), rtol=1e-14, atol=1e-14)  # sums of six float64 terms
     found, expected = (torch.autograd.grad(each(*leaves), leaves, upstream) for each in (short, plain))
@@ -87,9 +82,9 @@ def test_the_output_of_a_replaced_layer_can_be_changed_in_place(replaced: str, s
         return base(x) + 0.7 * (x @ a.T) @ b.T
 
     functions: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-        "lora": (lambda x: lora_linear(x, PlainLora(base, a, b, 0.7)), plain_lora),
+        "lora": (lambda x: lora_linear(x, base, a, b, 0.7, 0.0), plain_lora),
         "lora, gated": (
-            lambda x: lora_linear(x, PlainLora(base, a, b, 0.7), other),
+            lambda x: lora_linear(x, base, a, b, 0.7, 0.0, other),
             lambda x: plain_lora(nn.functional.silu(x) * other),
         ),
         "swiglu": (lambda x: swiglu(x, other), lambda x: nn.functional.silu(x) * other),
@@ -265,75 +260,12 @@ def test_slopes_of_swiglu_are_its_gradients(with_product: bool) -> None:
     gradient, gate, up = draw(3, 5, 6)
     leaves = [gate.clone().requires_grad_(), up.clone().requires_grad_()]
     expected = nn.functional.silu(leaves[0]) * leaves[1]
-    *found, value = swiglu_module.slopes(gate, up, gradient, with_product)
+    *found, value = slopes(gate, up, gradient, with_product)
     # float64, at most four operations
     torch.testing.assert_close(found, list(torch.autograd.grad(expected, leaves, gradient)), rtol=1e-14, atol=1e-14)
     assert (value is not None) == with_product
     if value is not None:
         torch.testing.assert_close(value, expected.detach(), rtol=1e-15, atol=1e-15)
-
-
-def test_compiled_swiglu_layers_equal_the_original_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a model, with a backend that computes each operation of the graph as torch does; two graphs for all lengths."""
-    encoder = adapted(torch.float32)
-    expected = rows_and_gradients(encoder)
-    encoder.model.zero_grad()
-    counter = CompileCounterWithBackend("aot_eager")
-    for module in (fused_lora, swiglu_module):
-        for name in ("product", "slopes"):
-            plain = getattr(swiglu_module, name).__wrapped__
-            compiled = swiglu_module._compiled(plain, torch.float32, CPU, counter)
-            monkeypatch.setattr(module, name, compiled)
-    counter.frame_count = 0  # without the graphs of the trial, which has gradients enabled
-    found = rows_and_gradients(encoder)
-    exact = Version(torch.__version__) >= Version("2.13")  # before, the backend computes a sigmoid from an exponential
-    assert max(errors(found, expected)) <= (0 if exact else 1e-6)
-    with torch.no_grad():
-        encoder.model(**micro_batches_of(encoder.plan(["Another length."], 10_000))[0].inputs(CPU))
-    assert counter.frame_count == 2
-
-
-@pytest.mark.slow  # the compiler takes ten seconds a kernel
-@pytest.mark.skipif(not any(compiler and shutil.which(compiler) for compiler in cpp.cxx), reason="needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_swiglu_compiled_by_inductor_rounds_as_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    differences: list[float] = []
-
-    def remember(values: Iterable[float], tolerance: float) -> None:
-        differences.extend(values)
-        assert tolerance == 4 * torch.finfo(dtype).eps
-
-    monkeypatch.setattr(device, "trial_problem", remember)
-    for function in (swiglu_module.product, swiglu_module.slopes):
-        swiglu_module._compiled.__wrapped__(function.__wrapped__, dtype, CPU)  # type: ignore[attr-defined]
-    assert len(differences) == 2 * (1 + 3 + 2)
-    # The compiler computes the sigmoid by other instructions; rounded to bfloat16 it is the same.
-    assert max(differences) <= (0 if dtype == torch.bfloat16 else 4 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("part", ["value", "gradient", "NaN", "error"])
-def test_swiglu_that_differs_when_compiled_is_not_used(
-    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def wrong(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
-        def changed(*given: Any) -> Any:
-            if part == "error":
-                raise RuntimeError("no compiler")
-            found = function(*given)
-            if isinstance(found, Tensor):
-                return found * (1.01 if part == "value" else torch.nan if part == "NaN" else 1)
-            return found[0] * (1.01 if part == "gradient" else 1), *found[1:]
-
-        return changed
-
-    monkeypatch.setattr(torch, "compile", wrong)
-    function = (swiglu_module.slopes if part == "gradient" else swiglu_module.product).__wrapped__  # type: ignore[attr-defined]
-    used = swiglu_module._compiled.__wrapped__(function, torch.float32, CPU)
-    arguments = [*draw(3, 4, 5), True] if part == "gradient" else [*draw(2, 4, 5)]
-    torch.testing.assert_close(used(*arguments), function(*arguments), rtol=0, atol=0)
-    reason = "RuntimeError: no compiler" if part == "error" else "its results differ"
-    assert f"warning: SwiGLU layers are not compiled: {reason}" in capsys.readouterr().out
 
 
 def rotary_encoder(kind: str) -> SentenceEncoder:

@@ -134,8 +134,8 @@ def step(kind: str, layout: str, graph_tokens: int, objective: str = "all terms"
     loss, expected = run()
     move(encoder.model)
     encoder.model = encoder.model.changed(attention_kernel=kernel)
-    if kernel == "flex":  # masks are made with the plan, in small blocks
-        encoder.layouts = replace(encoder.layouts, block=flex.SMALL_BLOCK)
+    if kernel == "flex":  # masks are made with the plan
+        encoder.layouts = replace(encoder.layouts, uses_flex=True)
         plan = encoder.plan([text for each in given for text in each.batch.texts], BUDGET).prepared(0)
     with separate_device() as work:
         loss_there, found = run()

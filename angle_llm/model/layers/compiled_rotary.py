@@ -15,7 +15,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 
 from angle_llm.device import compiled_if_equal
@@ -35,7 +34,7 @@ def use_compiled_rotary(adapted: nn.Module, backend: str = "inductor") -> None:
     `backend` is the backend of torch.compile; other backends than inductor are used on a CPU, too.
     """
     weight = next(adapted.parameters())
-    if are_plain() or torch._dynamo.config.disable or (weight.device.type != "cuda" and backend == "inductor"):
+    if are_plain() or (weight.device.type != "cuda" and backend == "inductor"):
         return
     for layer in adapted.modules():
         layer_class: Any = type(layer)

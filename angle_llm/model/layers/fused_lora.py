@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,6 @@ from torch.autograd.function import once_differentiable
 
 from angle_llm.model.layers.quantized_layers import bits_of_layer, input_gradient, set_scale
 from angle_llm.model.layers.swiglu import product, slopes, swiglu
-
-
-class PlainLora(NamedTuple):
-    """A LoRA layer with a frozen linear layer: base(x) + scaling · (drop(x) Aᵀ) Bᵀ, with matrices A (R, I) and B (O, R)."""
-
-    base: nn.Module
-    lora_a: Tensor
-    lora_b: Tensor
-    scaling: float
-    dropout: float = 0.0
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -88,7 +78,9 @@ def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
     return x_TI if mask_TI is None else x_TI * mask_TI
 
 
-def lora_linear(x: Tensor, layer: PlainLora, up: Tensor | None = None) -> Tensor:
+def lora_linear(
+    x: Tensor, base: nn.Module, a_RI: Tensor, b_OR: Tensor, scaling: float, dropout: float, up: Tensor | None = None
+) -> Tensor:
     """Return base(x) + scaling · (drop(x) Aᵀ) Bᵀ for a LoRA layer, with little memory.
 
     For T tokens and rank R, the scaling is applied to the (T, R) product. The last product is added to the output (T, O) in
@@ -105,8 +97,7 @@ def lora_linear(x: Tensor, layer: PlainLora, up: Tensor | None = None) -> Tensor
     """
     x_TI = x.flatten(0, -2)
     up_TI = None if up is None else up.flatten(0, -2)
-    base, lora_a, lora_b, scaling, dropout = layer
-    y_TO: Tensor = _LoraLinear.apply(x_TI, up_TI, base, scaling, dropout, lora_a, lora_b)  # type: ignore[no-untyped-call]
+    y_TO: Tensor = _LoraLinear.apply(x_TI, up_TI, base, scaling, dropout, a_RI, b_OR)  # type: ignore[no-untyped-call]
     # Outside the function, because autograd refuses to change in place a view that a custom function returns.
     return y_TO.view(*x.shape[:-1], -1)
 
@@ -145,7 +136,7 @@ def mixed_class(mixin: type[nn.Module], original: type[nn.Module]) -> Any:
 class FusedLora(nn.Module):
     """Mixin for LoRA layers of peft: computes plain LoRA by `lora_linear`, and all else (DoRA, merged weights) by peft."""
 
-    def plain(self, x: Tensor) -> PlainLora | None:
+    def plain(self, x: Tensor) -> tuple[nn.Module, Tensor, Tensor, float, float] | None:
         """Return this layer for `lora_linear` with the input `x`; None if peft must compute it."""
         layer: Any = self
         active = [name for name in layer.active_adapters if name in layer.lora_A]
@@ -157,13 +148,13 @@ class FusedLora(nn.Module):
         is_plain = name not in layer.lora_variant and lora_b.bias is None and rate < 1
         if not is_plain or not _is_frozen_linear(layer.base_layer, x):
             return None
-        return PlainLora(layer.base_layer, lora_a.weight, lora_b.weight, layer.scaling[name], rate)
+        return layer.base_layer, lora_a.weight, lora_b.weight, layer.scaling[name], rate
 
     def forward(self, x: Tensor, *args: Any, up: Tensor | None = None, **named: Any) -> Tensor:
         """Return the output of the LoRA layer for the input `x`, or for silu(x) · up if `up` is given."""
         layer: Any = self
         if not (args or named) and (plain := self.plain(x)) is not None:
-            return lora_linear(x, plain, up)
+            return lora_linear(x, *plain, up)
         x = x if up is None else swiglu(x, up)
         # peft computes the update of a half-precision base in float32, which is slow on a GPU. ZeRO-3 needs its layers.
         partitioned = hasattr(getattr(layer.base_layer, "weight", None), "ds_id")

@@ -22,9 +22,6 @@ from angle_llm.device import is_gpu, largest, trial_problem
 from angle_llm.model.layers.fused_lora import FusedLora, are_plain, mixed_class
 from angle_llm.model.layers.swiglu import swiglu
 
-_WIDTHS = 24, 40
-"""Hidden size and intermediate size of the small layers on which a replacement is compared with the original."""
-
 
 class _FrozenNorm(torch.autograd.Function):
     """Autograd function for RMSNorm with a frozen weight that saves only x and a number per row."""
@@ -145,7 +142,7 @@ def _difference(layer: nn.Module, replacement: Any, dtype: torch.dtype, device: 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device="cpu").to(device, dtype)
 
-    narrow, wide = _WIDTHS
+    narrow, wide = 24, 40  # hidden size and intermediate size
     small = copy.copy(layer)
     small.training = True  # so that dropout in its `forward` gives other values
     small._parameters = {"weight": nn.Parameter(draw(narrow), requires_grad=False)} if layer._parameters else {}

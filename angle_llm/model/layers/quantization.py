@@ -138,18 +138,15 @@ def dequantize(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
         dtype: dtype of the new weights; to merge an adapter, use float32. None: the dtype of the matrix products. Weights
             are always rounded to the dtype of the matrix products first, as in the forward pass. Other layers keep their
             dtype.
-
-    Raises:
-        QuantizationError: if no layer is quantized, or bitsandbytes has repacked a layer (see `patch_bitsandbytes`).
     """
     bits = bits_of(backbone)
-    if bits is None:
-        raise QuantizationError("no layer of this backbone is quantized, so there is nothing to dequantize.")
     patch_bitsandbytes(backbone)
     computed_dtype = next(tensor.dtype for tensor in backbone.parameters() if tensor.is_floating_point())
     for name in [name for name, layer in backbone.named_modules() if bits_of_layer(layer)]:
         layer: Any = backbone.get_submodule(name)
-        values = _dequantized(layer, name, computed_dtype)
+        in_4_bits = bits_of_layer(layer) == 4  # such a layer has a dtype
+        products = layer.compute_dtype or layer.weight.quant_state.dtype if in_4_bits else computed_dtype
+        values = frozen_weight(layer, products)
         plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         plain.weight = nn.Parameter(values.to(dtype or values.dtype), requires_grad=False)
         if layer.bias is not None:
@@ -173,25 +170,6 @@ def _use_plain_lora(adapted: nn.Module) -> None:
             layer.__class__ = Linear  # type: ignore[assignment]
             layer.is_target_conv_1d_layer = False  # type: ignore[assignment]  # the one attribute that is missing
     use_fused_lora(adapted)
-
-
-def _dequantized(layer: Any, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return the dequantized weight (out, in) of a quantized layer.
-
-    `name` is the path of the layer, for the error message. `dtype` does not apply to 4-bit layers, which have a dtype.
-
-    Raises:
-        QuantizationError: if bitsandbytes has repacked the weight.
-    """
-    state: Any = getattr(layer.weight, "quant_state", None)
-    if getattr(state, "packing_format_for_cpu", False):
-        raise QuantizationError(
-            f"bitsandbytes has repacked the weights of {name}, so they cannot be read. Load the backbone again with angle_llm, "
-            "which prevents this."
-        )
-    if bits_of_layer(layer) == 4:
-        dtype = layer.compute_dtype or state.dtype
-    return frozen_weight(layer, dtype)
 
 
 def _bitsandbytes() -> Any:

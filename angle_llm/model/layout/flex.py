@@ -1,12 +1,12 @@
 """FlexAttention for texts in one sequence (the kernel `flex` of `attention`): block masks, and the compiled function.
 
-Legend: T tokens of a sequence, I query blocks and J key blocks of 64 or 128 tokens, H heads, S dimensions of a head.
+Legend: T tokens of a sequence, I query blocks and J key blocks of `BLOCK` tokens, H heads, S dimensions of a head.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +18,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from angle_llm.device import largest, trial_problem
 from angle_llm.model.layout.token_sequence import MaskBlocks, TokenSequence, build_sequence, shared_prefixes
 
-BLOCK, SMALL_BLOCK = 128, 64
-"""Numbers of tokens in a block of FlexAttention; sequences are padded to a multiple of the larger number.
-
-Few blocks of a prefix trie are fully visible, so smaller blocks compute about half the scores.
-"""
-_SIZES = "fwd_BLOCK_M", "fwd_BLOCK_N", "bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"
-_SMALL_KERNELS = dict.fromkeys(_SIZES, SMALL_BLOCK) | {"fwd_num_stages": 3, "bwd_num_stages": 2, "num_warps": 4}
-"""Options of the kernels for small blocks, as for GPUs with little shared memory. The default on an H100 needs blocks of 128."""
+BLOCK = 128
+"""Number of tokens in a block of FlexAttention; sequences are padded to a multiple of it."""
 
 TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Largest relative difference from plain attention in float32: a few rounding errors of bfloat16, TF32 and float16."""
@@ -36,10 +30,10 @@ def padded_length(tokens: int) -> int:
     return max(2, -(-tokens // BLOCK)) * BLOCK
 
 
-def mask_blocks(sequence: TokenSequence, tokens: int, size: int) -> MaskBlocks:
+def mask_blocks(sequence: TokenSequence, tokens: int) -> MaskBlocks:
     """Return the blocks of the FlexAttention mask of texts in one sequence, on the CPU.
 
-    The sequence is padded to `tokens`, a multiple of the block size `size`. A padding token attends only to itself. The
+    The sequence is padded to `tokens`, a multiple of `BLOCK`. A padding token attends only to itself. The
     blocks are computed in O(T + blocks²), without a T × T mask. For this, `TokenSequence.subtree_ends` gives for each key
     the index after the last query that attends to the key. Suppose a query block follows a key block. Some queries attend
     to some keys if the largest end is after the first query. All queries attend to all keys if the smallest end is after
@@ -48,36 +42,35 @@ def mask_blocks(sequence: TokenSequence, tokens: int, size: int) -> MaskBlocks:
     end_T = np.arange(1, tokens + 1)  # of padding: a token attends only to itself
     nodes = int(sequence.starts[-1])
     end_T[:nodes] = sequence.subtree_ends()
-    count = tokens // size
-    end_JB = end_T.reshape(count, size)
-    first_I = np.arange(count)[:, None] * size
+    count = tokens // BLOCK
+    end_JB = end_T.reshape(count, BLOCK)
+    first_I = np.arange(count)[:, None] * BLOCK
     earlier_IJ = np.tri(count, k=-1, dtype=bool)  # key block J before query block I
     some_IJ = earlier_IJ & (end_JB.max(axis=1) > first_I)
-    every_IJ = earlier_IJ & (end_JB.min(axis=1) >= first_I + size)
+    every_IJ = earlier_IJ & (end_JB.min(axis=1) >= first_I + BLOCK)
     same_IJ = np.eye(count, dtype=bool)
     if not sequence.causal:
         some_IJ |= some_IJ.T
-        every_IJ |= every_IJ.T | (same_IJ & (end_JB.min(axis=1) >= first_I + size))
+        every_IJ |= every_IJ.T | (same_IJ & (end_JB.min(axis=1) >= first_I + BLOCK))
     some_IJ |= same_IJ
     partly_IJ = some_IJ & ~every_IJ
     block_masks = (partly_IJ, every_IJ, partly_IJ.T, every_IJ.T)
     counts = np.stack([blocks.sum(axis=1) for blocks in block_masks])
     orders = np.stack([np.argsort(~blocks, axis=1, kind="stable") for blocks in block_masks])
-    return MaskBlocks(size, *(torch.as_tensor(array, dtype=torch.int32) for array in (end_T, counts, orders)))
+    return MaskBlocks(*(torch.as_tensor(array, dtype=torch.int32) for array in (end_T, counts, orders)))
 
 
-def with_mask(sequence: TokenSequence, size: int | None) -> TokenSequence:
-    """Return a sequence with its FlexAttention mask in blocks of `size` tokens, on the CPU; None: without a mask."""
-    mask = None if size is None else mask_blocks(sequence, padded_length(int(sequence.starts[-1])), size)
-    return replace(sequence, mask=mask)
+def with_mask(sequence: TokenSequence) -> TokenSequence:
+    """Return a sequence with its FlexAttention mask, on the CPU."""
+    return replace(sequence, mask=mask_blocks(sequence, padded_length(int(sequence.starts[-1]))))
 
 
-def block_mask(sequence: TokenSequence, tokens: int, device: torch.device, size: int = BLOCK) -> BlockMask:
-    """Return the FlexAttention mask of texts in one sequence, on a device; `size` is for a sequence without `mask`."""
-    masked = sequence if sequence.mask else replace(sequence, mask=mask_blocks(sequence, tokens, size))
+def block_mask(sequence: TokenSequence, tokens: int, device: torch.device) -> BlockMask:
+    """Return the FlexAttention mask of texts in one sequence, on a device."""
+    masked = sequence if sequence.mask else replace(sequence, mask=mask_blocks(sequence, tokens))
     mask = masked.to(device).mask
     assert mask is not None
-    size, end_T, counts, orders = mask
+    end_T, counts, orders = mask
 
     def visible(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < end_T[key])
@@ -89,7 +82,7 @@ def block_mask(sequence: TokenSequence, tokens: int, device: torch.device, size:
     pairs = zip(counts[:, None, None], orders[:, None, None], strict=True)
     lists: list[Any] = [tensor.clone() for pair in pairs for tensor in pair]
     mask_mod = visible if sequence.causal else visible_in_text
-    return BlockMask((tokens, tokens), *lists, BLOCK_SIZE=(size, size), mask_mod=mask_mod)  # type: ignore[misc]
+    return BlockMask((tokens, tokens), *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod)  # type: ignore[misc]
 
 
 def flex_call(
@@ -116,8 +109,6 @@ def flex_call(
         return softcap * torch.tanh(score / softcap)
 
     options: Any = {"IS_DIVISIBLE": True}  # sequences are whole blocks, so kernels need no bounds checks
-    if mask.BLOCK_SIZE[0] == SMALL_BLOCK:
-        options |= _SMALL_KERNELS
     change = None if softcap is None else capped
     return flex_attention(
         query, key, value, change, mask, scale=scaling, enable_gqa=shared_heads, kernel_options=options
@@ -132,17 +123,8 @@ def compiled_flex(backend: Any = "inductor") -> Any:
     compilations, or a call that cannot be compiled, raise an error, because of `fullgraph`. Otherwise torch would run
     the call without compilation, and compute T × T scores.
     """
-    compile_flex: Any = partial(torch.compile, flex_call, dynamic=True, fullgraph=True, backend=backend)
     allow_recompilation = torch._dynamo.config.patch(recompile_limit=64)  # no option of torch.compile in torch 2.9
-    # Only with `max_autotune`, torch tries kernels beside its default. `_SMALL_KERNELS` makes all of them the same kernel.
-    options = {"max_autotune": True} if backend == "inductor" else None
-    usual, small = allow_recompilation(compile_flex()), allow_recompilation(compile_flex(options=options))
-
-    def call(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, *others: Any, **named: Any) -> Any:
-        compiled = small if mask.BLOCK_SIZE[0] == SMALL_BLOCK else usual
-        return compiled(query, key, value, mask, *others, **named)
-
-    return call
+    return allow_recompilation(torch.compile(flex_call, dynamic=True, fullgraph=True, backend=backend))
 
 
 class AttentionShape(NamedTuple):
@@ -158,8 +140,6 @@ class AttentionShape(NamedTuple):
     """Whether tokens attend to earlier tokens only."""
     shares: bool
     """Whether texts are in a prefix trie; otherwise they are packed."""
-    block: int = BLOCK
-    """Number of tokens in a block of the mask."""
 
 
 @cache
@@ -191,9 +171,8 @@ def _trial_lengths(shape: AttentionShape) -> list[int]:
 
     torch gives equal sizes one symbol when it compiles, and would compile again for the next length.
     """
-    parts = BLOCK // shape.block
-    taken = shape.heads, shape.kv_heads, shape.width * parts / BLOCK
-    return [blocks for blocks in (3, 5, 7, 9) if blocks * parts not in taken][:2]
+    taken = shape.heads, shape.kv_heads, shape.width / BLOCK
+    return [blocks for blocks in (3, 5, 7, 9) if blocks not in taken][:2]
 
 
 def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device, blocks: int, gradients: int) -> float:
@@ -203,7 +182,7 @@ def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device,
     query, key and value are computed.
     """
     # A sequence of texts, and random states.
-    heads, kv_heads, width, softcap, scaling, causal, shares, block = shape
+    heads, kv_heads, width, softcap, scaling, causal, shares = shape
     texts = (blocks * BLOCK - 40) // 90 if shares else blocks * BLOCK // 130
     ids = [[0] * 40 + [number] * 90 for number in range(texts)]
     _, sequence = build_sequence(ids, shared_prefixes(ids) if shares else None, causal=causal)
@@ -218,7 +197,7 @@ def _difference(shape: AttentionShape, dtype: torch.dtype, device: torch.device,
     upstream = draw(1, heads, tokens, width)
     for state in states[:gradients]:
         state.requires_grad_()
-    mask = block_mask(sequence, tokens, device, block)
+    mask = block_mask(sequence, tokens, device)
     cap = None if softcap is None else torch.tensor(softcap, device=device)
 
     def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -82,8 +82,8 @@ class LayoutSupport:
     """
     causal: bool = True
     """Whether the tokens of a packed text attend only to earlier tokens of the text."""
-    block: int | None = field(default=None, repr=False, compare=False)
-    """Number of tokens in a block of FlexAttention; None: another attention kernel. Ranks may differ."""
+    uses_flex: bool = field(default=False, repr=False, compare=False)
+    """Whether texts in one sequence are computed by FlexAttention."""
     requested: bool = False
     """Whether the settings choose the layout, which is then `padded`."""
 
@@ -269,7 +269,7 @@ def _in_one_sequence(
 
     def make() -> MicroBatch:
         ids_1T, sequence = build_sequence(texts, shared, causal=layouts.causal)
-        return MicroBatch(rows, ids_1T, sequence=with_mask(sequence, layouts.block))
+        return MicroBatch(rows, ids_1T, sequence=with_mask(sequence) if layouts.uses_flex else sequence)
 
     return TextGroup(rows, tokens, tokens, make)
 

@@ -15,7 +15,7 @@ from angle_llm.io import log
 from angle_llm.model.layers.fused_lora import are_plain
 from angle_llm.model.layers.quantization import without_outliers
 from angle_llm.model.layout.attention import sequence_output
-from angle_llm.model.layout.flex import BLOCK, SMALL_BLOCK, AttentionShape, flex_problem, with_mask
+from angle_llm.model.layout.flex import AttentionShape, flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.layout.token_sequence import build_sequence, shared_prefixes
 
@@ -100,17 +100,18 @@ def probe_layouts(
     shares = reason is None
     # Trials of the attention kernel and of the backbone.
     device = device or next(backbone.parameters()).device
-    problem = block = None
+    problem = None
     if device.type == "cuda":
         if trains and any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
             problem = "texts in one sequence with attention dropout have no fused kernel on a GPU"
         else:
-            problem, block = _flex_problem(backbone, causal, shares, device, autocasts)
+            problem = _flex_problem(backbone, causal, shares, device, autocasts)
     with without_outliers(backbone):
-        problem = problem or _probe(backbone, causal=causal, shares=shares, block=block)
+        problem = problem or _probe(backbone, causal=causal, shares=shares)
     if problem is not None:
         return LayoutSupport("padded", problem if shares else f"{reason}; {problem}", limit)
-    return LayoutSupport("trie" if shares else "packed", reason or "", limit, causal, block)
+    uses_flex = device.type == "cuda" and device.index is not None  # without an index, only memory is counted
+    return LayoutSupport("trie" if shares else "packed", reason or "", limit, causal, uses_flex)
 
 
 def other_layers(config: Any) -> set[str]:
@@ -118,10 +119,8 @@ def other_layers(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS
 
 
-def _flex_problem(
-    backbone: nn.Module, causal: bool, shares: bool, device: torch.device, autocasts: bool
-) -> tuple[str | None, int | None]:
-    """Return why FlexAttention cannot be used on a GPU with the heads of a backbone, else None and its block size.
+def _flex_problem(backbone: nn.Module, causal: bool, shares: bool, device: torch.device, autocasts: bool) -> str | None:
+    """Return why FlexAttention cannot be used on a GPU with the heads of a backbone; None if it can.
 
     For a device without an index (`angle-llm plan` on a machine without a GPU), only the config is checked.
     """
@@ -131,16 +130,16 @@ def _flex_problem(
     try:
         heads, kv_heads, width, other_width = (getattr(config, name, None) for name in names)
     except RuntimeError:  # of transformers, for Gemma-4
-        return "its layers have different attention heads", None
+        return "its layers have different attention heads"
     if other_width not in (None, width):  # Gemma-4 in earlier versions of transformers
-        return "its layers have different attention heads", None
+        return "its layers have different attention heads"
     if not heads:
-        return "its config does not contain the number of attention heads", None
+        return "its config does not contain the number of attention heads"
     width = width or config.hidden_size // heads
     if device.index is None:
-        return None, None
+        return None
     if emulates_bfloat16(device):  # torch does not compile the kernel there, and would compute all scores
-        return "FlexAttention needs a GPU with bfloat16", None
+        return "FlexAttention needs a GPU with bfloat16"
     # Trial of the kernel, in every precision that the model computes in.
     scalings = (getattr(layer, "scaling", None) for layer in backbone.modules())
     scaling = next((value for value in scalings if isinstance(value, float)), width**-0.5)
@@ -150,23 +149,16 @@ def _flex_problem(
     precisions += [(dtype, "high")] if dtype == torch.float32 else []  # training uses TF32 for float32 models
     precisions += [(torch.bfloat16, "highest")] if autocasts else []
     shape = AttentionShape(heads, kv_heads or heads, width, softcap, scaling, causal, shares)
-    # The kernels for small blocks need little shared memory in half precision only.
-    small = width <= 128 and all(computed.itemsize == 2 for computed, _ in precisions)
-    problem = None
     try:
-        for block in (SMALL_BLOCK, BLOCK) if small else (BLOCK,):
-            problems = (flex_problem(shape._replace(block=block), *precision, device) for precision in precisions)
-            problem = next(filter(None, problems), None)
-            if problem is None:
-                return None, block
-            if block == SMALL_BLOCK:
-                log(f"FlexAttention uses blocks of {BLOCK} tokens, because smaller ones cannot be used: {problem}")
+        problem = next(filter(None, (flex_problem(shape, *precision, device) for precision in precisions)), None)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         problem = "not enough memory for the trial"
+    if problem is None:
+        return None
     log(f"warning: texts are padded, because FlexAttention cannot be used on {device}: {problem}")
-    return f"FlexAttention cannot be used: {problem}", None
+    return f"FlexAttention cannot be used: {problem}"
 
 
 def _steady_positions(config: Any, limit: int) -> int:
@@ -201,7 +193,7 @@ def _probe_texts(backbone: nn.Module) -> list[list[int]]:
     return sorted([list(text) for text in prefixes])
 
 
-def _probe(backbone: nn.Module, *, causal: bool, shares: bool, block: int | None = None) -> str | None:
+def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
     """Test whether a backbone can compute texts in one sequence; return None if it can, else the reason.
 
     The hidden states of test texts in one sequence are compared with the hidden states of single texts. An out-of-memory
@@ -209,7 +201,6 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool, block: int | None
 
     Args:
         shares: whether the sequence is a prefix trie; otherwise texts are packed (concatenated).
-        block: number of tokens in a block of FlexAttention, if it is used. Another size may not run on the device.
     """
     texts = _probe_texts(backbone)
     full = [text for text in texts if len(text) == max(map(len, texts))]
@@ -225,8 +216,7 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool, block: int | None
 
             probes = texts if shares else [*full[:3], *(text for text in texts if len(text) < 4)]
             ids_1T, sequence = build_sequence(probes, shared_prefixes(probes) if shares else None, causal=causal)
-            sequence = with_mask(sequence, block).to(device)
-            output = sequence_output(backbone, on_device(ids_1T, device), sequence)
+            output = sequence_output(backbone, on_device(ids_1T, device), sequence.to(device))
             padded_RD = output.last_hidden_state[0]
             sequence_RD = padded_RD[: ids_1T.shape[1]]
             # As many tokens as the sequence: a GPU selects kernels, which round differently, by the number of tokens.

@@ -72,8 +72,6 @@ class SequenceGroup(NamedTuple):
 class MaskBlocks(NamedTuple):
     """The FlexAttention mask of a sequence, padded to T tokens, in I = J blocks (`flex.mask_blocks`)."""
 
-    size: int
-    """Number of tokens in a block."""
     end_T: Tensor
     """For each key, the index after the last query that attends to it, int32."""
     counts: Tensor
@@ -108,7 +106,7 @@ class TokenSequence:
 
     def to(self, device: torch.device) -> TokenSequence:
         """Return a copy with the tensors that the model uses on a device; NumPy arrays stay on the CPU."""
-        mask = self.mask and MaskBlocks(self.mask.size, *(on_device(tensor, device) for tensor in self.mask[1:]))
+        mask = self.mask and MaskBlocks(*(on_device(tensor, device) for tensor in self.mask))
         return replace(self, depth_1T=on_device(self.depth_1T, device), end_R=on_device(self.end_R, device), mask=mask)
 
     @cached_property

@@ -223,7 +223,7 @@ def test_another_base_is_refused(adapter: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(
         sys.modules["angle_llm.export.merge"],
         "open_adapters_base",
-        lambda source, card, original: open_base(other, dtype=card.dtype),
+        lambda source, card: open_base(other, dtype=card.dtype),
     )
     with pytest.raises(VerificationError):
         merge(adapter, tmp_path / "out", device="cpu")

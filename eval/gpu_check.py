@@ -93,8 +93,8 @@ MOST_COMPILATIONS = 4
 """Maximum number of graphs compiled after the trials, for calls that differ from those of a trial in more than length."""
 KEPT = 10**9
 """Value of `graph_tokens` with which all activations are kept."""
-UNKNOWN_PEAK = 1e12
-"""Peak operations per second of a device without a data sheet, so that the program can be tried on a CPU."""
+UNKNOWN_PEAK = float("inf")
+"""Peak operations per second of a device without a data sheet; its utilisation is 0."""
 LAYOUTS = ("trie", "packed", "padded")
 """Layouts of micro-batches, the one with the fewest tokens first."""
 

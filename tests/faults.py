@@ -169,7 +169,6 @@ FAULTS = [
           "tests/model/test_vectors.py -k cut_before"),
     Fault("farthest-found", "best", "np.argsort(-score_QC", "np.argsort(score_QC",
           "tests/tools/test_search.py -k brute_force"),
-    Fault("farthest-first", "search_folder", "-hit.cosine", "hit.cosine", contract("embed", "nearest_rows")),
     # export
     Fault("dense-not-merged", "_write_usage", "dense_folders(source, card.dense)", "()",
           "tests/model/test_dense.py -k keeps_or_trains"),
@@ -177,7 +176,7 @@ FAULTS = [
           "tests/model/test_dense.py -k not_merged"),
     Fault("merged-in-bfloat16", "LoraUpdate.merged", "weight_OI.addmm_(self.b_OR, self.a_RI, alpha=self.scaling)",
           "weight_OI.add_(self.scaling * (self.b_OR.bfloat16() @ self.a_RI.bfloat16()).float())", MERGED),
-    Fault("scale-without-rank", "_scaling", "/ (math.sqrt(rank) if", "/ (1.0 if True else math.sqrt(rank) if", MERGED),
+    Fault("scale-without-rank", "read_adapter", "/ (math.sqrt(rank) if", "/ (1.0 if True else math.sqrt(rank) if", MERGED),
     Fault("verify-always-holds", "verify_main", "0 if result.holds else 1", "0", contract("export", "verify")),
 ]  # fmt: skip
 

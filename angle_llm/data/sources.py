@@ -21,7 +21,7 @@ All commands read data through `resolve_source`. The rows can be iterated repeat
 | a folder of `Dataset.save_to_disk` or `DatasetDict.save_to_disk`, FOLDER@SPLIT | the rows of the split, or of all |
 | ORG/NAME, ORG/NAME:CONFIGURATION, ORG/NAME@SPLIT | a dataset of the hub; only with `datasets` |
 | a folder with `qrels`, FOLDER@SPLIT, FOLDER/qrels/SPLIT.tsv | judged queries of a BEIR folder; only with `tables` |
-| mteb:NAME | none: a task of MTEB, which the package mteb reads |
+| mteb:NAME | none: a task of MTEB, which the package mteb reads; only by `evaluation_source` |
 
 `source_in_memory` reads the rows of Python objects. Text files may end in .gz. A relative path is looked up in the working
 directory, then in the folder that the environment variable `ANGLE_LLM_DATA` names.
@@ -156,8 +156,8 @@ def resolve_source(
     The docstring of this module lists all kinds of sources.
 
     Args:
-        text: Path of a file or folder, `-` (standard input), `starter:NAME` (a bundled file), FOLDER@NAME, a hub id,
-            or `mteb:NAME`. A `Source` is returned unchanged.
+        text: Path of a file or folder, `-` (standard input), `starter:NAME` (a bundled file), FOLDER@NAME, or a hub
+            id. A `Source` is returned unchanged.
         tables: Whether rows must have several columns: .txt files are read as tables, unknown extensions are refused.
         encoding: Encoding of text files, as Python names it.
         split: Name of the split of a BEIR folder or dataset without @SPLIT.

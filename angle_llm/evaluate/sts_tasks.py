@@ -203,7 +203,9 @@ def read_pairs(
         DataError: if the file does not exist or lacks columns; for a malformed row with file and line.
     """
     if score_range and score_range[0] == score_range[1]:
-        raise SettingsError(f"score range: expected two different numbers, such as 1 0, got {score_range[0]:g} twice.")
+        raise SettingsError(
+            f"--score-range or --evaluation.score-range: expected two numbers, such as 1 0, got {score_range[0]:g} twice."
+        )
     source = evaluation_source(path)
     if source.kind not in ("file", "starter", "rows"):
         raise DataError(
@@ -264,7 +266,7 @@ def _pairs(
     for row in source.good_rows(columns):
         subtask = str(row.values.get(group) or "")
         value = None if instruction in columns else row.values.get(instruction)
-        instructed = text_of(row, instruction) if str(value or "").strip() else ""
+        instructed = text_of(row, instruction) if str("" if value is None else value).strip() else ""
         score = (score_of(row, gold) - low) / (high - low)
         yield StsPair(text_of(row, first), text_of(row, second), score, subtask, instructed)
         empty = False

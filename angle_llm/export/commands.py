@@ -100,9 +100,11 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
         server={"send_prompt": settings.send_prompt, "model": settings.server_model},
     )
     result = verify(forms, options)
-    print(result.text())
-    if settings.json is not None:
-        write_json(settings.json.expanduser(), result.to_dict())
+    try:
+        if settings.json is not None:
+            write_json(settings.json.expanduser(), result.to_dict())
+    finally:
+        print(result.text())
     if result.holds and result.base_difference is None and any(map(is_server, forms)):
         sys.exit(3)
     sys.exit(0 if result.holds else 1)

@@ -156,11 +156,12 @@ class TeacherVectorTerm(Term):
     needs: frozenset[str] = frozenset({"teacher_vectors"})
 
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
-        teacher_NT = on_device(pairs.relation.required("teacher_vectors", "teacher_vector_weight"), pairs.device)
+        teacher_NT = pairs.relation.required("teacher_vectors", "teacher_vector_weight")
 
         def distance(x_ND: Tensor) -> Tensor:
             width = min(x_ND.shape[1], teacher_NT.shape[1])
-            return mean_of_rows(1 - cosine(x_ND[:, :width], teacher_NT[:, :width].to(x_ND.dtype)))
+            first_ND = on_device(teacher_NT[:, :width], x_ND.device).to(x_ND.dtype)
+            return mean_of_rows(1 - cosine(x_ND[:, :width], first_ND))
 
         return BatchTerm((WholeMatrix(distance),), torch.squeeze)
 

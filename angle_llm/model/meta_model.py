@@ -158,7 +158,7 @@ def put_in(model: EmbeddingModel, backbone: Any, kernel: Kernel = None) -> Embed
     """Return an embedding model in training mode with another backbone, which is on the meta device.
 
     The model does not use autocast, and its head has no weights. `kernel` is the attention kernel for texts in one
-    sequence, unless the options of `model` have one.
+    sequence.
     """
     # Autocast does not support the meta device. Dense modules are left out, because they need little memory.
     options = replace(model.options, autocasts=False, attention_kernel=kernel)

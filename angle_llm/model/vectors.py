@@ -79,7 +79,7 @@ class VectorForm:
         return self.dim or self.dimensions
 
     def stored(self, rows_ND: Array) -> dict[str, Array]:
-        """Convert vectors (N, D) to the columns to store: `embedding` (N, K), or `real` and `imaginary` (N, K/2).
+        """Convert vectors (N, D) to the columns to store: `embedding` (N, K).
 
         K is the number of stored dimensions. Binary has 8 dimensions per byte, (N, K/8), rounded up. int8 also has the
         column `scale` (N,).

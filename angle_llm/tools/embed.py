@@ -170,7 +170,9 @@ def embed_corpus(job: EmbedJob) -> int:
         # The index or the target.
         manifests = [parts.manifest(name) for name in names]
         if settings.on_bad_row == "error" and any(manifest["values"]["skipped"] for manifest in manifests):
-            raise DataError("an earlier command skipped rows, expected none; fix the rows, or set --on-bad-row skip")
+            raise DataError(
+                "an earlier command skipped rows, expected none; fix the rows in *.skipped.jsonl, or set --on-bad-row skip"
+            )
         rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
         if settings.one_file:
             paths = [job.folder / file["name"] for manifest in manifests for file in manifest["files"]]
@@ -193,7 +195,7 @@ def _identity(job: EmbedJob) -> dict[str, Any]:
             "id_column": corpus.id_column,
         },
         "model": encoder_identity(job.encoder),
-        "vectors": asdict(job.form),
+        "vectors": {**asdict(job.form), "complex": False},  # earlier versions stored complex vectors too
         "layout": {"format": job.format, "rows": settings.shard_rows, "store_text": settings.store_text},
     }
 

@@ -56,7 +56,7 @@ from angle_llm.tools.hard_negatives import (
     pair_scores,
 )
 
-MINE_VERSION, SCORE_VERSION = 3, 1
+MINE_VERSION, SCORE_VERSION = 4, 2
 """Versions of the groups of both commands; an unfinished output resumes only with an equal version."""
 _IDENTITY = (*(rule.name for rule in fields(NegativeRules)), "positive_above", "split_positives")
 """Names of settings that change the mined groups. An unfinished output resumes only with equal values."""

@@ -46,7 +46,7 @@ def test_every_row_of_a_visit_runs_on_a_cpu(tmp_path: Path) -> None:
     assert not failed
     assert rows["peak/bf16"]["sustained_tflops"] > 0
     assert "aten::mm" in rows["train/trie"]["kernels"]
-    assert rows["train/caching"]["utilisation"] > 0
+    assert rows["train/caching"]["utilisation"] == 0, "the peak of a CPU is unknown"
     # Of bfloat16 and a small batch; the gradient of an adapter that another row has trained differs by more than 0.07.
     distances = [rows["train/gradient"]["distance"], *(rows[f"train/{name}"]["distance_without"] for name in CHANGES)]
     assert max(distances) < 0.02

@@ -131,7 +131,7 @@ class Plan:
         return groups + [_DUMMY] * (rounds - len(groups))
 
     def prepared(self, process: int) -> Plan:
-        """Return the plan with the tensors of a process made, so that every access to its micro-batches is fast."""
+        """Return the plan with the tensors of a process made, so that they are not made again at every access."""
         groups = list(self.groups)
         for position in self.shares[process]:
             groups[position] = replace(groups[position], make=cache(groups[position].make))

@@ -292,15 +292,15 @@ def _read_config(location: BackboneLocation, revision: str | None) -> tuple[Any,
         config = AutoConfig.from_pretrained(
             location.name, revision=revision, trust_remote_code=False, **location.arguments
         )
+    if location.gguf_file is not None:
+        config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
+        _complete_gguf_config(config, str(Path(location.name) / location.gguf_file))
+    config, composite = text_part(config, location.name)
     if config.is_encoder_decoder:
         raise ArtifactError(
             f"{location.name} is an encoder-decoder ({config.model_type}). Use a decoder (LLaMA, Mistral, Qwen, …) or an encoder "
             "(BERT, RoBERTa, …)."
         )
-    if location.gguf_file is not None:
-        config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
-        _complete_gguf_config(config, str(Path(location.name) / location.gguf_file))
-    config, composite = text_part(config, location.name)
     if location.bidirectional:
         config.get_text_config().is_causal = False
     return config, composite

@@ -31,7 +31,7 @@ class BaseWeights:
     """Read access to the tensors of a backbone by name, without loading all tensors if possible."""
 
     skeleton: nn.Module
-    """The backbone, with config, layer types and shapes. If `streamed`, its tensors are on the meta device (no values)."""
+    """The backbone, with config, layer types and shapes. Its tensors can be on the meta device (no values)."""
     read: Callable[[str], Tensor]
     """Function that returns the tensor with a name in `skeleton.state_dict()`, not quantized, on the CPU; read-only."""
     dtype: torch.dtype

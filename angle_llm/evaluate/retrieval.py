@@ -103,14 +103,16 @@ class Metric:
 class RetrievalResult(TaskResult):
     """Result of a retrieval task: its metrics by name, the main metric first, and the ranks of the answers.
 
-    `queries`, `candidates` and `answers` are numbers. `ranks` has the ascending ranks of the answers of each query.
-    `skipped` is the number of queries that skip a candidate, because the candidate is the query itself. `digest`
-    identifies the task (see `RetrievalTask.digest`). `reranked` has the metrics × 100 of each query after reranking, if any.
+    `queries`, `candidates` and `answers` are numbers; `graded`: whether the answers have different grades. `ranks` has the
+    ascending ranks of the answers of each query. `skipped` is the number of queries that skip a candidate, because the
+    candidate is the query itself. `digest` identifies the task (see `RetrievalTask.digest`). `reranked` has the metrics × 100
+    of each query after reranking, if any.
     """
 
     queries: int
     candidates: int
     answers: int
+    graded: bool
     skipped: int
     digest: str
     metrics: dict[str, Metric]
@@ -371,6 +373,7 @@ def _evaluate(
         queries=len(task.queries),
         candidates=len(task.candidates),
         answers=sum(map(len, task.relevant)),
+        graded=len({grade for grades in task.relevant for grade in grades.values()}) > 1,
         skipped=sum(candidate is not None for candidate in task.itself),
         digest=task.digest,
         metrics=metrics,
@@ -528,6 +531,7 @@ def retrieval_report(results: RetrievalResults, ours: EvaluatedModel, comparison
             rows = [[*row, *of_other] for row, of_other in zip(rows, cells, strict=True)]
         tables.append(table(header, rows, words=1))
         answers = f"{task.answers:,} answers" if task.answers else "the texts of a class are its answers"
+        answers += " with grades, which --binary ignores" if task.graded else ""
         notes.append(
             f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {answers}; "
             f"{task.skipped:,} queries are not compared with their own text or document."

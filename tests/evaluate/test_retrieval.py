@@ -148,6 +148,9 @@ def test_a_beir_folder_is_read(tmp_path: Path) -> None:
     assert read_beir(folder, binary=True).relevant == ({0: 1.0}, {0: 1.0})
     found = evaluate_retrieval(hashed_words, [task], resamples=10)
     assert (found.texts, found.zero_vectors) == (3, 1), "a blank document has a zero vector"
+    [with_grades] = found.tasks.values()
+    [plain] = evaluate_retrieval(hashed_words, [read_beir(folder, binary=True)], resamples=10).tasks.values()
+    assert (with_grades.graded, plain.graded) == (True, False)
     with pytest.raises(ValueError, match=r"expected pairs, got the BEIR folder .*mini@test"):
         read_tasks(RetrievalSettings(model="m", pairs=(f"{folder}@test",)))
     with pytest.raises(ValueError, match=r"test\.tsv:2.*d9"):

@@ -276,7 +276,7 @@ def transfer(data: pd.DataFrame) -> Drawn:
 def saturation(data: pd.DataFrame) -> Drawn:
     """Draw the fraction of pairs, and of the gradient of each loss term, at a cosine of 0.9 and more."""
     tasks = {"pairs": "pairs", "cosine": "cosine", "in_batch": "in-batch", "angle (phase)": "angle, phase"}
-    tasks |= {"angle (reference)": "angle, reference", "regression": "regression"}
+    tasks |= {"angle (reference)": "angle, reference (at 1)", "regression": "regression"}
     rows = {"before training": ("nli", "zero-shot"), "after, published weights": ("nli", "published")}
     rows |= {"after, in-batch": ("nli", "in-batch")}
     where: dict[str, Any] = {"kind": "saturation", "metric": "% at |cosine| >= 0.9"}

@@ -1,7 +1,7 @@
 """STS tasks: read scored sentence pairs by task name or from a file.
 
 A year of SemEval is one task; each pair has its sub-task. The text has two variants. Before training, scores of the two
-variants differ by up to 2 points:
+variants differ by up to 3.7 points:
 
 * `raw`: sentences as released. MTEB has this text of STS-B and SICK.
 * `senteval`: the same pairs after SentEval's preprocessing (Moses tokenizer; lower-cased except SICK). SimCSE, PromptEOL

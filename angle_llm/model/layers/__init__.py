@@ -4,13 +4,13 @@ These modules replace parts of libraries. A replacement computes the values of t
 
 fused_lora                LoRA layers of peft, in every adapted model (`add_lora`, `apply_lora`). Fewer passes over memory,
                           also with dropout and on a quantized base. SmolLM2 on a CPU: 229 to 243 tokens/s in float32, 306
-                          to 401 in bfloat16. In bfloat16 with dropout 1.19x the speed and 0.53 of the peak memory; on 4
+                          to 401 in bfloat16. In bfloat16 with dropout 1.18x the speed and 0.53 of the peak memory; on 4
                           bits 1.10x and 0.67, on 8 bits 1.25x and 0.58.
                           Test: `tests/model/test_layers.py`.
 low_memory_layers         Frozen RMSNorm and SwiGLU layers of a trained adapter (`add_lora`, `make_trainable`), and of every
                           encoder on a GPU (`from_pretrained`), which save
-                          fewer activations. LLaMA-7B, gathered keys: 6.00 to 4.13 MB per token; with dropout 0.1 from
-                          10.13 MB (peft) to 5.24. SmolLM2 on a CPU in bfloat16: 0.70 of the peak memory, equal time. Not
+                          fewer activations. LLaMA-7B, gathered keys: 6.00 to 4.13 MB per token; with dropout 0.1
+                          7.12 to 5.24 MB. SmolLM2 on a CPU in bfloat16: 0.70 of the peak memory, equal time. Not
                           measured alone on a GPU, where a norm is one kernel instead of six. Test:
                           `tests/model/test_layers.py`.
 compiled_rotary           Rotary position embeddings on a GPU as one kernel, for texts in one sequence, in training of an

@@ -204,7 +204,7 @@ def read_pairs(
     """
     if score_range and score_range[0] == score_range[1]:
         raise SettingsError(
-            f"--score-range or --evaluation.score-range: expected two numbers, such as 1 0, got {score_range[0]:g} twice."
+            f"--score-range or --evaluation.score-range: expected two different numbers, got {score_range[0]:g} twice."
         )
     source = evaluation_source(path)
     if source.kind not in ("file", "starter", "rows"):

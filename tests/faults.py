@@ -186,7 +186,7 @@ def place(tree: Path, fault: Fault) -> tuple[Path, str]:
     found = []
     for path in sorted((tree / "angle_llm").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        for first, last in functions(ast.parse(text), fault.function):
+        for first, last in functions(ast.parse(text), fault.function) if fault.old in text else ():
             lines = text.splitlines(keepends=True)
             body = "".join(lines[first:last])
             if fault.old in body:

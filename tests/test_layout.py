@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from faults import FAULTS, ROOT, place
 
 import angle_llm
 
@@ -175,3 +176,9 @@ def test_few_modules_know_which_losses_exist() -> None:
             if names & {"AngleObjective", "NestedObjective", "SumOfTerms"} and unit(module) != "losses":
                 users.add(relative(module))
     assert users == {"__init__.py", "train/objectives.py"}
+
+
+def test_each_fault_changes_one_place_of_the_code() -> None:
+    """`python tests/faults.py` tries them, which takes too long for each run of the tests."""
+    for fault in FAULTS:
+        place(ROOT, fault)

@@ -448,7 +448,7 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
         comparisons.append(compare_queries(ours, replace(ours, name=name, facts=facts, values=values)))
 
     def write() -> None:
-        differences = [{"other": other.name, "tasks": tasks} for other, tasks in comparisons]
+        differences = [{"other": compared.name, "tasks": tasks} for compared, tasks in comparisons]
         text = retrieval_report(results, ours, comparisons)
         write_results(settings, METRIC, text, results.to_dict() | {"comparisons": differences}, encoder)
 
@@ -507,15 +507,15 @@ def retrieval_report(results: RetrievalResults, ours: EvaluatedModel, comparison
         notes.append("accuracy: nearest class mean. 5NN: most frequent class of 5 neighbours. MAP: texts of the class.")
     if comparisons:
         notes.append(
-            f"Compared with {' and '.join(other.name for other, _ in comparisons)}. A positive difference means "
+            f"Compared with {' and '.join(compared.name for compared, _ in comparisons)}. A positive difference means "
             f"that {ours.name} is better. If the 95 % interval of a difference includes 0, the difference is not clear. p is "
             "two-sided and not corrected for several metrics or models. Texts per second depend on the machine and its other "
             "work."
         )
-    for other, _ in comparisons:
-        if other.facts["tokens"] != ours.facts["tokens"]:
+    for compared, _ in comparisons:
+        if compared.facts["tokens"] != ours.facts["tokens"]:
             notes.append(
-                f"{other.name} truncates texts at {other.facts['tokens']} tokens, this model at {ours.facts['tokens']}, which "
+                f"{compared.name} truncates texts at {compared.facts['tokens']} tokens, this model at {ours.facts['tokens']}, which "
                 "can change scores as much as training: set --max-length."
             )
     # A table for each task, with four columns for each compared model.
@@ -524,9 +524,9 @@ def retrieval_report(results: RetrievalResults, ours: EvaluatedModel, comparison
         header = [task.label, short_name(ours.name), "95 %"]
         rows: list[list[object]] = [[label, fact, None] for label, fact in ours.facts.items()]
         rows += [[name, metric.value, metric.interval] for name, metric in task.metrics.items()]
-        for other, differences in comparisons:
-            header += [short_name(other.name), "difference", "95 %", "p"]
-            cells: list[list[object]] = [[fact, None, None, None] for fact in other.facts.values()]
+        for compared, differences in comparisons:
+            header += [short_name(compared.name), "difference", "95 %", "p"]
+            cells: list[list[object]] = [[fact, None, None, None] for fact in compared.facts.values()]
             cells += map(difference_cells, differences[task.name].values())
             rows = [[*row, *of_other] for row, of_other in zip(rows, cells, strict=True)]
         tables.append(table(header, rows, words=1))

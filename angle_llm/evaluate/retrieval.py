@@ -515,8 +515,8 @@ def retrieval_report(results: RetrievalResults, ours: EvaluatedModel, comparison
     for compared, _ in comparisons:
         if compared.facts["tokens"] != ours.facts["tokens"]:
             notes.append(
-                f"{compared.name} truncates texts at {compared.facts['tokens']} tokens, this model at {ours.facts['tokens']}, which "
-                "can change scores as much as training: set --max-length."
+                f"{compared.name} truncates texts at {compared.facts['tokens']} tokens, this model at {ours.facts['tokens']}, "
+                "which can change scores as much as training: set --max-length."
             )
     # A table for each task, with four columns for each compared model.
     tables = []

@@ -268,6 +268,12 @@ def test_the_comparison_is_paired_and_of_a_file_or_a_model(
     assert [table["tokens"][column] for column in (0, 2, 6)] == ["77", "11", "11"]
     for column, value in ((2, "other"), (3, "difference"), (6, "other"), (7, "difference")):
         assert float(table["nDCG@10"][column]) == pytest.approx(found["nDCG@10"][value], abs=0.005)
+    assert "worse truncates texts at 11 tokens, this model at 77" in printed
+    judged = tmp_path / "beir/qrels/test.tsv"
+    judged.write_text(judged.read_text().replace("q0\td0\t1", "q0\td0\t2"))
+    for flags, has_grades in (((), True), (("--binary",), False)):
+        assert ("12 answers with grades, which --binary ignores" in run("--model", "words", *flags)[1]) == has_grades
+    judged.write_text(judged.read_text().replace("q0\td0\t2", "q0\td0\t1"))
     queries = (tmp_path / "beir/queries.jsonl").read_text().splitlines()[:-1]
     write_jsonl(tmp_path / "beir/queries.jsonl", *map(json.loads, queries), {"_id": "q11", "text": "w1 w4"})
     (tmp_path / "out.json").unlink()

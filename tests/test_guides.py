@@ -126,9 +126,10 @@ def test_the_guide_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     with Writer(write) as server:
         words = [shlex.split(line.replace("http://127.0.0.1:8080/v1#MODEL", server.name)) for line in lines]
-        first, search, serve, questions, own = words
+        first, search, serve, questions, own, decoder = words
         settings = parse_settings(domain_search.STARTER, first[2:])
         assert (settings.documents, settings.llm) == ("docs.jsonl", (server.name,))
+        assert parse_settings(domain_search.STARTER, decoder[2:]).lora.rank == 16
         cli.run(questions[1:])
     assert "where is my order" in json.loads(server.requests[0].body)["messages"][0]["content"]
     domain_search.main(

@@ -46,8 +46,8 @@ def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     write_tickets(tmp_path / "tickets.csv")
     run_blocks(DOCS / "python.md", base)
     printed = capsys.readouterr().out
-    assert "held_out/nDCG@10" in printed
-    assert "before training: held_out/nDCG@10" in printed
+    assert "valid/nDCG@10" in printed
+    assert "before training: valid/nDCG@10" in printed
     runs = {path.name for path in (tmp_path / "runs").iterdir()}
     assert runs == {"python", "mixture", "measured", "spread", "classes", "callback"}
 

@@ -117,7 +117,7 @@ class ResumableFolder:
         A part is complete if it has a manifest.
         """
         if self._index is None:
-            return sorted(path.parent.name for path in self.path.glob(f"*/{MANIFEST}"))
+            return sorted(path.parent.name for path in self.path.glob(f"[!.]*/{MANIFEST}"))
         return sorted({path.stem[1:] for path in self.path.glob(".*.json")} | self._indexed.keys())
 
     def unwritten(self, names: Iterable[str]) -> list[str]:
@@ -193,7 +193,7 @@ class ResumableFolder:
         write_json(self.path / self._index, {**self.identity, **values, "parts": parts}, writer="")
         for pattern in (".*.json", ".lock-*", IDENTITY, ".*.tmp"):
             for path in self.path.glob(pattern):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         sync_folder(self.path)
 
     def _manifest_path(self, name: str) -> Path:
@@ -287,7 +287,7 @@ def check_resumable(path: Path, option: str, index: str | None = None) -> None:
     if path.exists() and not path.is_dir():
         raise FolderError(f"{option} {path} is a file. Give the name of a folder that is new or empty.")
     names = {item.name for item in path.iterdir()} if path.is_dir() else set()
-    known = names & {IDENTITY, index} or (index is None and any(path.glob(f"*/{MANIFEST}")))
+    known = names & {IDENTITY, index} or (index is None and any(path.glob(f"[!.]*/{MANIFEST}")))
     if not known and (others := sorted(name for name in names if not name.startswith("."))):
         raise FolderError(
             f"{option} {path} contains other files ({', '.join(others[:3])}). Give the name of a folder that is new, empty, or "

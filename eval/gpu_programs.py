@@ -27,7 +27,7 @@ PUBLISHED = [
     "--objective.in-batch-weight=17.5", "--objective.angle-weight=1", "--objective.angle-temperature=1",
     "--objective.angle-form=reference", "--optimizer.learning-rate=1e-4", "--optimizer.warmup=100", "--epochs=100",
 ]  # fmt: skip
-"""Flags of `recipes/llama2_nli.py`; its 16 batches of 120 pairs depend on the size of the visit."""
+"""Flags of `recipes/llama2_nli.py`; the number and size of batches depend on the size of the visit."""
 ANGLE_LLM = (sys.executable, "-m", "angle_llm.cli")
 
 

@@ -37,10 +37,11 @@ PUBLISHED = config.TrainSettings(
         angle_form="reference",
         contrastive_form="symmetric",
     ),
-    # 5. The optimizer: 128 pairs on each of 8 GPUs, 16 accumulated batches.
+    # 5. The optimizer. The published command has 128 pairs, 8 GPUs and 16 accumulated batches; angle-emb divides the latter
+    #    by the number of GPUs, which leaves 16 batches of 128 per step.
     optimizer=config.OptimizerSettings(learning_rate=5e-5, warmup=50),
     batch_size=128,
-    accumulation=128,
+    accumulation=16,
     epochs=10,
 )
 

@@ -44,10 +44,11 @@ PUBLISHED = config.TrainSettings(
         angle_form="reference",
         contrastive_form="symmetric",
     ),
-    # 5. The optimizer: 120 pairs on each of 4 GPUs with 4 accumulated batches are 16 batches of 120 per step.
+    # 5. The optimizer. The published command has 120 pairs, 4 GPUs and 4 accumulated batches; angle-emb divides the latter by
+    #    the number of GPUs, which leaves 4 batches of 120 per step.
     optimizer=config.OptimizerSettings(learning_rate=1e-4, warmup=100),
     batch_size=120,
-    accumulation=16,
+    accumulation=4,
     epochs=1,
     # 6. Memory: the token budgets are chosen for the free memory of the GPU when the run starts.
 )

@@ -121,6 +121,8 @@ def test_flags_complete_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFi
         (["eval", "sts", "--model", "./nowhere", "--config"], ["--config: expected a YAML file"]),
         ([*EMBED, "--input", "README.md", "--output", "x", "--shard-rows", "0"], ["--shard-rows: ", "got 0"]),
         (["data", "check"], ["FILE is missing"]),
+        (["data", "check", "README.md", "--against", "a", "--against=b"], ["--against is given twice"]),
+        (["train", "--data.columns", "text1", "a", "--data.columns", "text2", "b"], ["--data.columns is given twice"]),
         (["data", "check", "README.md", "--fix", "Makefile"], ["--fix Makefile", "not an empty folder"]),
     ],
 )

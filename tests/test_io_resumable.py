@@ -97,6 +97,16 @@ def test_other_settings_are_refused_with_the_fields_that_differ(flat: bool, tmp_
     assert contents(out) == before
 
 
+def test_a_part_that_was_killed_before_its_rename_is_no_part(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with opened(out, flat=False) as folder:
+        folder.write("part-0", lambda place: fill_with("part-0", place))
+        (out / "part-0").rename(out / ".part-0.tmp")
+        assert folder.names() == []
+    with opened(out, flat=False, identity={**SAME, "seed": 2}):  # not refused
+        pass
+
+
 def test_parts_of_other_settings_are_never_used(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with opened(out):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,10 +190,11 @@ def evaluate_defined(encode: Encode, encode_document: Encode | None, task: StsTa
 def sts_score(pairs: str | Path | StsTask) -> Callable[[SentenceEncoder], float]:
     """Return a function from an encoder to its Spearman × 100 on a file of scored sentence pairs, or on an STS task.
 
-    The file is read before the function is returned. The function raises `UndefinedCorrelationError` with the reason
-    instead of returning NaN.
+    The file is read before the function is returned. Instructions of the pairs are not used, because the programs that
+    `verify` compares take none. The function raises `UndefinedCorrelationError` with the reason instead of returning NaN.
     """
     task = pairs if isinstance(pairs, StsTask) else read_pairs(pairs)
+    task = replace(task, pairs=tuple(pair._replace(instruction="") for pair in task.pairs))
     return lambda encoder: evaluate_defined(*encode_functions(encoder), task).spearman
 
 

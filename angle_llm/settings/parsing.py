@@ -279,13 +279,16 @@ def parse_settings(
     without a default are required flags. Without `arguments`, the command line of the process is read. `--help` lists
     every setting with its default, below `description`; `prog` is the name of the program. For an invalid value or an
     unknown flag, tyro prints a message, and the process exits with code 2.
+
+    Raises:
+        SettingsError: for a flag with several values that is given twice.
     """
     import tyro
 
     settings_type: Any = defaults if isinstance(defaults, type) else type(defaults)
     values = None if isinstance(defaults, type) else defaults
     loaded, rest = config_defaults(settings_type, sys.argv[1:] if arguments is None else arguments, values)
-    names = {argument.partition("=")[0].replace("_", "-") for argument in rest}
+    names = [argument.partition("=")[0].replace("_", "-") for argument in rest]
     default = values if loaded is None else loaded
     for flag in [] if default is None else list(_mapping_flags(default)):
         if flag in names:  # it replaces the whole mapping
@@ -293,6 +296,12 @@ def parse_settings(
     options: dict[str, Any] = {} if default is None else {"default": default}
     text = describe(settings_type, description)
     settings: Any = tyro.cli(settings_type, prog=prog, args=rest, description=text, **options)
+    for flag in {name for name in names if name.startswith("--") and names.count(name) > 1}:
+        value: Any = settings
+        for name in flag.removeprefix("--").replace("-", "_").split("."):
+            value = getattr(value, name, None)
+        if isinstance(value, tuple | list | dict):  # tyro would keep the values of the last flag
+            raise SettingsError(f"{flag} is given twice. Give all its values after one flag: {flag} A B.")
     # An incomplete file has another type, without checks, until flags complete it (`_load_incomplete`).
     return settings if type(settings) is settings_type else settings_type(**vars(settings))
 

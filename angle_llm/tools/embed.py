@@ -19,7 +19,7 @@ import numpy as np
 
 from angle_llm.data.corpus import SKIP, Corpus, CorpusText, Survey, TextBlock, bad_row
 from angle_llm.data.formats import DataError
-from angle_llm.data.sources import EXTENSIONS, STANDARD_INPUT, BadRow
+from angle_llm.data.sources import EXTENSIONS, STANDARD_INPUT, BadRow, find_path
 from angle_llm.io import log, progress_bar, remove_folder, write_file
 from angle_llm.model.vectors import (
     FORMAT_VERSION,
@@ -58,7 +58,7 @@ def embed_main(settings: EmbedSettings) -> None:
         raise SettingsError("--input - works in one process only. For several processes, set --input to a file.")
     output = settings.output.expanduser()
     folder = output.with_name(output.name + ".parts") if settings.one_file else output
-    _check_output(output, settings.input)
+    _check_output(output, find_path(str(settings.input)))
     check_resumable(folder, "--output", INDEX)
     corpus = Corpus.open(settings.input, settings.column, settings.id_column)
     if corpus.source.ignored and rank == 0:

@@ -224,6 +224,10 @@ def _lines(answer: Answer, requested: int) -> Iterator[tuple[str, str | None]]:
     """Yield the lines of an answer with the reason why a line is not a question, or exceeds the `requested` number."""
     count = 0
     for text, reason in read_answer(answer.text, finished=answer.finished):
+        try:
+            read_text({"line": text}, "line")
+        except RowError:  # such as a line of U+FFFD
+            reason = reason or "blank"
         if reason is None:
             words = _count(_WORD.findall(text))
             if not _LEAST_WORDS <= words <= _MOST_WORDS:

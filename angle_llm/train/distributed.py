@@ -91,6 +91,7 @@ class Processes:
 
         Raises:
             SettingsError: if the launcher selects a strategy that is not supported.
+            RemoteRankError: if a process has not started after `START_MINUTES`.
             RuntimeError: from torch, if the processes cannot connect.
         """
         from accelerate import Accelerator
@@ -127,6 +128,8 @@ class Processes:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         processes = cls(state.process_index, state.num_processes, device, state.local_process_index, accelerator)
+        if processes.world_size > 1:
+            wait_for_ranks(processes.rank, processes.world_size)
         check_launch(accelerator.distributed_type.value, processes.deepspeed_config, os.environ)
         return processes
 
@@ -342,6 +345,8 @@ INTERVAL = 1.0
 LOST_SECONDS = 12
 """A rank is lost if its counter has not changed for this many seconds. Calls that hold the GIL delay increments, such as a
 long compilation on a slow machine; the environment variable ANGLE_LLM_LOST_SECONDS allows more time."""
+START_MINUTES = 10
+"""Minutes in which all ranks must start."""
 STALE = 3
 """Intervals without an increment after which the operation in a counter is out of date."""
 STUCK_SECONDS = 30
@@ -356,6 +361,32 @@ LEFT, FAILED = "left", "failed"
 """Last values of a counter in the store: LEFT after a normal end, FAILED and the error message after an error."""
 exit_lock = threading.Lock()
 """Hold this lock while saving files: `ProcessWatch` does not end the process until the lock is released."""
+
+
+def wait_for_ranks(rank: int, world_size: int, limit: timedelta = timedelta(minutes=START_MINUTES)) -> None:
+    """Tell all other ranks that this rank has started, and wait for them.
+
+    NCCL would wait for a rank that failed before its first operation, on another machine.
+
+    Raises:
+        RemoteRankError: if a rank has not started after the limit.
+    """
+    started = PrefixStore(f"angle_llm/started/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", _launcher_store())
+    ranks = [str(other) for other in range(world_size)]
+    started.set(ranks[rank], "")
+    try:
+        started.wait(ranks, limit)
+    except RuntimeError as error:
+        missing = [other for other in ranks if not started.check([other])]
+        raise RemoteRankError(
+            f"rank {', '.join(missing)} of {world_size} has not started after {limit}. Its machine may show the error."
+        ) from error
+
+
+def _launcher_store(**options: Any) -> TCPStore:
+    """Return a connection to the store that the launcher or rank 0 started."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, is_master=False, wait_for_workers=False, **options)
 
 
 class ProcessWatch:
@@ -379,9 +410,7 @@ class ProcessWatch:
     def __enter__(self) -> ProcessWatch:
         if self._processes.world_size > 1:
             run_id = self._processes.from_main(lambda: os.urandom(8).hex())  # a restarted run can have the same store
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            timeout = timedelta(seconds=self._lost_seconds)
-            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            store = _launcher_store(timeout=timedelta(seconds=self._lost_seconds))
             self._store = PrefixStore(f"angle_llm/{run_id}", store)
             self._ranks = [str(rank) for rank in range(self._processes.world_size)]
             self._store.set(self._ranks[self._processes.rank], "0,0,")  # as in `_exchange_counters`

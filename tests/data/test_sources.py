@@ -207,6 +207,7 @@ def test_bad_row_has_file_line_and_reason_and_no_other_row_is_lost(tmp_path: Pat
         ("x.json", b'["\xe9"]', "x.json"),
         ("x.parquet", b"PAR0", "x.parquet"),
         ("x.parquet", parquet([["a"], ["a"]], ["text1"] * 2), r"x.parquet: .*different column names"),
+        ("x.parquet", parquet([["a"], np.array(["20000-01-01"], "datetime64[us]")], ["a", "b"]), "x.parquet: .*date"),
     ],
 )
 def test_damage_that_hides_rows_is_an_error(tmp_path: Path, name: str, content: bytes, place: str) -> None:

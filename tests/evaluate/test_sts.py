@@ -153,9 +153,13 @@ def test_invalid_embeddings_are_refused(returned: np.ndarray, named: str) -> Non
         evaluate(lambda texts: returned, [task("t", ("a b", "a c", 3), ("a b", "d e", 0))])
 
 
-def test_score_during_training(tmp_path: Path) -> None:
+def test_score_of_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     score, encoder = sts_score(write(tmp_path / "pairs.tsv", TSV)), Words()
     assert score(encoder) == pytest.approx(100)
+    instructed = StsTask("t", "T", "file", "t.tsv", (StsPair("a b", "a b", 5, "", "Compare."), StsPair("a", "b", 0)))
+    program = Words()
+    monkeypatch.delattr(Words, "prompt")  # as a program that `verify` compares: it takes no instruction
+    assert sts_score(instructed)(program) == pytest.approx(100)  # type: ignore[arg-type]
     encoder.scale = 0.0
     with pytest.raises(UndefinedCorrelationError, match=r"pairs\.tsv"):
         score(encoder)

@@ -302,6 +302,8 @@ def test_input_model_and_output_are_checked(tmp_path: Path, monkeypatch: pytest.
 
     refused(SettingsError, "--dim", "--dim", "33", model=base)
     refused(SettingsError, r"--output .* --input", input=tmp_path)
+    monkeypatch.setenv("ANGLE_LLM_DATA", str(tmp_path.parent))
+    refused(SettingsError, r"--output .* --input", input=tmp_path.name)
     refused(FolderError, "--output", output=tmp_path)
     refused(SettingsError, r"--output .*in\.txt.*expected a writable folder", output=lines / "out")
     (tmp_path / "folder.npy").mkdir()

@@ -276,10 +276,10 @@ def test_questions_that_do_not_find_their_document_are_dropped(settings: Questio
 
 
 def test_lines_of_other_lengths_are_dropped(server: Writer, settings: QuestionSettings) -> None:
-    server.rule = lambda message: f"NPE\n{'word ' * 41}\nwhat is it\nwhere is it\nwhen is it"
+    server.rule = lambda message: f"NPE\n\ufffd \ufffd\n{'word ' * 41}\nwhat is it\nwhere is it\nwhen is it"
     questions_main(changed(settings, limit=1, styles=("question",), filters=()))
     reasons = [row["reason"] for row in rows_of(settings.beside("dropped.jsonl"))]
-    assert reasons == ["too short", "too long", "more than requested"]
+    assert reasons == ["too short", "blank", "too long", "more than requested"]
 
 
 def test_failed_requests_end_with_exit_code_1(server: Writer, settings: QuestionSettings) -> None:

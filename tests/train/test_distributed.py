@@ -191,6 +191,7 @@ def test_use_cpu_holds_on_a_machine_with_gpus(use_cpu: str, backend: str, monkey
         return SimpleNamespace(state=state, distributed_type=SimpleNamespace(value="NO"))
 
     monkeypatch.setattr("accelerate.Accelerator", accelerator)
+    monkeypatch.setattr("angle_llm.train.distributed.wait_for_ranks", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)

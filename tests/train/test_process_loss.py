@@ -7,15 +7,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import yaml
 from forked import free_port
 from tiny import save_tiny_base
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from angle_llm.train import distributed
-from angle_llm.train.distributed import PASSES, Operation, Processes, ProcessWatch, _mismatch
+from angle_llm.train.distributed import (
+    PASSES,
+    Operation,
+    Processes,
+    ProcessWatch,
+    RemoteRankError,
+    _mismatch,
+    wait_for_ranks,
+)
 
 WORKER = Path(__file__).with_name("process_loss_worker.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -109,6 +119,17 @@ def test_an_operation_that_is_out_of_date_ends_no_process(
     watch._stopped = Intervals(watch, counters[1:])  # type: ignore[assignment]
     watch._watch()
     assert bool(ended) == ends
+
+
+def test_a_rank_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    for rank, missing in enumerate(("1, 2", "2")):
+        with pytest.raises(RemoteRankError, match=f"^rank {missing} of 3 has not started after 0:00:01\\."):
+            wait_for_ranks(rank, 3, timedelta(seconds=1))
+    wait_for_ranks(2, 3)
+    wait_for_ranks(0, 3)
 
 
 @pytest.mark.slow

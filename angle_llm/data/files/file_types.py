@@ -517,7 +517,12 @@ class ParquetFile(FileReader):
 
         try:
             yield
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        except (
+            pyarrow.ArrowException,
+            OSError,
+            OverflowError,
+            ValueError,
+        ) as error:  # such as a date after the year 9999
             raise DataError(f"{self.name}: cannot be read as {self.path.suffix}: {error}") from error
 
 

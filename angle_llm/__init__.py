@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from angle_llm.data.batch import TextBatch as TextBatch
     from angle_llm.data.formats import DataError as DataError
-    from angle_llm.fine_tuning import fine_tune as fine_tune
     from angle_llm.io import FolderError as FolderError
     from angle_llm.losses import AngleObjective as AngleObjective
     from angle_llm.losses import FalseNegatives as FalseNegatives
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from angle_llm.model.source.checks import ArtifactError as ArtifactError
     from angle_llm.prompts import PromptTemplate as PromptTemplate
     from angle_llm.prompts import load_prompt as load_prompt
+    from angle_llm.run import fine_tune as fine_tune
     from angle_llm.settings.parsing import SettingsError as SettingsError
     from angle_llm.settings.train import TrainSettings as TrainSettings
     from angle_llm.tools.search import VectorSearch as VectorSearch
@@ -61,7 +61,7 @@ _MODULE_OF = {  # public name → module that defines the name
     "TrainingError": "angle_llm.train.trainer",
     "TrainingState": "angle_llm.train.callbacks",
     "VectorSearch": "angle_llm.tools.search",
-    "fine_tune": "angle_llm.fine_tuning",
+    "fine_tune": "angle_llm.run",
     "load_prompt": "angle_llm.prompts",
 }
 

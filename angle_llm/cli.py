@@ -244,18 +244,16 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         sys.exit(CLOSED_PIPE)
-    except (ValueError, OSError, TypeError, RuntimeError, ImportError) as error:
-        if os.environ.get(DEBUG_VARIABLE):
+    except Exception as error:
+        is_known = isinstance(error, ValueError | OSError | TypeError | RuntimeError | ImportError)
+        if is_known and not os.environ.get(DEBUG_VARIABLE):
+            is_ours = type(error).__module__.startswith("angle_llm.")
+            hint = "" if is_ours else f"\n({DEBUG_VARIABLE}=1 shows the traceback.)"
+            with suppress(OSError):  # a closed terminal
+                print(f"error: {error}{hint}", file=sys.stderr)
+        else:
             traceback.print_exc()
-            sys.exit(2)
-        is_ours = type(error).__module__.startswith("angle_llm.")
-        hint = "" if is_ours else f"\n({DEBUG_VARIABLE}=1 shows the traceback.)"
-        with suppress(OSError):  # a closed terminal
-            print(f"error: {error}{hint}", file=sys.stderr)
-        sys.exit(2)
-    except Exception:  # exit code 1 is a result, such as of `verify`
-        traceback.print_exc()
-        sys.exit(2)
+        sys.exit(2)  # exit code 1 is a result, such as of `verify`
     finally:
         discard_closed_pipes(at_exit=True)
 

@@ -270,18 +270,15 @@ def load_prompts(choice: PromptChoice) -> SidePrompts:
         return choice
     by_side = choice if isinstance(choice, Mapping) else dict.fromkeys(SIDES, choice)
     check_sides(by_side, "prompt")
-    return SidePrompts(
-        **{
-            side: prompt if isinstance(prompt, PromptTemplate) else load_prompt(prompt)
-            for side, prompt in by_side.items()
-        }
-    )
+    return SidePrompts(**{side: load_prompt(prompt) for side, prompt in by_side.items()})
 
 
-def load_prompt(name_or_path: str | Path) -> PromptTemplate:
-    """Load a bundled prompt by name, or a prompt from the path of a YAML file.
+def load_prompt(name_or_path: str | Path | PromptTemplate) -> PromptTemplate:
+    """Load a bundled prompt by name, or a prompt from the path of a YAML file; a `PromptTemplate` is returned.
 
     Raises:
         SettingsError: for an unknown name, a missing or malformed file, or a template that cannot be used.
     """
+    if isinstance(name_or_path, PromptTemplate):
+        return name_or_path
     return PromptTemplate.from_dict(read_yaml(name_or_path, "prompts"), where=str(name_or_path))

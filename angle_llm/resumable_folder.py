@@ -20,7 +20,9 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from filelock import FileLock, SoftFileLock, Timeout
 
 from angle_llm.io import (
     FolderError,
@@ -35,9 +37,6 @@ from angle_llm.io import (
     sync_folder,
     write_json,
 )
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 IDENTITY, MANIFEST = "identity.json", "manifest.json"
 
@@ -177,10 +176,8 @@ class ResumableFolder:
             sync_folder(self.path)
 
     def remove(self, name: str) -> None:
-        """Delete a part of the results; in a folder with an index only its manifest, so that the part no longer counts."""
-        if self._index is not None:
-            self._manifest_path(name).unlink(missing_ok=True)
-        elif (self.path / name).exists():
+        """Delete a part of the results, in a folder without an index."""
+        if (self.path / name).exists():
             remove_folder(self.path / name)
 
     def finish(self, values: Mapping[str, Any]) -> None:
@@ -228,8 +225,6 @@ def lock_folder(folder: Path, rank: int = 0) -> FileLock | None:
     Raises:
         FolderError: if another process holds the lock.
     """
-    from filelock import Timeout
-
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return lock_file(folder / f".lock-{rank:05d}")
@@ -246,8 +241,6 @@ def lock_file(path: Path) -> FileLock | None:
     Returns None on a file system without locks, such as some mounts of Lustre: the lock file that filelock would use there
     remains after a kill. Raises `Timeout` of filelock if another process holds the lock.
     """
-    from filelock import FileLock, SoftFileLock, Timeout
-
     lock = FileLock(path, timeout=0)
     try:
         with warnings.catch_warnings():

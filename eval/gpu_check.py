@@ -65,9 +65,8 @@ from angle_llm.cli import run_cli
 from angle_llm.data.examples import load_examples
 from angle_llm.data.mixture import Mixture
 from angle_llm.memory import device_memory
-from angle_llm.memory.budget import best_budget
+from angle_llm.memory.budget import StepForecast, best_budget
 from angle_llm.memory.device_memory import Sharding
-from angle_llm.memory.step_forecast import StepForecast
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.layout.flex import AttentionShape, flex_problem

@@ -79,7 +79,7 @@ def test_a_wrong_name_is_refused_before_data_are_read(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
+    monkeypatch.setattr("angle_llm.run.load_mixture", never)
     places = {"DAMAGED": str(tmp_path), "MOVED": str(moved)}
     wrong = {name: places.get(value, value) for name, value in model.items()}
     data = DataSettings(sets=[MixedSet("rows.jsonl", **dataset)])

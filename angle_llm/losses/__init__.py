@@ -3,22 +3,14 @@
 Imports torch only.
 """
 
-from angle_llm.losses.angle import AngleObjective
-from angle_llm.losses.negatives import FalseNegatives
-from angle_llm.losses.nested import MixedObjective, NestedObjective, Part
-from angle_llm.losses.relation import Relation
-from angle_llm.losses.terms import FunctionTerm, Objective, ObjectiveValue, SumOfTerms, Term
-
-__all__ = [
-    "AngleObjective",
-    "FalseNegatives",
-    "FunctionTerm",
-    "MixedObjective",
-    "NestedObjective",
-    "Objective",
-    "ObjectiveValue",
-    "Part",
-    "Relation",
-    "SumOfTerms",
-    "Term",
-]
+from angle_llm.losses.angle import AngleObjective as AngleObjective
+from angle_llm.losses.negatives import FalseNegatives as FalseNegatives
+from angle_llm.losses.nested import MixedObjective as MixedObjective
+from angle_llm.losses.nested import NestedObjective as NestedObjective
+from angle_llm.losses.nested import Part as Part
+from angle_llm.losses.relation import Relation as Relation
+from angle_llm.losses.terms import FunctionTerm as FunctionTerm
+from angle_llm.losses.terms import Objective as Objective
+from angle_llm.losses.terms import ObjectiveValue as ObjectiveValue
+from angle_llm.losses.terms import SumOfTerms as SumOfTerms
+from angle_llm.losses.terms import Term as Term

@@ -9,8 +9,7 @@ from functools import partial
 
 from torch import Tensor
 
-from angle_llm.losses.classes import ClassTerm
-from angle_llm.losses.contrastive import CONTRASTIVE_FORMS, InBatchTerm
+from angle_llm.losses.contrastive import CONTRASTIVE_FORMS, ClassTerm, InBatchTerm
 from angle_llm.losses.negatives import FalseNegatives
 from angle_llm.losses.ranking import RankingTerm, RegressionTerm
 from angle_llm.losses.relation import Relation

@@ -55,13 +55,11 @@ class RowVector(Protocol):
 def from_rows(x_ND: Tensor, *vectors: RowVector) -> tuple[Tensor, ...]:
     """Compute several vectors from an embedding matrix (N, D), in blocks if a vector does not fit in a single block.
 
-    The results support one backward pass without second derivatives. All computations are in the dtype of the
-    embeddings, also under autocast.
+    The results support one backward pass without second derivatives. The caller disables autocast.
     """
-    with torch.autocast(x_ND.device.type, enabled=False):
-        if all(vector.fits(x_ND.shape[1]) for vector in vectors):
-            return tuple(vector.value(x_ND) for vector in vectors)
-        values: tuple[Tensor, ...] = _InBlocks.apply(x_ND, vectors)  # type: ignore[no-untyped-call]
+    if all(vector.fits(x_ND.shape[1]) for vector in vectors):
+        return tuple(vector.value(x_ND) for vector in vectors)
+    values: tuple[Tensor, ...] = _InBlocks.apply(x_ND, vectors)  # type: ignore[no-untyped-call]
     return values
 
 

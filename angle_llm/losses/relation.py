@@ -109,8 +109,7 @@ class Relation:
         """Return the text number (N,) of each of N embedding rows, from 0 to number of texts - 1."""
         if self.text is None:
             return torch.arange(rows, device=self.left.device)
-        number_N: Tensor
-        _, number_N = torch.unique(self.text, return_inverse=True)
+        number_N: Tensor = torch.unique(self.text, return_inverse=True)[1]
         return number_N
 
     def required(self, name: str, user: str) -> Tensor:

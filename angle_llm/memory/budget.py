@@ -1,24 +1,40 @@
-"""Choose the token budget of a run so that its largest training step fits the memory of the device."""
+"""Memory of the training steps of a run, by token budget, and the budget that fits the memory of the device.
+
+The first steps of the run give the number of texts and tokens. The passes of one of their micro-batches are counted on a
+model without weights (`step_memory`). Memory is proportional to tokens: 0.1 % error from 512 to 8,192 tokens at 7B.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
+from torch import nn
 
-from angle_llm.data.formats import DataError
+from angle_llm.data.formats import DataError, pairs_of
 from angle_llm.data.mixture import Mixture
 from angle_llm.io import log
 from angle_llm.losses import Objective
-from angle_llm.memory.device_memory import GIB, Sharding, free_memory
-from angle_llm.memory.step_forecast import StepForecast
+from angle_llm.memory.device_memory import GIB, Device, Memory, Sharding, free_memory
+from angle_llm.memory.step_memory import count_passes
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.heads import EmbeddingModel
+from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
+from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.lora import without_adapter
-from angle_llm.model.meta_model import meta_backbone
+from angle_llm.model.layout.flex import padded_length
+from angle_llm.model.layout.micro_batches import TextGroup
+from angle_llm.model.meta_model import frozen_bytes, meta_backbone, put_in
+from angle_llm.model.pooling import embedding_size
+from angle_llm.model.source.backbone import state_sizes
 from angle_llm.settings.train import TrainSettings
+from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
 from angle_llm.train.distributed import Processes
+from angle_llm.train.strategies import SUM_BUFFER
 from angle_llm.train.token_budget import CPU_BUDGET, TokenBudget, budget_of, check_checkpointing, default_budget
 
 ROUND_TOKENS = 256
@@ -38,6 +54,204 @@ SMALL_MODEL = 10_000_000
 """A model with fewer weights gets the constant budget on a CPU, without a forecast."""
 USABLE, USABLE_WITH_ZERO = 0.92, 0.85
 """Fraction of free memory that a forecast may fill. ZeRO and FSDP cannot repeat a step after running out of memory."""
+
+
+COUNTED_TOKENS = 8192
+"""Maximum number of tokens of the micro-batch that is counted."""
+SAMPLED_EXAMPLES = 2048
+"""Number of examples whose first steps are sampled."""
+SAMPLED_BATCHES = 64
+"""Maximum number of batches in a sample."""
+SEARCHED_EXAMPLES = 100_000
+"""Number of examples searched for the longest text; a larger dataset is searched at regular intervals."""
+LONGEST_TEXTS = 16
+"""Number of examples, longest in characters, that are tokenized to find the longest text in tokens."""
+
+
+def first_steps(
+    planner: BatchPlanner, settings: TrainSettings, budget: TokenBudget
+) -> Iterator[tuple[list[list[int]], list[PlannedGroup]]]:
+    """Yield the first optimizer steps of a run, until they contain `SAMPLED_EXAMPLES` examples or `SAMPLED_BATCHES` batches.
+
+    A step is given by the example indices of its batches, and by its groups of batches that are encoded together.
+    """
+    batches = drawn = 0
+    for step in StepSchedule(planner.data.draws, settings).after(0):
+        for _, groups in planner.steps(iter([step]), budget):
+            yield step[1], groups
+        batches += len(step[1])
+        drawn += sum(map(len, step[1]))
+        if batches >= SAMPLED_BATCHES or drawn >= SAMPLED_EXAMPLES:
+            break
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Bytes that the forward and backward passes of a micro-batch need."""
+
+    kept_per_token: float
+    """Bytes per token that the forward pass saves for the backward pass."""
+    kept_per_micro_batch: int
+    """Bytes that the forward pass saves, whatever the number of tokens."""
+    temporary_per_token: float
+    """Bytes per token that both passes free again."""
+    in_blocks: bool
+    """Whether a micro-batch is a sequence of whole blocks of FlexAttention."""
+
+    def activations(self, tokens: int, micro_batch_tokens: int, longest_text: int) -> int:
+        """Return the peak bytes of passes that keep the activations of `tokens` tokens, computed in micro-batches."""
+        micro_batches = -(-tokens // micro_batch_tokens)
+        if self.in_blocks:
+            tokens = micro_batches * padded_length(-(-tokens // micro_batches))
+            micro_batch_tokens = padded_length(micro_batch_tokens)
+        kept = self.kept_per_token * tokens + self.kept_per_micro_batch * micro_batches
+        return round(kept + self.temporary_per_token * min(tokens, max(micro_batch_tokens, longest_text)))
+
+
+@dataclass(frozen=True)
+class StepForecast:
+    """Memory of one device in the training steps of a run, by token budget."""
+
+    device: Device
+    encoder: SentenceEncoder
+    """Encoder of the run, or its tiny copy."""
+    model: EmbeddingModel
+    """Model on the meta device, whose passes are counted."""
+    copies: int
+    """Bytes of the bfloat16 copies of weights that the graph of a micro-batch keeps under autocast."""
+    texts: TextGroup
+    """Texts of the micro-batch whose passes are counted."""
+    step_tokens: int
+    """Maximum number of tokens that one process computes in a sampled optimizer step."""
+    batch_tokens: int
+    """Maximum of the mean number of tokens that one process computes in a batch of a sampled optimizer step."""
+    longest_text: int
+    """Tokens of the longest text in the dataset, not only in the sampled steps."""
+    _costs: dict[bool, PassCosts] = field(default_factory=dict, init=False)
+    """Costs of the passes, without and with activation checkpointing."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: TrainSettings,
+        encoder: SentenceEncoder,
+        backbone: Any,
+        data: Mixture,
+        losses: Sequence[Objective],
+        sharding: Sharding,
+        kind: str,
+    ) -> StepForecast:
+        """Return the forecast of a run.
+
+        Args:
+            encoder: the encoder of the run, or its tiny copy.
+            backbone: the backbone with its adapter on the meta device.
+            losses: one loss per dataset of `data`.
+            kind: device type, `cuda` or `cpu`.
+        """
+        # The largest of the first steps. With unlimited graph tokens, all batches of a step are encoded together.
+        planner = BatchPlanner(encoder, data, losses, sharding.processes)
+        unlimited = TokenBudget(COUNTED_TOKENS, 10**12)
+        steps = [group for _, (group,) in first_steps(planner, settings, unlimited)]
+        largest = max(steps, key=lambda step: step.plan.largest_share)
+        step_texts = max(sum(len(planned.batch) for planned in step.batches) for step in steps)
+        # Sizes of weights and embeddings.
+        bare: Any = without_adapter(backbone)
+        weights = chain(backbone.parameters(), encoder.model.dense.parameters())
+        trained = [parameter for parameter in weights if parameter.requires_grad]
+        trained_bytes, numbers = sum(weight.nbytes for weight in trained), sum(weight.numel() for weight in trained)
+        # With 8 bits, a moment has a byte per weight, and a scale in float32 per block of 256 weights.
+        moments = 2 * (numbers + numbers // 64 if settings.optimizer.name == "adamw_8bit" else trained_bytes)
+        columns = embedding_size(bare, encoder.model.dense) * max(1, losses[0].embeddings_per_text)
+        device = Device(
+            kind,
+            sharding,
+            base_bytes=frozen_bytes(backbone, encoder.model.head, encoder.bits or settings.model.bits),
+            trained_bytes=trained_bytes,
+            trained_numbers=numbers,
+            moment_bytes=moments,
+            bucket_numbers=state_sizes(bare)[1] ** 2,
+            embedding_bytes=4 * columns * step_texts,
+            summed_bytes=4 * min(numbers, SUM_BUFFER + max((weight.numel() for weight in trained), default=0)),
+            gathered_bytes=gathered_bytes(bare) if sharding.fsdp else 0,
+        )
+        return cls(
+            device,
+            encoder,
+            model=put_in(encoder.model, backbone, "flex" if kind == "cuda" else None),
+            copies=2 * product_weights(backbone) if settings.autocasts else 0,
+            texts=max(largest.plan.groups, key=lambda group: group.computed_tokens),
+            step_tokens=largest.plan.largest_share,
+            batch_tokens=-(-largest.plan.largest_share // len(largest.batches)),
+            longest_text=_longest_text(planner),
+        )
+
+    def supports_checkpointing(self) -> bool:
+        """Return whether activation checkpointing is possible for the layers of the model."""
+        return checkpointing_problem(self.model.backbone) is None
+
+    def costs(self, *, checkpointing: bool) -> PassCosts:
+        """Return the memory of the forward and backward passes per token and per micro-batch."""
+        if checkpointing not in self._costs:
+            if checkpointing:
+                self.model.checkpoint_activations(True)
+            micro_batch = self.texts.make()
+            on_gpu = self.device.kind == "cuda"
+            passes = count_passes(self.model, micro_batch, on_gpu=on_gpu)
+            if checkpointing:
+                self.model.checkpoint_activations(False)
+            # The meta model predicts no tokens. Cross-entropy keeps a logarithm per logit, its backward pass two gradients.
+            logits = self.encoder.model.head.logits_per_token
+            in_blocks = on_gpu and micro_batch.sequence is not None
+            tokens = padded_length(self.texts.computed_tokens) if in_blocks else self.texts.computed_tokens
+            temporary = (passes.peak - passes.kept) / tokens + 8 * logits
+            self._costs[checkpointing] = PassCosts(passes.kept / tokens + 4 * logits, self.copies, temporary, in_blocks)
+        return self._costs[checkpointing]
+
+    def memory(self, tokens: int, budget: TokenBudget) -> Memory:
+        """Return the memory of a step that keeps the activations of `tokens` tokens, in micro-batches of a budget."""
+        costs = self.costs(checkpointing=budget.activation_checkpointing)
+        return self.device.memory(costs.activations(tokens, budget.micro_batch_tokens, self.longest_text))
+
+    def full(self, budget: TokenBudget) -> Memory:
+        """Return the memory of the largest step that a budget allows.
+
+        It keeps the activations of `graph_tokens` tokens, or of a single text. If a batch has more tokens, gradient caching
+        keeps the activations of a micro-batch.
+        """
+        cached = budget.micro_batch_tokens if self.batch_tokens > budget.graph_tokens else 0
+        tokens = max(budget.graph_tokens, min(cached, self.batch_tokens), self.longest_text)
+        return self.memory(tokens, budget)
+
+
+def _longest_text(planner: BatchPlanner) -> int:
+    """Return the number of tokens of the longest text in the dataset; candidates are chosen by characters."""
+    data = planner.data
+    searched = range(0, len(data), max(1, len(data) // SEARCHED_EXAMPLES))
+
+    def characters(index: int) -> int:
+        example = data[index]
+        instruction = max(len(example.instruction or ""), len(example.document_instruction or ""))
+        return instruction + max(max(len(left), len(right)) for left, right, _ in pairs_of(example))
+
+    batch = planner.batch(heapq.nlargest(LONGEST_TEXTS, searched, key=characters))
+    return max(map(len, planner.tokenize(batch)))
+
+
+def gathered_bytes(backbone: Any) -> int:
+    """Return the maximum number of bytes of the weights of a backbone that FSDP gathers at a time.
+
+    These are the token embeddings, or the first layer, which stays gathered in the backward pass, a layer that is computed,
+    and the next one, in its communication buffer and as weights.
+    """
+    layers = max(map(frozen_bytes, LayerStack.of(backbone).layers))
+    return 4 * layers + frozen_bytes(backbone.get_input_embeddings())
+
+
+def product_weights(backbone: nn.Module) -> int:
+    """Return the number of weights in matrix products: all weight matrices except embeddings."""
+    layers = [layer for layer in backbone.modules() if not isinstance(layer, nn.Embedding)]
+    return sum(weight.numel() for layer in layers for weight in layer.parameters(recurse=False) if weight.ndim == 2)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ import torch
 from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
 from angle_llm.io import plain, write_json
-from angle_llm.memory.budget import BudgetChoice, advice, best_budget
+from angle_llm.memory.budget import BudgetChoice, StepForecast, advice, best_budget, first_steps
 from angle_llm.memory.device_memory import GIB, Memory, Sharding
-from angle_llm.memory.step_forecast import StepForecast, first_steps
 from angle_llm.model.layers.lora import count_parameters, without_adapter
 from angle_llm.model.layers.quantized_layers import bits_text
 from angle_llm.model.layout.micro_batches import LayoutSupport

@@ -25,8 +25,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from angle_llm.device import unused_gpu
 from angle_llm.io import differences, log, plain, write_json
+from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.source.checks import is_saved_encoder
 from angle_llm.resumable_folder import lock_folder, unlock_folder
 from angle_llm.settings.parsing import SettingsError, load_settings, need_library, save_settings, settings_to_dict
@@ -38,10 +41,7 @@ from angle_llm.train.distributed import Processes, ProcessWatch, RemoteRankError
 from angle_llm.train.token_budget import TokenBudget
 
 if TYPE_CHECKING:
-    from filelock import FileLock
     from matplotlib.figure import Figure
-
-    from angle_llm.model.encoder import SentenceEncoder
 
 RESULT = "result.json"
 """Name of the file in a run directory that marks the run as finished."""
@@ -73,8 +73,6 @@ class FineTuned:
     @cached_property
     def encoder(self) -> SentenceEncoder:
         """The encoder to use, loaded from `folder` when it is first read."""
-        from angle_llm.model.encoder import SentenceEncoder
-
         return SentenceEncoder.from_pretrained(self.folder)
 
     @property

@@ -36,7 +36,7 @@ class BatchLoss:
     parts: dict[str, float]
     """Value of each term of the loss by name, before multiplication by its weight."""
     cosines: dict[str, float] = field(default_factory=dict)
-    """Mean cosines of the texts by kind of pair (see `losses.cosines`)."""
+    """Mean cosines of the texts by kind of pair (see `mean_cosines`)."""
 
 
 @dataclass(frozen=True)

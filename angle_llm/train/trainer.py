@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from tqdm import tqdm
 
 from angle_llm.data.formats import SINGLE_TEXTS, Example
 from angle_llm.data.mixture import Mixture
@@ -49,9 +50,6 @@ from angle_llm.train.token_budget import (
     default_budget,
     is_kernel_error,
 )
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 
 class Interrupted(SystemExit):
@@ -98,7 +96,6 @@ class StopSignals:
 _STOPPING = [signal.SIGINT, signal.SIGTERM]
 if hasattr(signal, "SIGHUP"):  # not on Windows; a closed terminal sends it
     _STOPPING.append(signal.SIGHUP)
-NOTHING: Mapping[str, str] = MappingProxyType({})
 _FIRST_STEPS = 10
 """Number of optimizer steps after which a run stops if all gradients were 0. The gradient of a single batch can be 0."""
 
@@ -132,7 +129,7 @@ class Trainer:
         budget: TokenBudget | None = None,
         vectors: Mapping[str, PrecomputedVectors] | None = None,
         callbacks: Sequence[Callback] = (),
-        more_identity: Mapping[str, str] = NOTHING,
+        more_identity: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Check that the run can start, and prepare its schedule, batches, optimizer and checkpoints.
 

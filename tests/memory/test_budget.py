@@ -16,9 +16,8 @@ from angle_llm.data.formats import DataError
 from angle_llm.data.mixture import Mixture
 from angle_llm.losses import AngleObjective
 from angle_llm.memory import device_memory
-from angle_llm.memory.budget import USABLE, best_budget, choose_budget
+from angle_llm.memory.budget import USABLE, StepForecast, best_budget, choose_budget
 from angle_llm.memory.device_memory import Sharding
-from angle_llm.memory.step_forecast import StepForecast
 from angle_llm.memory.step_memory import MemoryLedger, count_passes
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.meta_model import meta_backbone
@@ -239,7 +238,7 @@ def test_a_model_without_a_forecast_gets_the_defaults(
     def fails(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("aten::nonzero on meta")
 
-    monkeypatch.setattr("angle_llm.memory.step_forecast.count_passes", fails)
+    monkeypatch.setattr("angle_llm.memory.budget.count_passes", fails)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
     monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 2**29)
     assert choose(TrainSettings(), tiny_encoder("llama")) == CPU_BUDGET
@@ -250,7 +249,7 @@ def test_a_bad_row_is_an_error_before_training(monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: Any, **__: Any) -> Any:
         raise DataError("pairs.csv:3: text2 is blank")
 
-    monkeypatch.setattr("angle_llm.memory.step_forecast.count_passes", fails)
+    monkeypatch.setattr("angle_llm.memory.budget.count_passes", fails)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
     monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 2**29)
     with pytest.raises(DataError, match=r"pairs\.csv:3"):

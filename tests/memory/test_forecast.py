@@ -332,7 +332,7 @@ def test_work_is_counted_by_the_real_planner_without_weights(folder: Path, monke
     assert found.architecture == "llama"
     assert found.trainable < found.parameters
     assert forecast(settings(folder, epochs=9, max_steps=14)).work == found.work
-    monkeypatch.setattr("angle_llm.memory.step_forecast.SAMPLED_EXAMPLES", 16)
+    monkeypatch.setattr("angle_llm.memory.budget.SAMPLED_EXAMPLES", 16)
     one_batch = forecast(settings(folder)).work
     assert one_batch.sampled_groups == 1
     assert one_batch.computed_tokens == pytest.approx(found.work.computed_tokens, rel=0.15)

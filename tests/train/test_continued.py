@@ -62,11 +62,11 @@ def test_two_steps_and_two_from_the_saved_adapter_equal_those_in_memory(
 ) -> None:
     loaded: list[SentenceEncoder] = []
     load = loading.load_encoder
-    monkeypatch.setattr(loading, "load_encoder", lambda *given: loaded.append(load(*given)) or loaded[-1])
+    monkeypatch.setattr("angle_llm.run.load_encoder", lambda *given: loaded.append(load(*given)) or loaded[-1])
     first = fine_tune(settings).folder
     folder = fine_tune(second(settings)).folder
     assert "is loaded in" not in capsys.readouterr().out
-    monkeypatch.setattr(loading, "load_encoder", lambda *_: loaded[0])  # as the first run left it
+    monkeypatch.setattr("angle_llm.run.load_encoder", lambda *_: loaded[0])  # as the first run left it
     monkeypatch.setattr(saved_lora, "make_trainable", lambda _: None)
     in_memory = fine_tune(second(settings, "in_memory")).folder
     assert (folder / ADAPTER).read_bytes() == (in_memory / ADAPTER).read_bytes()

@@ -131,7 +131,7 @@ def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(
     mine: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def choose(budget: TokenBudget) -> None:
-        monkeypatch.setattr("angle_llm.memory.budget.choose_budget", lambda *_: budget)
+        monkeypatch.setattr("angle_llm.run.choose_budget", lambda *_: budget)
 
     mine = replace(mine, max_steps=2)
     choose(TokenBudget(60, 90, activation_checkpointing=True))

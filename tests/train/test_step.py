@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, ObjectiveValue, Part, Relation
-from angle_llm.losses.cosines import mean_cosines
+from angle_llm.losses.terms import mean_cosines
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import DepthsHead, Head
 from angle_llm.model.layers.depth import LayerStack

@@ -12,18 +12,14 @@ removed from the pairs, but not from the cache.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import itertools
-import json
 import random
 import re
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from dataclasses import asdict, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,8 +31,8 @@ from angle_llm.cli import run_cli
 from angle_llm.data import DataError
 from angle_llm.data.keys import normalized
 from angle_llm.data.positives import components
-from angle_llm.io import write_file, write_json
-from angle_llm.settings.parsing import SettingsError
+from angle_llm.io import write_json, write_json_lines
+from angle_llm.settings.parsing import NonNegativeFloat, Positive, SettingsError, settings_class
 from angle_llm.tools.language_models import Row
 
 NegativeKind = Literal["random", "overlap", "labels"]
@@ -52,7 +48,7 @@ SEED = 42
 """Seed of the random negatives."""
 
 
-@dataclass(frozen=True)
+@settings_class
 class IssueSettings:
     """Which issues to read, and which negatives to add to the duplicates."""
 
@@ -62,12 +58,12 @@ class IssueSettings:
     """Folder for the pairs, report.json and the cache; a new folder, or the folder of an earlier run."""
     api: str = "https://api.github.com"
     """Address of the REST API. For an Enterprise server: https://HOST/api/v3."""
-    max_issues: int | None = None
+    max_issues: Positive | None = None
     """Maximum number of issues and pull requests to read from a repository, least recently updated first. None: all."""
     comments: Literal["all", "marked"] = "all"
     """all: read every comment, a hundred per request; this finds duplicates that only a comment names. marked: read only
     comments of issues that are labelled or closed as duplicates, with a request for each issue."""
-    negatives: dict[NegativeKind, float] = field(
+    negatives: dict[NegativeKind, NonNegativeFloat] = field(
         default_factory=lambda: {"random": 0.5, "overlap": 0.35, "labels": 0.15}
     )
     """Number of negatives per positive, by kind. random: any two issues. overlap: two issues with many common words.
@@ -79,10 +75,6 @@ class IssueSettings:
             raise SettingsError(f"expected a repository as OWNER/REPO, got {', '.join(wrong) or 'none'}.")
         if not re.fullmatch(r"https?://(\w[\w.-]*|\[[\da-f:]+\])(:\d{1,5})?(/[\w/.-]*)?", self.api):
             raise SettingsError("--api: expected an address without password and query, as https://api.github.com.")
-        if self.max_issues is not None and self.max_issues < 1:
-            raise SettingsError(f"--max-issues: expected 1 or more, got {self.max_issues}.")
-        if not all(0 <= number < float("inf") for number in self.negatives.values()):
-            raise SettingsError(f"--negatives: expected numbers of 0 or more, got {self.negatives}.")
 
 
 def main(settings: IssueSettings) -> None:
@@ -288,11 +280,10 @@ def write_pairs(rows: Mapping[str, Sequence[Row]], report: Row, out: Path) -> No
     """Write the rows of each split to a file atomically, then the report."""
     (out / "report.json").unlink(missing_ok=True)
     for split in SPLITS:
-        lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows[split]]
-        path, packed = out / f"{split}.jsonl.gz", io.BytesIO(gzip.compress(b"".join(lines), mtime=0))
+        path = out / f"{split}.jsonl.gz"
         path.unlink(missing_ok=True)
-        if lines:
-            write_file(path, partial(shutil.copyfileobj, packed), writer="")
+        if rows[split]:
+            write_json_lines(path, rows[split], writer="")
     write_json(out / "report.json", report, writer="")
 
 

@@ -165,11 +165,7 @@ def compare(settings: GpuSettings, rows: Rows, base: str, bits: Bits | None) -> 
     encoder = make()
 
     def compared(layout: str, cached: bool, checkpointing: bool) -> dict[str, Any]:
-        encoder.model.checkpoint_activations(enabled=checkpointing)
-        try:
-            plan, rows_ND, gradient = computed(settings, encoder, layout, cached=cached)
-        finally:
-            encoder.model.checkpoint_activations(enabled=False)
+        plan, rows_ND, gradient = computed(settings, encoder, layout, cached=cached, checkpointing=checkpointing)
         values = {
             "rows": float((1 - torch.cosine_similarity(rows_ND, expected[0])).max()),
             "distance": float(1 - torch.cosine_similarity(gradient, expected[1], dim=0)),
@@ -288,10 +284,11 @@ def train(settings: GpuSettings, encoder: SentenceEncoder) -> list[float]:
 
 
 def computed(
-    settings: GpuSettings, encoder: SentenceEncoder, layout: str, *, cached: bool
+    settings: GpuSettings, encoder: SentenceEncoder, layout: str, *, cached: bool, checkpointing: bool = False
 ) -> tuple[Plan, Tensor, Tensor]:
     """Encode a batch in a layout; return its plan, the embeddings (N, D) and the gradient of the adapter."""
     encoder = with_layout(encoder, layout)
+    encoder.model.checkpoint_activations(enabled=checkpointing)
     batch, plan = planned(settings, encoder)
     rows_ND = encoder.encode(batch.texts, micro_batch_tokens=settings.micro_batch_tokens // 4)
     return plan, torch.from_numpy(rows_ND), gradient_of(encoder, plan, batch, cached=cached)
@@ -332,6 +329,7 @@ def training_speed(
 ) -> tuple[dict[str, Any], list[StepResult]]:
     """Run optimizer steps; return medians of time and speed over all steps except the first, and all results."""
     device, before = encoder.device, compilations()
+    encoder.model.checkpoint_activations(enabled=budget.activation_checkpointing)
     encoder.model.train()
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=device.type == "cuda")
@@ -384,12 +382,8 @@ def chosen_budget(settings: GpuSettings, encoder: SentenceEncoder) -> dict[str, 
     choice = best_budget(config, costs, free)
     budget = choice.budget
     match_layout(encoder)
-    encoder.model.checkpoint_activations(enabled=budget.activation_checkpointing)
     free_memory(device)
-    try:
-        speed, results = training_speed(settings, encoder, config, planner, budget)
-    finally:
-        encoder.model.checkpoint_activations(enabled=False)
+    speed, results = training_speed(settings, encoder, config, planner, budget)
     needs = []
     for result in results:
         micro = max(group.computed_tokens for group in result.plan.groups)
@@ -409,6 +403,7 @@ def traced(settings: GpuSettings, encoder: SentenceEncoder, path: Path | None = 
     match_layout(encoder)
     run, planner, budget = planner_of(settings, encoder)
     ((_, groups),) = islice(planner.steps(StepSchedule(planner.data.draws, run).after(0), budget), 1)
+    encoder.model.checkpoint_activations(enabled=False)
     encoder.model.train()
     on_gpu = encoder.device.type == "cuda"
     with torch.profiler.profile() as record:  # of all devices

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -50,7 +51,6 @@ from gpu_pack import FILES, PackSettings, pack
 from torch import Tensor
 
 from angle_llm.cli import run_cli
-from angle_llm.model.layers import quantization
 from angle_llm.settings.train import DataSource
 from angle_llm.train.token_budget import TokenBudget
 
@@ -132,15 +132,9 @@ def run(settings: VisitSettings) -> None:
     with tempfile.TemporaryDirectory(dir=programs.shared_memory()) as folder:
         with tarfile.open(settings.pack / FILES) as archive:
             archive.extractall(folder, filter="data")
-        for again in (False, True):
-            for group in PLAN:
-                rows = [
-                    name.partition("/")[2]
-                    for name in names
-                    if name.startswith(f"{group}/") and (name in tried) == again
-                ]
-                if rows:
-                    Visit(settings, group, rows, deadline, Path(folder)).in_process()
+        names.sort(key=tried.__contains__)  # rows that failed come last, otherwise in order
+        for (_, group), rows in groupby(names, lambda name: (name in tried, name.partition("/")[0])):
+            Visit(settings, group, [row.partition("/")[2] for row in rows], deadline, Path(folder)).in_process()
 
 
 def read_rows(*paths: Path) -> Iterator[dict[str, Any]]:
@@ -166,7 +160,6 @@ class Visit:
 
     def __post_init__(self) -> None:
         shape = SHAPES.get(self.group, {}) | (TINY if self.settings.is_tiny else {})
-        shape = {"heads": shape.get("heads", 32), **shape}
         if self.settings.is_tiny and "kv_heads" in shape:
             shape["kv_heads"] = 2
         tokenizer = "bert" if self.group == "minilm shape" else "llama"
@@ -224,17 +217,16 @@ class Visit:
                 sys.exit(NO_CUDA)
         GROUPS[self.group](self)
 
-    def row(self, name: str, work: Callable[[], dict[str, Any]], missing: str | None = None, **about: Any) -> None:
-        """Add a row, if it is wanted and fits in the time left. `missing`: why it cannot be measured."""
+    def row(self, name: str, work: Callable[[], dict[str, Any]], **about: Any) -> None:
+        """Add a row, if it is wanted and fits in the time left."""
         if name not in self.names:
             return
         full, expected = f"{self.group}/{name}", self.settings.expected(self.group, name)
         if expected > self.left:
             append_row(None, {"row": full, "skipped": f"needs {expected:.0f} s, {self.left:.0f} s are left"})
             return
-        if missing is None:
-            self.results.add(row=full, expected_seconds=expected, seconds_left=round(self.left))
-        self.results.measure(work, missing, row=full, result=True, **about)
+        self.results.add(row=full, expected_seconds=expected, seconds_left=round(self.left))
+        self.results.measure(work, row=full, result=True, **about)
 
 
 # --- groups of rows ---------------------------------------------------------------------------------------------------
@@ -301,12 +293,7 @@ class Training:
             gpu = replace(gpu, data=data, batch=min(gpu.batch, 4096 // tokens))
         encoder = with_layout(self.encoder, layout)
         config, planner, kept = planner_of(gpu, encoder)
-        used = budget or kept
-        encoder.model.checkpoint_activations(enabled=used.activation_checkpointing)
-        try:
-            return training_speed(gpu, encoder, config, planner, used)[0]
-        finally:
-            encoder.model.checkpoint_activations(enabled=False)
+        return training_speed(gpu, encoder, config, planner, budget or kept)[0]
 
     @cached_property
     def plain(self) -> tuple[GpuSettings, Tensor]:
@@ -373,10 +360,6 @@ def long_triples(visit: Visit, tokens: int) -> Path:
 def base_group(visit: Visit) -> None:
     """Measure training in the layout of the encoder on another base or architecture: NF4, FP8, grouped heads, bidirectional."""
     bits = {"nf4": 4, "fp8": "fp8"}.get(visit.group)
-    if bits not in (None, *quantization.BITS):
-        for name in visit.names:
-            visit.row(name, dict, f"this version has no base in {visit.group}")
-        return
     training = Training(visit, bits)
     layout = training.encoder.layouts.layout
     visit.row("speed", lambda: training.speed(layout))

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from single_texts import open_for_single_texts
 
 from angle_llm.cli import run_cli
-from angle_llm.evaluate.encoding import Encode, EncoderFacts, check_names, encode_functions, write_results
+from angle_llm.evaluate.encoding import Encode, EncoderFacts, encode_functions, open_encoder, write_results
 from angle_llm.evaluate.held_out import cached
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, select_tasks
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.vectors import with_one_prompt
 from angle_llm.settings.commands import StsTaskSettings
 from angle_llm.settings.parsing import Positive, parse_settings, settings_class
 
@@ -68,7 +68,7 @@ def nested_main(settings: NestedEvalSettings) -> list[Point]:
     """
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant, settings.columns, settings.score_range)
 
-    encoder = open_for_single_texts(settings)
+    encoder = with_one_prompt(open_encoder(settings, settings.model), settings.side)
     points = quality_curve(
         encoder,
         tasks,
@@ -102,7 +102,6 @@ def quality_curve(
         ValueError: for more layers or dimensions than the encoder has, no tasks, equal task names, or embeddings that
             are not finite.
     """
-    check_names([task.name for task in tasks])
     depths = sorted({*layers, encoder.layers})
     widths = sorted({*dimensions, encoder.dimensions})
     valid = widths[0] >= 1 and widths[-1] == encoder.dimensions and depths[0] >= 1 and depths[-1] == encoder.layers

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 import tyro
-import yaml
+from ablation_parts.grid import Grid, experiments, load_grid
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from report_figures import FIGURES, PICTURES
@@ -54,9 +54,7 @@ def main(settings: Settings) -> None:
         add_speed(settings.add_speed, settings.results)
     measured, runs = read(settings.results)
     data = summarise(measured, runs)
-    grids = {
-        path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(settings.grids.glob("*.yaml"))
-    }
+    grids = {path.stem: load_grid(path) for path in sorted(settings.grids.glob("*.yaml"))}
     figures, missing = [], []
     for title, draw in FIGURES.items():
         try:
@@ -69,7 +67,9 @@ def main(settings: Settings) -> None:
             settings.pictures.mkdir(parents=True, exist_ok=True)
             how: dict[str, Any] = {"dpi": 100, "facecolor": "white", "metadata": {"Software": None}}
             drawn.savefig(settings.pictures / f"{PICTURES[title]}.png", **how)
-    sections = [section(name, grids.get(name, {}), data, runs) for name in dict.fromkeys([*grids, *data.grid])]
+    sections = [
+        section(name, grids.get(name, Grid(title=name)), data, runs) for name in dict.fromkeys([*grids, *data.grid])
+    ]
     page = PAGE.render(figures=figures, missing=missing, sections=sections, values=len(measured), runs=len(runs))
     write_text(settings.page, page)
     print(f"{settings.page}: {len(figures)} figures, {len(measured):,} measurements of {len(runs)} runs")
@@ -188,10 +188,10 @@ def svg(drawn: Figure) -> Markup:
     return Markup(text.replace(INK, "currentColor"))
 
 
-def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
+def section(name: str, grid: Grid, data: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
     """Return the page content for a grid: tables of values by row and task, runs, and rows without results."""
-    rows, runs = grid.get("rows", {}), runs[runs.grid == name]
-    order = {row: place for place, row in enumerate(rows)}
+    runs = runs[runs.grid == name]
+    order = {row: place for place, row in enumerate(grid.rows)}
     of = data[data.grid == name].sort_values("row", key=lambda s: s.map(order).fillna(len(order)), kind="stable")
     of = of.assign(
         label=of.label.where(of.label != "", of.row),
@@ -210,19 +210,13 @@ def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFr
         }
         table = (f"{kind}: {metric}", html(values.pivot_table(**pivot)))
         (first if metric in ("spearman", "accuracy", "times ours") else rest).append(table)
-    planned: list[tuple[str, str]] = []
-    for row, values in ((row, values or {}) for row, values in rows.items()):
-        models = [grid.get("train", {}).get("model"), values.get("model")]
-        by_seed = values.get("train", {}) is not None or "{seed}" in str(models)
-        planned += [(row, str(seed) if by_seed else "") for seed in values.get("seeds", grid.get("seeds", [42]))]
+    planned = [one.key[1:] for one in experiments(grid, Path("DATA"))] if grid.rows else []
     done = set(zip(runs.row, runs.seed, strict=True))
-    missing = [
-        f"{row} seed {seed}".removesuffix(" seed ") for row, seed in dict.fromkeys(planned) if (row, seed) not in done
-    ]
+    missing = [f"{row} seed {seed}".removesuffix(" seed ") for row, seed in planned if (row, seed) not in done]
     return {
         "name": name,
-        "title": grid.get("title", name),
-        "about": grid.get("about", ""),
+        "title": grid.title,
+        "about": grid.about,
         "tables": first,
         "rest": rest,
         "runs": html(runs.drop(columns=["grid", "measures"]).set_index("row")),

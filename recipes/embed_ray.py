@@ -25,7 +25,7 @@ from angle_llm.cli import run_cli
 from angle_llm.data import DataError
 from angle_llm.data.formats import RowError, read_text
 from angle_llm.model.source.backbone import absolute_name
-from angle_llm.model.vectors import untokenizable
+from angle_llm.model.vectors import untokenizable, with_one_prompt
 from angle_llm.prompts import Side
 from angle_llm.settings.encoder import EncoderOptions
 from angle_llm.settings.parsing import (
@@ -173,14 +173,11 @@ def open_encoder(settings: RaySettings) -> SentenceEncoder:
     """Open the encoder for queries or documents, as `--as` states.
 
     Raises:
-        DataError: if queries and documents have different prompts, and `--as` is not set.
+        SettingsError: if queries and documents have different prompts, and `--as` is not set.
     """
     from angle_llm.model.encoder import SentenceEncoder
 
-    encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
-    if encoder.prompts.differ and settings.side is None:
-        raise DataError(f"{settings.model} has {encoder.prompts}: set --as document, or --as query")
-    return encoder if settings.side is None else encoder.for_side(settings.side)
+    return with_one_prompt(SentenceEncoder.from_pretrained(settings.model, **settings.options()), settings.side)
 
 
 class Worker:

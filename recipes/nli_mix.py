@@ -117,14 +117,9 @@ def _files(root: Path) -> Iterator[tuple[str, str, Iterable[tuple[str, str, str]
     """Yield source, split, and the premise, hypothesis and label of each row."""
     for split in ("dev", "test"):
         folder = root / "SimCSE/SentEval/data/downstream/SNLI"
-        texts = (
-            (folder / f"{name}.{split}").read_text(encoding="utf-8").splitlines() for name in ("s1", "s2", "labels")
-        )
-        yield (
-            "snli",
-            split,
-            ((detokenised(one), detokenised(two), label) for one, two, label in zip(*texts, strict=True)),
-        )
+        files = (folder / f"{name}.{split}" for name in ("s1", "s2", "labels"))
+        lines = zip(*(file.read_text(encoding="utf-8").splitlines() for file in files), strict=True)
+        yield "snli", split, ((detokenised(one), detokenised(two), label) for one, two, label in lines)
     for split in ("train", "test"):
         cells = csv.reader(_lines(root / f"cat/data/snli/{split}.csv"), delimiter="\t")
         yield "snli_subset_cat", split, ((row[2], row[3], CAT_LABELS[row[0]]) for row in cells)

@@ -226,6 +226,20 @@ def untokenizable(encoder: SentenceEncoder, text: str, instructions: Instruction
     return ""
 
 
+def with_one_prompt(encoder: SentenceEncoder, side: Side | None) -> SentenceEncoder:
+    """Return the encoder of a side; without a side the encoder itself, if it has one prompt.
+
+    Raises:
+        SettingsError: without a side, if queries and documents have different prompts.
+    """
+    if side is None and encoder.prompts.differ:
+        raise SettingsError(
+            f"--as: expected query or document, because this encoder has {encoder.prompts}. A query is a text to search "
+            "for, a document a text to find."
+        )
+    return encoder if side is None else encoder.for_side(side)
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 

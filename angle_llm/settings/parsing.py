@@ -196,7 +196,7 @@ def read_yaml(name: str | Path, folder: str) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        unknown = unknown_name(folder.removesuffix("s"), str(name), known)
+        unknown = unknown_name(Path(folder).name.removesuffix("s"), str(name), known)
         raise SettingsError(f"{unknown} The path of a YAML file works too; it could not be read ({error}).") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid YAML in UTF-8: {error}") from error

@@ -30,6 +30,7 @@ from angle_llm.model.vectors import (
     encoder_identity,
     join_arrays,
     untokenizable,
+    with_one_prompt,
     write_shard,
 )
 from angle_llm.resumable_folder import ResumableFolder, check_resumable
@@ -82,15 +83,7 @@ def _load_encoder(settings: EmbedSettings, world_size: int) -> SentenceEncoder:
 
     if settings.device is None and world_size > 1 and torch.cuda.is_available():
         settings = replace(settings, device=f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
-    encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
-    if settings.side is not None:
-        return encoder.for_side(settings.side)
-    if encoder.prompts.differ:
-        raise SettingsError(
-            f"--as: expected query or document, because {settings.model} has {encoder.prompts}. A query is a text to "
-            "search for, a document a text to find."
-        )
-    return encoder
+    return with_one_prompt(SentenceEncoder.from_pretrained(settings.model, **settings.options()), settings.side)
 
 
 def _vector_form(settings: EmbedSettings, encoder: SentenceEncoder) -> VectorForm:

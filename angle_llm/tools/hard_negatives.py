@@ -10,9 +10,8 @@ query and its positive or its negative in the input.
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -279,17 +278,7 @@ def group_row(material: MiningData, query: Query, scores: Sequence[float]) -> di
     }
 
 
-def group_lines(groups: Iterable[dict[str, Any]], split_positives: bool) -> Iterator[bytes]:
-    """Yield groups (a query with its positives and negatives) as JSON lines.
-
-    With `split_positives`, a group becomes a line for each positive, with all negatives of the group.
-    """
-    for group in groups:
-        for row in _split(group) if split_positives else [group]:
-            yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
-
-
-def _split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def split_positives(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a copy of a group (query, positives, negatives) for each positive, with this positive and all negatives."""
     count = len(group["positives"])
     scores = group["scores"]

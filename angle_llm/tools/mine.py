@@ -39,6 +39,7 @@ from angle_llm.io import (
     remove_folder,
     write_file,
     write_json,
+    write_json_lines,
 )
 from angle_llm.model.reranker import Reranker, is_reranker, scorer_identity
 from angle_llm.model.text_vectors import vectors_of
@@ -50,10 +51,10 @@ from angle_llm.tools.hard_negatives import (
     MinedPart,
     Miner,
     check_candidates,
-    group_lines,
     group_row,
     input_scores,
     pair_scores,
+    split_positives,
 )
 
 MINE_VERSION, SCORE_VERSION = 4, 2
@@ -187,7 +188,7 @@ def print_summary(report: DataReport) -> None:
 
 
 def write_parts(
-    work: ResumableFolder, part: Callable[[int], MinedPart], starts: range, split_positives: bool
+    work: ResumableFolder, part: Callable[[int], MinedPart], starts: range, split: bool
 ) -> tuple[Counter[str], Iterator[bytes]]:
     """Write the groups of each part, except finished parts; return the counts and the lines of all groups.
 
@@ -199,16 +200,16 @@ def write_parts(
         for number, name in enumerate(names):
             if not work.is_whole(name):
                 result = part(number)
-                content = b"".join(group_lines(result.rows, split_positives))
-                work.write(name, partial(_write_groups, content=content), result.counts)
+                rows = [row for group in result.rows for row in split_positives(group)] if split else result.rows
+                work.write(name, partial(_write_groups, rows), result.counts)
             counts.update(work.manifest(name)["values"])
             bar.update()
     return counts, ((work.path / name / _GROUPS_NAME).read_bytes() for name in names)
 
 
-def _write_groups(folder: Path, content: bytes) -> None:
+def _write_groups(rows: Iterable[dict[str, Any]], folder: Path) -> None:
     """Write the groups of a part to its folder."""
-    (folder / _GROUPS_NAME).write_bytes(content)
+    write_json_lines(folder / _GROUPS_NAME, rows, writer="")
 
 
 def parts_folder(out: Path) -> Path:

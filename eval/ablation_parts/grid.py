@@ -20,13 +20,12 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from angle_llm.evaluate.task_files import data_file
 from angle_llm.io import differences
 from angle_llm.settings.parsing import (
     SettingsError,
     merged_settings,
+    read_yaml,
     settings_class,
     settings_from_dict,
     unknown_name,
@@ -156,14 +155,7 @@ def load_grid(path: str | Path) -> Grid:
         SettingsError: if the file is missing or malformed, or a row refers to a row or seed that does not exist.
     """
     path = Path(path).expanduser()
-    if not path.is_file():
-        raise SettingsError(
-            f"--grid: expected a YAML file such as eval/grids/nli.yaml, got {path}, which does not exist."
-        )
-    try:
-        grid = settings_from_dict(Grid, yaml.safe_load(path.read_text(encoding="utf-8")), where=str(path))
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is not valid YAML: {error}") from error
+    grid = settings_from_dict(Grid, read_yaml(path, "eval/grids"), where=str(path))
     grid = replace(grid, name=path.stem)
     if not grid.rows:
         raise SettingsError(f"{path} has no rows. Add at least one below `rows`.")

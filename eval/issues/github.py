@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from angle_llm import __version__
 from angle_llm.data import DataError
-from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.parsing import SettingsError, need_library
 from angle_llm.tools.language_models import Journal
 
 PER_PAGE = 100
@@ -157,11 +157,10 @@ class GitHub:
     """
 
     def __init__(self, api: str, folder: Path, token: str | None) -> None:
-        try:
-            import github
-            from github.GithubRetry import GithubRetry
-        except ImportError:
-            raise SettingsError("PyGithub is not installed: pip install 'angle_llm[issues]'.") from None
+        need_library("github", "PyGithub", "issues")
+        import github
+        from github.GithubRetry import GithubRetry
+
         statuses = [429, *range(500, 600)]
         self._requester = github.Github(
             auth=github.Auth.Token(token) if token else None, base_url=api.rstrip("/"), timeout=60,
@@ -249,8 +248,6 @@ class GitHub:
         import requests
 
         remaining, pause = self._requester.rate_limiting[0], self._requester.rate_limiting_resettime + 1 - time.time()
-        if remaining == 0 and pause > LONGEST_WAIT:
-            raise DataError(f"no requests are left for {pause / 3600:.1f} hours. Run the same command again then")
         if remaining == 0 and pause > 0:
             print(f"No requests are left; waiting {pause:.0f} s.", flush=True)
             time.sleep(pause)

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from angle_llm.model.vectors import cosine_differences
+
 OURS = "angle_llm"
 WORKERS = {
     OURS: "worker_ours",
@@ -98,7 +100,8 @@ def run_worker(library: str, python: Path, job: dict[str, Any], folder: Path, wo
         if run.step_seconds:
             run.seconds = float(np.median(run.step_seconds[1:] or run.step_seconds))
         if library != OURS and (folder / OURS / "rows.npy").is_file():
-            run.cosine_min = smallest_cosine(np.load(folder / OURS / "rows.npy"), np.load(own / "rows.npy"))
+            differences_N = cosine_differences(np.load(folder / OURS / "rows.npy"), np.load(own / "rows.npy"))
+            run.cosine_min = float(1 - differences_N.max())
     return run
 
 
@@ -131,14 +134,6 @@ def _other_seconds() -> float:
     """Return the CPU seconds of all programs, except the ended child processes of this program."""
     system, own = psutil.cpu_times(), os.times()
     return float(system.user + system.system) - own.children_user - own.children_system
-
-
-def smallest_cosine(rows_ND: np.ndarray, other_ND: np.ndarray) -> float:
-    """Return the smallest cosine between corresponding rows of two matrices."""
-    if rows_ND.shape != other_ND.shape:
-        raise ValueError(f"expected vectors of shape {rows_ND.shape}, got {other_ND.shape}.")
-    one, other = rows_ND.astype(np.float64), other_ND.astype(np.float64)
-    return float(((one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)).min())
 
 
 def worker_environment(threads: int) -> dict[str, str]:

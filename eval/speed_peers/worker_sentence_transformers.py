@@ -32,45 +32,49 @@ def open_model(job: Job) -> Any:
     return st.SentenceTransformer(modules=[transformer, pooling], device="cpu")
 
 
+def timed_training(model: Any, data: Any, loss: Any, *, in_order: bool = False, **arguments: Any) -> Answer:
+    """Train with the trainer of the library on the CPU; return seconds and loss of each step.
+
+    `in_order`: keep the order of the rows; the default shuffles. `arguments` are more training arguments.
+    """
+    from torch.utils.data import BatchSampler, SequentialSampler
+
+    common = {"use_cpu": True, "save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
+    with tempfile.TemporaryDirectory() as folder:
+        settings = st.SentenceTransformerTrainingArguments(output_dir=folder, **common, **arguments)
+        trainer = st.SentenceTransformerTrainer(model=model, args=settings, train_dataset=data, loss=loss)
+        if in_order:  # replacing this method sets the order, as documented
+            trainer.get_batch_sampler = lambda dataset, batch_size, drop_last, **_: BatchSampler(
+                SequentialSampler(dataset), batch_size, drop_last
+            )
+        clock = Clock(trainer)
+        trainer.train()
+    return clock.answer()
+
+
 def train(job: Job) -> Answer:
     """Time the training steps of the job with sentence-transformers."""
     from datasets import Dataset
     from peft import LoraConfig, TaskType
-    from torch.utils.data import BatchSampler, SequentialSampler
 
     model = open_model(job)
     how: dict[str, Any] = {"lora_alpha": job.alpha, "lora_dropout": 0.0, "target_modules": "all-linear"}
     model.add_adapter(LoraConfig(task_type=TaskType.FEATURE_EXTRACTION, r=job.rank, **how))
     load_start(model, job.adapter)
     texts = [[job.template.replace("{text}", text) for text in column] for column in zip(*job.triples, strict=True)]
-    data = Dataset.from_dict(dict(zip(("anchor", "positive", "negative"), texts, strict=True)))
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = st.SentenceTransformerTrainer(
-            model=model,
-            args=st.SentenceTransformerTrainingArguments(
-                output_dir=folder,
-                per_device_train_batch_size=job.batch,
-                max_steps=job.steps,
-                learning_rate=job.learning_rate,
-                lr_scheduler_type="constant",
-                warmup_steps=0,
-                max_grad_norm=1.0,
-                use_cpu=True,
-                save_strategy="no",
-                logging_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-            ),
-            train_dataset=data,
-            loss=losses.MultipleNegativesRankingLoss(model, scale=20.0),
-        )
-        # Replacing this method sets the order of the rows, as documented; the default shuffles.
-        trainer.get_batch_sampler = lambda dataset, batch_size, drop_last, **_: BatchSampler(
-            SequentialSampler(dataset), batch_size, drop_last
-        )
-        clock = Clock(trainer)
-        trainer.train()
-    return clock.answer()
+    return timed_training(
+        model,
+        Dataset.from_dict(dict(zip(("anchor", "positive", "negative"), texts, strict=True))),
+        losses.MultipleNegativesRankingLoss(model, scale=20.0),
+        in_order=True,
+        per_device_train_batch_size=job.batch,
+        max_steps=job.steps,
+        learning_rate=job.learning_rate,
+        lr_scheduler_type="constant",
+        warmup_steps=0,
+        max_grad_norm=1.0,
+        disable_tqdm=True,
+    )
 
 
 def encode(job: Job) -> Answer:

@@ -73,7 +73,7 @@ def test_a_worker_embeds_a_side_and_keeps_bad_rows_without_a_vector(keep: tuple[
     assert Worker(settings)(rows.slice(1, 1))[VECTOR].to_pylist() == [None]
     with pytest.raises(DataError, match=r"'id': 2.*--on-bad-row"):
         Worker(replace(settings, on_bad_row="error"))(rows)
-    with pytest.raises(DataError, match="--as"):
+    with pytest.raises(SettingsError, match="--as"):
         Worker(replace(settings, side=None))
 
 

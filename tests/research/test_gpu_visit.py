@@ -40,8 +40,6 @@ def test_every_row_of_a_visit_runs_on_a_cpu(tmp_path: Path) -> None:
     assert list(rows) == [
         f"{group}/{row}" for group, names in gpu_visit.PLAN.items() for row in names if row != "start"
     ]
-    absent = {name for name, row in rows.items() if "skipped" in row}
-    assert all(rows[name]["skipped"].startswith("this version ") for name in absent)
     failed = {name: row for name, row in rows.items() if {"error", "out_of_memory"} & row.keys()}
     assert not failed
     assert rows["peak/bf16"]["sustained_tflops"] > 0

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 pytest.importorskip("matplotlib")
 import pandas as pd
 import report
+from ablation_parts.grid import load_grid
 from report_figures import FIGURES, PICTURES
 
 ROOT = Path(__file__).parents[2]
@@ -58,8 +58,8 @@ def test_mean_deviation_and_interval_over_seeds(data: pd.DataFrame) -> None:
 def test_measured_rows_are_not_listed_as_missing(data: pd.DataFrame) -> None:
     """Row all-average is not trained, but has a model for each seed."""
     _, runs = report.read(RESULTS)
-    grid = yaml.safe_load((ROOT / "eval" / "grids" / "encoder.yaml").read_text(encoding="utf-8"))
-    assert grid["rows"]["all-average"]["train"] is None
+    grid = load_grid(ROOT / "eval" / "grids" / "encoder.yaml")
+    assert grid.rows["all-average"].train is None
     missing = report.section("encoder", grid, data, runs)["missing"]
     assert not [name for name in missing if name.split()[0] == "all-average"]
     runs = runs[(runs.row != "all-average") | (runs.seed != "1")]

@@ -78,9 +78,9 @@ def test_cross_validation_equals_senteval() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(90, 6))
     y = np.where(X[:, 0] + rng.normal(size=90) > 0, "1", "0")
-    outcome = run_protocol("cross_validation", {"all": (X, y)}, 5, 1111)
+    outcome, _, _ = run_protocol("cross_validation", {"all": (X, y)}, 5, 1111)
     expected = as_sentevals_inner_folds((X, y), 5, 1111)
-    assert 100 * outcome.accuracy == pytest.approx(np.mean(expected), abs=1e-9)  # the same predictions
+    assert outcome.accuracy == pytest.approx(np.mean(expected), abs=1e-9)  # the same predictions
     assert outcome.fits == 5 * (5 * 6 + 1)
     assert outcome.unconverged == 0
 
@@ -110,14 +110,14 @@ def test_test_labels_change_only_the_accuracy() -> None:
     }
     flipped = parts["test"][0], np.where(parts["test"][1] == "1", "0", "1")
     for protocol, splits in (("train_test", ("train", "test")), ("train_dev_test", ("train", "dev", "test"))):
-        one, other = (
+        (one, _, predicted), (other, _, predicted_again) = (
             run_protocol(protocol, {split: {**parts, "test": test}[split] for split in splits}, 5, 0)
             for test in (parts["test"], flipped)
         )
         assert one.chosen == other.chosen
         assert one.dev_accuracy == other.dev_accuracy
-        assert list(one.predicted_N) == list(other.predicted_N)
-        assert one.accuracy == pytest.approx(1 - other.accuracy)
+        assert list(predicted) == list(predicted_again)
+        assert one.accuracy == pytest.approx(100 - other.accuracy)
 
 
 def test_classes_that_depend_on_words_are_learned() -> None:

@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 
 from angle_llm.data.formats import DataError
 from angle_llm.data.sources import resolve_source
-from angle_llm.evaluate.task_files import text_of
 
 REPOSITORY, COMMIT = "princeton-nlp/datasets-for-simcse", "e145e8bb659b2aa2669f32ef79cb4cdef6c58fef"
 """Data set of the Hugging Face hub with SentEval's files in senteval.tar (89.8 MB)."""
@@ -90,7 +89,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
     for row in resolve_source(path, tables=True).good_rows(columns):
         if row.values[label] in (None, ""):
             raise DataError(f"{row.place}: column {label}: expected a class, got none.")
-        yield _example(text_of(row, text), str(row.values[label]), text_of(row, second[0]) if second else "")
+        yield _example(row.text(text), str(row.values[label]), row.text(second[0]) if second else "")
 
 
 def _read_lines(path: Path, name: str) -> Iterator[LabelledText]:

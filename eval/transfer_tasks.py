@@ -19,7 +19,7 @@ import numpy as np
 from senteval import SENTEVAL_FILES, LabelledText, Split, read_senteval, read_table
 
 from angle_llm.evaluate.results import PublishedRow
-from angle_llm.evaluate.task_files import (
+from angle_llm.evaluate.sts_tasks import (
     Layout,
     data_file,
     first_complete,

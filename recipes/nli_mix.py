@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import tyro
 
 from angle_llm.cli import run_cli
-from angle_llm.evaluate.task_files import data_file
+from angle_llm.evaluate.sts_tasks import data_file
 from angle_llm.io import write_json_lines
 from angle_llm.settings.parsing import SettingsError, settings_class
 from angle_llm.tools.public_data.get import evaluation_texts, sts_overlap

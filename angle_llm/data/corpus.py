@@ -6,14 +6,13 @@ not depend on which rows are skipped.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from angle_llm.data.files.beir import documents_of, is_judged
+from angle_llm.data.files.beir import documents_of, is_judged, warn
 from angle_llm.data.files.file_types import TextFile
 from angle_llm.data.formats import DataError, RowError, read_text
 from angle_llm.data.sources import BadRow, Row, Source, find_path, resolve_source
@@ -90,10 +89,9 @@ class Corpus:
                 )
             column = (usual or names)[0]
             if column == "text" and "title" in names:
-                print(
-                    f"warning: {tables[0].name}: the column title is not read. An encoder that was trained on titles and "
-                    "texts needs a column with both, joined by a space",
-                    file=sys.stderr,
+                warn(
+                    f"{tables[0].name}: the column title is not read. An encoder that was trained on titles and texts needs a "
+                    "column with both, joined by a space"
                 )
         for file in tables:
             # `columns` of a JSON file reads the whole file, so the first row is checked first.

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any
+
+from typing_extensions import Self
 
 from angle_llm.objective import POSITIVE_ABOVE as POSITIVE_ABOVE
 
 INSTRUCTIONS = ("instruction", "document_instruction")
 """Fields of every format except `text` that may be missing in a row."""
-_Kind = TypeVar("_Kind", bound="Instructed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Instructed:
         shown = (f"{name}={value!r}" for name, value in values.items() if name not in INSTRUCTIONS or value is not None)
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
-    def with_instructions(self: _Kind, row: Values) -> _Kind:
+    def with_instructions(self, row: Values) -> Self:
         """Return the example with the instructions in the fields of its row; a missing or blank value is None."""
         instruction, document = (None if _is_blank(row.get(name)) else read_text(row, name) for name in INSTRUCTIONS)
         return replace(self, instruction=instruction, document_instruction=document)
@@ -215,12 +216,10 @@ def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float
         raise RowError(f"{field} is {score}, expected a finite number")
     low, high = score_range or (0.0, 1.0)
     if not min(low, high) <= score <= max(low, high):
-        scale = (
-            f"score_range [{low}, {high}]"
-            if score_range
-            else "[0, 1]; set --score-range (train: --data.score-range), such as 0 5"
-        )
-        raise RowError(f"{field} is {score}, outside {scale}{'' if score_range else hint}")
+        scale = f"score_range [{low}, {high}]"
+        if score_range is None:
+            scale = f"[0, 1]; set --score-range (train: --data.score-range), such as 0 5{hint}"
+        raise RowError(f"{field} is {score}, outside {scale}")
     return score if score_range is None else (score - low) / (high - low) + 0.0  # not -0
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, combinations, product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from angle_llm.data.columns import resolve_format
@@ -284,7 +283,7 @@ def _compare_with_sets(file: FileKeys, row: RowKeys) -> None:
 
 
 def read_evaluation_sets(
-    paths: Iterable[str | Path], columns: Mapping[str, str] = MappingProxyType({})
+    paths: Iterable[str | Path], columns: Mapping[str, str] = {}
 ) -> tuple[list[EvaluationSet], list[str]]:
     """Read evaluation sets from files, from splits of BEIR folders (FOLDER@SPLIT), and from folders with such files.
 

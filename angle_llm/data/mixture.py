@@ -14,9 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -27,7 +25,6 @@ from angle_llm.data.sources import MEMORY, STARTER, Source, find_path, without_e
 from angle_llm.data.store import digest_of
 from angle_llm.settings.train import MAX_WEIGHT, DataSettings, DataSource, MixedSet
 
-NO_SOURCES: Mapping[str, Source] = MappingProxyType({})
 _WEIGHT = re.compile(r"(?P<path>.+):(?P<weight>\d+(\.\d*)?|\.\d+)")
 
 
@@ -65,7 +62,7 @@ class Mixture(Sequence[Example]):
             by_set=by_set,
             classes=[classes_of(dataset.examples) for dataset in sets],
         )
-        self._ends = list(accumulate(len(dataset.examples) for dataset in sets))
+        self._ends: list[int] = np.cumsum(self.draws.sizes).tolist()
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Mixture:
@@ -94,9 +91,8 @@ class Mixture(Sequence[Example]):
     @property
     def digest(self) -> str:
         """Hash of the examples of all datasets, their order in epochs, and the prompts of the datasets."""
-        plain = self.draws == Draws((len(self),), (len(self),)) and self.sets[0].prompt is None
-        how = "" if plain else f" {self.draws} {[dataset.prompt for dataset in self.sets]}"
-        return "+".join(digest_of(dataset.examples) for dataset in self.sets) + how
+        digests = "+".join(digest_of(dataset.examples) for dataset in self.sets)
+        return f"{digests} {self.draws} {[dataset.prompt for dataset in self.sets]}"
 
     def summary(self) -> Iterator[str]:
         """Yield lines to print: for each dataset its row counts, and which fraction of an epoch it supplies."""
@@ -119,9 +115,7 @@ def classes_of(examples: Sequence[Example]) -> Order | None:
     return np.array([number.setdefault(label, len(number)) for label in labels], dtype=np.int64)
 
 
-def load_mixture(
-    settings: DataSettings, cache: Path | None = None, in_memory: Mapping[str, Source] = NO_SOURCES
-) -> Mixture:
+def load_mixture(settings: DataSettings, cache: Path | None = None, in_memory: Mapping[str, Source] = {}) -> Mixture:
     """Read all datasets in the settings, and combine them to a `Mixture`; `cache` is described at `load_examples`.
 
     `in_memory` has the sources of paths that name rows in memory.

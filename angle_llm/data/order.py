@@ -18,19 +18,11 @@ TEXTS_OF_A_CLASS = 4
 """Number of texts of a class that are next to each other in the order of labelled texts."""
 
 
-def random_order(n: int, key: int) -> Order:
-    """Return the indices 0 … n - 1 in a random order that depends on `key` only, shape (n,).
+def random_order(n: int, key: int, count: int = 1) -> Order:
+    """Return `count` concatenated random orders of the indices 0 … n - 1, shape (count · n,), which depend on `key` only.
 
-    The indices are sorted by the first n values of `random.Random(key).random()`: `random()` is the only generator of
-    Python that gives the same values in every version. Ten million indices take seconds.
-    """
-    return random_orders(n, 1, key)
-
-
-def random_orders(n: int, count: int, key: int) -> Order:
-    """Return `count` concatenated random orders of 0 … n - 1, shape (count · n,), which depend on `key` only.
-
-    The first order is `random_order(n, key)`.
+    An order sorts the indices by n values of `random.Random(key).random()`: `random()` is the only generator of Python
+    that gives the same values in every version. Ten million indices take seconds.
     """
     _, words, _ = random.Random(key).getstate()
     # NumPy guarantees that RandomState gives the same values from the same state, and it is a hundred times faster.
@@ -104,14 +96,12 @@ class Draws:
         The indices are a slice of the concatenated random orders of the dataset.
         """
         size, count = self.sizes[number], self.counts[number]
-        if not count:
-            return np.zeros(0, dtype=np.int64)
         # A dataset that is drawn several times gets several orders from the same generator: for a small dataset, seeding
         # a generator takes longer than drawing an order.
         together = -(-count // size)
         start = epoch * count
         blocks = range(start // (size * together), (start + count - 1) // (size * together) + 1)
-        orders = [random_orders(size, together, _key(number, seed, block)) for block in blocks]
+        orders = [random_order(size, _key(number, seed, block), together) for block in blocks]
         skipped = start - blocks[0] * size * together
         return (orders[0] if len(orders) == 1 else np.concatenate(orders))[skipped : skipped + count]
 

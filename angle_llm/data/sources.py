@@ -170,20 +170,24 @@ def resolve_source(
     """
     if isinstance(text, Source):
         return text
-    resolver = _Resolver(
-        text=str(text), tables=tables, encoding=encoding, split=split, datasets=datasets, in_memory=in_memory
-    )
+    resolver = _Resolver(str(text), tables, encoding, split, datasets, in_memory)
     return replace(resolver.resolve(), text=str(text))
 
 
 def evaluation_source(text: str | Path | Source) -> Source:
     """Return the source of an evaluation: scored pairs, questions and answers, a BEIR folder, or a task of MTEB.
 
-    A file is read once. The split of a BEIR folder without @SPLIT is `test`. Raises the errors of `resolve_source`.
+    A file is read once. The split of a BEIR folder without @SPLIT is `test`. Raises the errors of `resolve_source`, and
+    `DataError` for another folder.
     """
     if isinstance(text, str) and text.startswith(MTEB):
         return Source(text, "mteb", text=text)
-    return resolve_source(text, tables=True, split="test", in_memory=True)
+    source = resolve_source(text, tables=True, split="test", in_memory=True)
+    if source.kind == "folder":
+        raise DataError(
+            f"{source.text}: expected a file or a BEIR folder. Name a file in it: FOLDER@NAME (FOLDER/NAME.*)"
+        )
+    return source
 
 
 _FILE_OPTIONS = {"name", "version", "data_dir", "data_files", "description", "features", "sep", "delimiter"}
@@ -355,10 +359,8 @@ class _Resolver(NamedTuple):
 def find_path(path: str) -> Path:
     """Return the path of a file or folder; a relative path that does not exist is looked up in `ANGLE_LLM_DATA`."""
     here = Path(path).expanduser()
-    data = os.environ.get(DATA_VARIABLE)
-    if data and not here.exists() and not here.is_absolute() and (Path(data).expanduser() / here).exists():
-        return Path(data).expanduser() / here
-    return here
+    there = Path(os.environ.get(DATA_VARIABLE, "")).expanduser() / here
+    return there if there.exists() and not here.exists() else here
 
 
 def without_extension(path: str | Path) -> str:
@@ -411,10 +413,8 @@ def _rows(data: Any, name: str) -> Any:
         data = data["train"]
     if isinstance(data, pyarrow.Array | pyarrow.ChunkedArray):
         data = data.to_pylist()
-    elif isinstance(data, datasets.arrow_dataset.Column):
-        data = list(data)
-    elif getattr(data, "ndim", 0) == 1 and hasattr(data, "tolist"):  # a Series or an array of texts
-        data = data.tolist()
+    elif isinstance(data, datasets.arrow_dataset.Column) or getattr(data, "ndim", 0) == 1:
+        data = list(data)  # a column, a Series or an array of texts
     if hasattr(data, "__arrow_c_stream__") and not isinstance(data, datasets.Dataset):
         try:
             table = pyarrow.table(data)
@@ -479,7 +479,7 @@ def _as_row(row: Any, name: str, number: int) -> dict[str, Any]:
         DataError: for a row of another type.
     """
     if isinstance(row, str):
-        return {"text": row}
+        return {"text": str(row)}
     if not isinstance(row, Mapping):
         raise DataError(f"{name} row {number}: expected a dictionary or a text, got {type(row).__name__}")
     values = {column: value.tolist() if hasattr(value, "tolist") else value for column, value in row.items()}

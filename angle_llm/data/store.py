@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from angle_llm.data.formats import Example, Group, LabelledText, PositivePair, ScoredPair, Triple, texts_of
+from angle_llm.data.formats import Example, texts_of
 from angle_llm.data.order import Order
 from angle_llm.io import filled_folder, swap_folder
 
@@ -31,9 +31,7 @@ MEMORY_LIMIT = 100_000_000
 
 _ROWS_PER_BATCH = 1024
 _BYTES_PER_OBJECT = 300
-_CLASSES: dict[str, Callable[..., Example]] = {
-    example_class.__name__: example_class for example_class in (ScoredPair, PositivePair, Triple, Group, LabelledText)
-}
+_CLASSES: dict[str, Callable[..., Example]] = {kind.__name__: kind for kind in get_args(Example)}
 
 
 def cache_folder() -> Path:
@@ -122,12 +120,9 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
         schema = pyarrow.schema([(name, types.get(name, text)) for name in names], {"kind": type(first).__name__})
         with pyarrow.ipc.new_file(str(target / "examples.arrow"), schema) as writer:
             while batch := list(islice(rows, _ROWS_PER_BATCH)):
-                for example in batch:
-                    digest.update(repr(example).encode())
-                arrays = [
-                    pyarrow.array([getattr(example, field.name) for example in batch], field.type) for field in schema
-                ]
-                writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+                digest.update("".join(map(repr, batch)).encode())
+                values = [{name: getattr(example, name) for name in names} for example in batch]
+                writer.write_batch(pyarrow.RecordBatch.from_pylist(values, schema))
         content = {"digest": digest.hexdigest()[:16], "account": account()}
         (target / "account.json").write_text(json.dumps(content), encoding="utf-8")
 

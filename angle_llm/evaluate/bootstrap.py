@@ -228,14 +228,6 @@ def _difference(items: int, value: float, other: float, differences_B: Floats) -
     return Difference(items, value, other, value - other, interval, two_sided_p(differences_B))
 
 
-class _TwoModels(NamedTuple):
-    """Spearman × 100 of two models on the pairs of a task (2,), and in B bootstrap resamples (2, B)."""
-
-    pairs: int
-    spearman_2: Floats
-    resampled_2B: Floats
-
-
 def compare(
     ours: Mapping[str, PairScores],
     theirs: Mapping[str, PairScores],
@@ -262,12 +254,12 @@ def compare(
             f"{', '.join(theirs) or 'none'}. Evaluate both on the same tasks."
         )
 
-    def spearman_of_both(name: str, our_scores: PairScores, their_scores: PairScores) -> _TwoModels:
+    def spearman_of_both(name: str, our_scores: PairScores, their_scores: PairScores) -> tuple[int, Floats]:
+        """Return the number of pairs, and Spearman × 100 of both models on all pairs and in B resamples, (2, 1 + B)."""
         if not np.array_equal(our_scores.gold, their_scores.gold):
             raise ValueError(f"--against: task {name!r} has different pairs. Evaluate both models on the same files.")
-        our_value, ours_B, _ = spearman_of(our_scores, resamples, stream=name)
-        their_value, theirs_B, _ = spearman_of(their_scores, resamples, stream=name)
-        return _TwoModels(len(our_scores.gold), np.array([our_value, their_value]), np.array([ours_B, theirs_B]))
+        scores = [spearman_of(scores, resamples, stream=name) for scores in (our_scores, their_scores)]
+        return len(our_scores.gold), np.array([[value, *resampled_B] for value, resampled_B, _ in scores])
 
     tasks = {name: spearman_of_both(name, ours[name], theirs[name]) for name in common}
     means = {}
@@ -296,8 +288,10 @@ def spearman_of(scores: PairScores, resamples: int, stream: str) -> tuple[float,
     return value, 100 * resampled_spearman(scores.cosine, scores.gold, resamples=resamples, stream=stream), None
 
 
-def _mean_difference_of(tasks: Sequence[_TwoModels]) -> Difference:
-    """Return the difference of two models in the mean of Spearman × 100 over tasks, with interval and p-value."""
-    our_mean, their_mean = np.mean([task.spearman_2 for task in tasks], axis=0).tolist()
-    ours_B, theirs_B = np.mean([task.resampled_2B for task in tasks], axis=0)
-    return _difference(sum(task.pairs for task in tasks), our_mean, their_mean, ours_B - theirs_B)
+def _mean_difference_of(tasks: Sequence[tuple[int, Floats]]) -> Difference:
+    """Return the difference of two models in the mean of Spearman × 100 over tasks, with interval and p-value.
+
+    A task is its number of pairs, and the Spearman × 100 of both models on all pairs and in B resamples, (2, 1 + B).
+    """
+    ours, theirs = np.mean([scores for _, scores in tasks], axis=0)
+    return _difference(sum(pairs for pairs, _ in tasks), float(ours[0]), float(theirs[0]), ours[1:] - theirs[1:])

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from angle_llm.data.keys import printable
 from angle_llm.io import plain, write_json
 from angle_llm.prompts import SIDES, InstructedText, Side, split_instructions, usable_instructions
 from angle_llm.settings.commands import EvalSettings
+from angle_llm.settings.parsing import SettingsError
 
 if TYPE_CHECKING:
+    from angle_llm.data.sources import Source
     from angle_llm.model.encoder import SentenceEncoder
 
 Rows: TypeAlias = NDArray[np.floating[Any]]
@@ -46,6 +49,27 @@ def check_names(names: Sequence[str]) -> None:
     """Raise `ValueError` if the list of task names is empty, or two names are equal."""
     if not names or len(set(names)) < len(names):
         raise ValueError(f"expected tasks with unique names, got {', '.join(names) or 'none'}.")
+
+
+def unique_names(names: Sequence[str], sources: Sequence[Source | None], reserved: Sequence[str] = ()) -> list[str]:
+    """Make task names unique: equal names get their folders as prefixes, such as stsb/test and sick/test.
+
+    `sources` has the source of each task; None: a task without a file of its own. A file with a name in `reserved` gets
+    its folder too. Lone surrogates, of file names that
+    are not UTF-8, are escaped, because results with them cannot be stored.
+
+    Raises:
+        SettingsError: if two tasks have equal names in folders with equal names.
+    """
+    unique = [
+        name if source is None or [*names, *reserved].count(name) == 1 else f"{source.folder.name}/{name}"
+        for name, source in zip(names, sources, strict=True)
+    ]
+    if repeated := {name for name in unique if unique.count(name) > 1}:
+        raise SettingsError(
+            f"expected tasks with unique names, got {', '.join(sorted(repeated))} more than once. Rename a file or folder."
+        )
+    return list(map(printable, unique))
 
 
 @dataclass(frozen=True)
@@ -114,16 +138,11 @@ def encode_distinct(encode: Encode, texts: Iterable[InstructedText]) -> EncodedT
     started = time.perf_counter()
     embeddings_ND = np.asarray(encode(encoded, instruction=instructions) if any(instructions) else encode(encoded))
     seconds = time.perf_counter() - started
-    shape = embeddings_ND.shape
-    if (
-        len(shape) != 2
-        or shape[0] != len(encoded)
-        or shape[1] == 0
-        or not np.issubdtype(embeddings_ND.dtype, np.floating)
-    ):
+    is_matrix = embeddings_ND.ndim == 2 and len(embeddings_ND) == len(encoded) and embeddings_ND.shape[1] > 0
+    if not is_matrix or not np.issubdtype(embeddings_ND.dtype, np.floating):
         raise ValueError(
             f"encode: expected floating-point rows, one per text, shape ({len(encoded)}, D), got "
-            f"{embeddings_ND.dtype} of shape {shape}."
+            f"{embeddings_ND.dtype} of shape {embeddings_ND.shape}."
         )
     bad = np.flatnonzero(~np.isfinite(embeddings_ND).all(axis=1))
     if len(bad):
@@ -187,7 +206,7 @@ def encode_functions(
     def function_of(chosen: SentenceEncoder) -> Encode:
         def function(texts: list[str], instruction: Sequence[str | None] = ()) -> Any:
             options: Any = {"micro_batch_tokens": micro_batch_tokens, "show_progress": show_progress}
-            if any(instruction):
+            if any(instruction):  # programs that `verify` compares have no prompt to set
                 options["instruction"] = usable_instructions(chosen.prompt, instruction)
             return chosen.encode(texts, **options)
 

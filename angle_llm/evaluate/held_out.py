@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import chain
-from types import MappingProxyType
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,13 +24,12 @@ from angle_llm.data.mixture import sets_of
 from angle_llm.data.sources import MTEB, Source, evaluation_source, resolve_source
 from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
 from angle_llm.evaluate.bootstrap import compare as compare_pairs
-from angle_llm.evaluate.encoding import Encode, Rows, encode_distinct, encode_functions
+from angle_llm.evaluate.encoding import Encode, Rows, encode_distinct, encode_functions, unique_names
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_answers, read_beir, read_classes
 from angle_llm.evaluate.sts import evaluate_defined
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
-from angle_llm.evaluate.task_files import unique_names
 from angle_llm.io import sha256_of
 from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.prompts import InstructedText, instructed, split_instructions
@@ -41,8 +39,6 @@ from angle_llm.settings.train import DataSource, EvaluationSettings, TrainSettin
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
-_FILE_KINDS = ("file", "starter", "rows")
-"""Kinds of sources that have scored pairs, or questions and answers."""
 EvaluationFunction = Callable[["SentenceEncoder"], "float | Mapping[str, float]"]
 """Function that measures an encoder: a number (higher is better), or numbers by name."""
 MetricValues = dict[str, float]
@@ -50,7 +46,6 @@ Items = np.ndarray[Any, np.dtype[np.float64]]
 """Cosines of the pairs of a task, or the main metric × 100 of its queries."""
 FUNCTION = "function:"
 """Prefix of the name of an evaluation function in `evaluation.tasks`."""
-NO_TASKS: Mapping[str, Any] = MappingProxyType({})
 _UNIFORMITY_TEXTS = 2048
 """Maximum number of texts whose distances give the uniformity."""
 _LOWER_IS_BETTER = ("alignment", "uniformity")
@@ -120,12 +115,8 @@ class HeldOutEvaluation:
         names = [task.name for task in self.tasks.values()]
         if metric is not None and not metric.startswith(tuple(f"{name}/" for name in names)):
             raise SettingsError(f"{flag}: expected TASK/METRIC with a task of {', '.join(names)}, got {metric}.")
-        if metric in [
-            f"{task.name}/{name}"
-            for task in self.tasks.values()
-            if task.metric == "spearman"
-            for name in _LOWER_IS_BETTER
-        ]:
+        of_pairs = [task.name for task in self.tasks.values() if task.metric == "spearman"]
+        if metric in [f"{task}/{name}" for task, name in product(of_pairs, _LOWER_IS_BETTER)]:
             raise SettingsError(f"{flag} {metric}: lower is better, so its maximum selects the worst model.")
 
     def verdict(self, saved: Mapping[str, Items], start: Mapping[str, Items]) -> str | None:
@@ -178,8 +169,8 @@ class HeldOutEvaluation:
 def held_out_evaluation(
     settings: EvaluationSettings,
     micro_batch_tokens: int | None = None,
-    in_memory: Mapping[str, Source | EvaluationFunction] = NO_TASKS,
-    task_names: Mapping[str, str] = NO_TASKS,
+    in_memory: Mapping[str, Source | EvaluationFunction] = {},
+    task_names: Mapping[str, str] = {},
 ) -> HeldOutEvaluation | None:
     """Read the held-out tasks of a training run, and return the object that evaluates an encoder; None without tasks.
 
@@ -198,8 +189,11 @@ def held_out_evaluation(
     functions = {text: task for text, task in in_memory.items() if not isinstance(task, Source)}
     source_of = {text: task for text, task in in_memory.items() if isinstance(task, Source)}
     source_of |= {text: Source(text.removeprefix(FUNCTION), "function", text=text) for text in functions}
-    sources = [source_of.get(text) or _task_source(text) for text in settings.tasks]
-    files = [source for source in sources if source.kind in _FILE_KINDS]
+    try:
+        sources = [source_of.get(text) or evaluation_source(text) for text in settings.tasks]
+    except DataError as error:
+        raise SettingsError(f"--evaluation.tasks: {error}") from error
+    files = [source for source in sources if source.kind in ("file", "starter", "rows")]
 
     # Settings that no file uses.
     columns = list(dict.fromkeys(column for source in files for column in source.columns))
@@ -255,24 +249,6 @@ def cached(encode: Encode) -> Encode:
         return np.stack([row_of[key] for key in keys])
 
     return encode_cached
-
-
-def _task_source(text: str) -> Source:
-    """Return the source of an entry of `evaluation.tasks`.
-
-    Raises:
-        SettingsError: if the entry does not exist, or is not a file, a BEIR folder or `mteb:NAME`.
-    """
-    try:
-        source = evaluation_source(text)
-    except DataError as error:
-        raise SettingsError(f"--evaluation.tasks: {error}") from error
-    if source.kind not in (*_FILE_KINDS, "beir", "mteb"):
-        raise SettingsError(
-            f"--evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) or "
-            f"mteb:NAME, got {text}. Name a file in a folder as FOLDER@NAME."
-        )
-    return source
 
 
 def _read_task(source: Source, settings: EvaluationSettings, micro_batch_tokens: int | None) -> HeldOutTask:

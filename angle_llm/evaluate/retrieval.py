@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from angle_llm.data.examples import training_source
-from angle_llm.data.sources import evaluation_source
+from angle_llm.data.sources import evaluation_source, resolve_source
 from angle_llm.evaluate.bootstrap import Difference, Interval, mean_difference, mean_interval
 from angle_llm.evaluate.encoding import (
     RESAMPLES,
@@ -48,6 +48,7 @@ from angle_llm.evaluate.encoding import (
     check_names,
     encode_sides,
     evaluate_model,
+    unique_names,
     write_results,
 )
 from angle_llm.evaluate.results import (
@@ -66,7 +67,6 @@ from angle_llm.evaluate.retrieval_tasks import (
     read_classes,
     read_groups,
 )
-from angle_llm.evaluate.task_files import unique_names
 from angle_llm.io import progress_bar
 from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.prompts import InstructedText
@@ -279,38 +279,31 @@ class Reranking(NamedTuple):
     top: int
 
 
-def rerank(
-    reranking: Reranking, task: RetrievalTask, queries_QD: Rows, candidates_CD: Rows, ranks: Sequence[Mapping[int, int]]
-) -> list[dict[int, int]]:
+def rerank(reranking: Reranking, task: RetrievalTask, queries_QD: Rows, candidates_CD: Rows) -> list[dict[int, int]]:
     """Return answer → rank by query, ascending, after the first candidates of each query are ordered by their scores.
 
-    `ranks` are the ranks before. Later candidates keep their ranks. Ties are pessimistic, as in `answer_ranks`.
+    Later candidates keep their ranks. Ties are pessimistic, as in `answer_ranks`.
     """
-    after = []
-    top = reranking.top
+    ranks_of = []
     step = _SIMILARITIES // 256
-    with progress_bar("rerank", len(ranks), "query") as bar:
-        for start in range(0, len(ranks), _RERANKED_QUERIES):
+    with progress_bar("rerank", len(queries_QD), "query") as bar:
+        for start in range(0, len(queries_QD), _RERANKED_QUERIES):
             block_QD = unit_rows(queries_QD[start : start + _RERANKED_QUERIES])
             blocks = (candidates_CD[first : first + step] for first in range(0, len(candidates_CD), step))
             similar_QC = np.hstack([block_QD @ unit_rows(block_CD).T for block_CD in blocks])
             for query, similar_C in enumerate(similar_QC, start):
-                # The first candidates: answers, and the nearest others.
-                rank_of, itself = ranks[query], task.itself[query]
-                answers = [answer for answer, rank in rank_of.items() if rank <= top]
-                omitted = [*rank_of] if itself is None else [*rank_of, itself]
-                similar_C[omitted] = -np.inf
-                count = min(top - len(answers), len(similar_C) - len(omitted))
-                others = np.argsort(-similar_C, kind="stable")[:count].tolist()
-                # An answer is behind all others with at least its score, and the answers before it.
-                pairs = [(task.queries[query], task.candidates[row]) for row in (*answers, *others)]
-                score_A, score_O = np.split(reranking.score_pairs(pairs), [len(answers)])
-                order_A = np.argsort(-score_A, kind="stable")
-                rank_A = 1 + np.arange(len(answers)) + (score_O >= score_A[order_A, None]).sum(axis=1)
-                first_ranks = dict(zip([answers[row] for row in order_A], rank_A.tolist(), strict=True))
-                after.append(first_ranks | {answer: rank for answer, rank in rank_of.items() if rank > top})
+                # Candidates in order of similarity; of equal similarities, answers are last.
+                is_answer_C = np.isin(np.arange(len(similar_C)), list(task.relevant[query]))
+                order_C = np.lexsort((is_answer_C, -np.round(similar_C / _TIE)))
+                order_C = order_C[order_C != (-1 if task.itself[query] is None else task.itself[query])]
+                # The first candidates in order of their scores.
+                first_K = order_C[: reranking.top]
+                score_K = reranking.score_pairs([(task.queries[query], task.candidates[row]) for row in first_K])
+                order_C[: len(first_K)] = first_K[np.lexsort((is_answer_C[first_K], -score_K))]
+                position_R = np.flatnonzero(is_answer_C[order_C])
+                ranks_of.append(dict(zip(order_C[position_R].tolist(), (position_R + 1).tolist(), strict=True)))
                 bar.update()
-    return after
+    return ranks_of
 
 
 # ------------------------------------------------------------------------------------------------------ evaluation
@@ -363,7 +356,7 @@ def _evaluate(
         metrics[name] = Metric(float(values.mean()), interval, tuple(values.tolist()))
     reranked = None
     if reranking is not None:
-        after = rerank(reranking, task, queries_QD, candidates_CD, ranks)
+        after = rerank(reranking, task, queries_QD, candidates_CD)
         after_metrics = query_metrics(after, task.relevant, strict=task.strict)
         reranked = {name: [100 * share for share in shares] for name, shares in after_metrics.items()}
     return RetrievalResult(
@@ -394,7 +387,7 @@ def read_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:
     """
     judged = [evaluation_source(folder) for folder in settings.folders]
     pairs = [training_source(settings.source_of(path)) for path in settings.pairs]
-    groups = [evaluation_source(path) for path in settings.groups]
+    groups = [resolve_source(path, tables=True, in_memory=True) for path in settings.groups]
     classes = [training_source(settings.source_of(path)) for path in settings.classes]
     if folder := next((source.text for source in pairs if source.kind == "beir"), None):
         raise ValueError(

@@ -20,7 +20,7 @@ from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
 from angle_llm.data.files.beir import JudgedQueries
 from angle_llm.data.formats import POSITIVE_ABOVE, DataError, LabelledText, pairs_of
-from angle_llm.data.sources import Source, evaluation_source, without_extension
+from angle_llm.data.sources import Source, evaluation_source, resolve_source, without_extension
 from angle_llm.io import sha256_of_json
 from angle_llm.prompts import InstructedText, instructed, split_instructions
 from angle_llm.settings.train import DataSource
@@ -68,7 +68,7 @@ def read_groups(path: str | Path | Source, column: str | None = None) -> Retriev
         ValueError: if no list has two texts.
     """
     # Read the groups.
-    source = evaluation_source(path)
+    source = resolve_source(path, tables=True, in_memory=True)
     groups: list[list[str]] = []
     for row in source.good_rows(() if column is None else (column,)):
         column = column or next((name for name in GROUP_COLUMNS if name in row.values), None)

@@ -21,34 +21,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import yaml
 
 from angle_llm.data.examples import load_examples, open_examples
 from angle_llm.data.formats import DataError, ScoredPair
-from angle_llm.data.sources import Source, evaluation_source, is_data_name
-from angle_llm.evaluate.task_files import (
-    Layout,
-    data_file,
-    first_complete,
-    is_complete,
-    score_of,
-    senteval_folder,
-    text_of,
-    unique_names,
-)
+from angle_llm.data.sources import EXTENSIONS, Source, evaluation_source, is_data_name, without_extension
+from angle_llm.evaluate.encoding import unique_names
 from angle_llm.prompts import PLACEHOLDER, InstructedText, PromptTemplate, instructed
 from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.parsing import SettingsError, unknown_name
 from angle_llm.settings.train import DataSource
 
 TextVariant = Literal["raw", "senteval"]
-_VARIANTS: tuple[TextVariant, ...] = ("raw", "senteval")
 
 COLUMNS = ("sentence1", "sentence2", "score")
-_SICK_COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
 _SUBTASK_COLUMNS = ("subtask", "genre")
 
 TABLE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -108,7 +96,7 @@ def select_tasks(
     names: Sequence[str],
     data_dir: Path | None,
     variant: TextVariant | Literal["auto"],
-    columns: Mapping[str, str] = MappingProxyType({}),
+    columns: Mapping[str, str] = {},
     score_range: tuple[float, float] | None = None,
 ) -> list[StsTask]:
     """Read STS tasks by name or by path of a pair file; without names, read all available tasks of published tables.
@@ -127,12 +115,11 @@ def select_tasks(
         raise SettingsError("--columns and --score-range are for files: expected a file in --tasks, got none.")
     if variant != "auto" and data_dir is None:
         raise SettingsError(f"--variant {variant}: expected STS tasks of --data-dir, which is not set.")
-    text = variant
-    if text == "auto":
+    text: TextVariant = "raw" if variant == "auto" else variant
+    if variant == "auto" and data_dir is not None:
         wanted = {*(names or PUBLISHED_TASKS)}
-        tasks_of = {choice: available_tasks(data_dir, choice) if data_dir else [] for choice in _VARIANTS}
-        counts = {choice: len(wanted.intersection(available)) for choice, available in tasks_of.items()}
-        text = "senteval" if counts["senteval"] > counts["raw"] else "raw"
+        raw, senteval = (len(wanted.intersection(available_tasks(data_dir, one))) for one in get_args(TextVariant))
+        text = "senteval" if senteval > raw else "raw"
     if not names:
         present = available_tasks(data_dir, text)
         names = [name for name in PUBLISHED_TASKS if name in present]
@@ -178,7 +165,7 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
     paths = first_complete(f"{task} with {variant} text", layouts, available_tasks(data_dir, variant))
     if paths is layouts[0]:
         source = ", ".join(map(str, paths))
-        pairs = tuple(pair for path in paths for pair in _pairs(evaluation_source(path)))
+        pairs = tuple(pair for path in paths for pair in read_pairs(path).pairs)
     else:
         source = ", ".join(map(str, dict.fromkeys(path.parent for path in paths)))
         tables = [path for path in paths if not path.name.startswith("STS.gs.")]
@@ -189,7 +176,7 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
 
 def read_pairs(
     path: str | Path | Source,
-    columns: Mapping[str, str] = MappingProxyType({}),
+    columns: Mapping[str, str] = {},
     score_range: tuple[float, float] | None = None,
 ) -> StsTask:
     """Read a file of scored sentence pairs as an STS task with the name of the file.
@@ -202,24 +189,27 @@ def read_pairs(
     Raises:
         DataError: if the file does not exist or lacks columns; for a malformed row with file and line.
     """
-    if score_range and score_range[0] == score_range[1]:
-        raise SettingsError(
-            f"--score-range or --evaluation.score-range: expected two different numbers, got {score_range[0]:g} twice."
-        )
     source = evaluation_source(path)
-    if source.kind not in ("file", "starter", "rows"):
-        raise DataError(
-            f"{source.text}: expected one file of scored pairs. Name a file in a folder as FOLDER@NAME (FOLDER/NAME.*)."
-        )
-    names: Sequence[str] = COLUMNS
-    instruction = "instruction"
-    if columns or not set(COLUMNS) <= set(source.columns):
-        settings = CommandSource(path=source.text, format="scored_pair", columns=dict(columns))
-        column_of = open_examples(settings, source).columns
-        names = [column_of[name] for name in ("text1", "text2", "score")]
-        instruction = column_of.get(instruction, instruction)
-    name = source.name if source.path is None else Path(str(source.path).removesuffix(".gz")).stem
-    return StsTask(name, name, "file", source.text, tuple(_pairs(source, names, score_range, instruction)))
+    fields = ("text1", "text2", "score")
+    if not columns and set(COLUMNS) <= set(source.columns):
+        columns = dict(zip(fields, COLUMNS, strict=True))
+    reading = CommandSource(path=source.text, format="scored_pair", columns=dict(columns), score_range=score_range)
+    column_of = open_examples(reading, source).columns
+    first, second, gold = (column_of[field] for field in fields)
+    instruction = column_of.get("instruction", "")
+    group = next((column for column in _SUBTASK_COLUMNS if column in source.columns), "")
+    low, high = score_range or (0.0, 1.0)
+    pairs = []
+    for row in source.good_rows():
+        value = row.values.get(instruction)
+        instructed = row.text(instruction) if str("" if value is None else value).strip() else ""
+        score = (row.number(gold) - low) / (high - low)
+        subtask = str(row.values.get(group) or "")
+        pairs.append(StsPair(row.text(first), row.text(second), score, subtask, instructed))
+    if not pairs:
+        raise DataError(f"{source.name}: expected scored pairs, got no row.")
+    name = without_extension(source.name)
+    return StsTask(name, name, "file", source.text, tuple(pairs))
 
 
 def read_examples(name: str, source: DataSource) -> StsTask:
@@ -246,41 +236,13 @@ def with_published_edits(task: StsTask) -> StsTask:
     return replace(task, pairs=pairs, edits="published")
 
 
-def _pairs(
-    source: Source,
-    columns: Sequence[str] = COLUMNS,
-    score_range: tuple[float, float] | None = None,
-    instruction: str = "instruction",
-) -> Iterator[StsPair]:
-    """Yield the scored sentence pairs of a table. `columns` are the columns of the two sentences and the score.
-
-    Scores are rescaled by `score_range`, if it is given. `instruction` is the column of instructions, if the table has it.
-
-    Raises:
-        DataError: for a table without rows, or a malformed row.
-    """
-    first, second, gold = columns
-    low, high = score_range or (0.0, 1.0)
-    group = next((column for column in _SUBTASK_COLUMNS if column in source.columns), "")
-    empty = True
-    for row in source.good_rows(columns):
-        subtask = str(row.values.get(group) or "")
-        value = None if instruction in columns else row.values.get(instruction)
-        instructed = text_of(row, instruction) if str("" if value is None else value).strip() else ""
-        score = (score_of(row, gold) - low) / (high - low)
-        yield StsPair(text_of(row, first), text_of(row, second), score, subtask, instructed)
-        empty = False
-    if empty:
-        raise DataError(f"{source.name}: expected scored pairs, got no row.")
-
-
 def _senteval_pairs(path: Path) -> Iterator[StsPair]:
     """Yield the scored sentence pairs of a SentEval file.
 
     Words are joined by single spaces, as in SentEval's evaluation.
     """
-    is_year, is_sick = path.name.startswith("STS.input."), path.parent.name == "SICK"
-    for pair in _pairs(evaluation_source(path), _SICK_COLUMNS if is_sick else COLUMNS):
+    is_year = path.name.startswith("STS.input.")
+    for pair in read_pairs(path).pairs:
         first, second = (" ".join(sentence.split()) for sentence in pair[:2])
         subtask = path.stem.removeprefix("STS.input.") if is_year else " ".join(pair.subtask.split())
         yield StsPair(first, second, pair.score, subtask)
@@ -308,3 +270,44 @@ def _layouts(data_dir: str | Path | None, task: str, variant: TextVariant) -> li
         gold = [path.with_name(path.name.replace("STS.input.", "STS.gs.")) for path in tables]
         layouts.append(list(dict.fromkeys([*tables, *gold])))
     return layouts
+
+
+# --- files and values ---
+
+Layout = Sequence[Path]
+"""Paths of all files of an evaluation task, in one folder structure that a data directory can have."""
+
+
+def senteval_folder(root: Path) -> Path:
+    """Return the folder of SentEval's tasks in a data directory: `root/downstream` if it exists, else `root`."""
+    return root / "downstream" if (root / "downstream").is_dir() else root
+
+
+def data_file(path: Path) -> Path:
+    """Return the existing file for a table path, which can have another format or compression suffix.
+
+    Example: stsb/test.jsonl.gz for stsb/test.tsv. Without such a file, return the path unchanged.
+    """
+    others = (path.with_name(path.name.removesuffix(path.suffix) + ending) for ending in EXTENSIONS)
+    return next((file for file in (path, *others) if file.is_file()), path)
+
+
+def is_complete(files: Layout) -> bool:
+    """Return whether all files in a list of paths exist."""
+    return all(path.is_file() for path in files)
+
+
+def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str]) -> Layout:
+    """Return the first layout (list of the files of a task) whose files all exist.
+
+    Raises:
+        FileNotFoundError: if there is none. The message lists the missing files of `task` and the available tasks
+            (`present`).
+    """
+    complete = next(filter(is_complete, layouts), None)
+    if complete is None:
+        missing = [str(path) for files in layouts for path in files if not path.is_file()]
+        raise FileNotFoundError(
+            f"task {task}: missing files: {', '.join(missing)}. Tasks in this directory: {', '.join(present) or 'none'}."
+        )
+    return complete

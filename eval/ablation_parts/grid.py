@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from angle_llm.evaluate.task_files import data_file
+from angle_llm.evaluate.sts_tasks import data_file
 from angle_llm.io import differences
 from angle_llm.settings.parsing import (
     SettingsError,

@@ -36,7 +36,7 @@ def test_order_is_that_of_the_random_module(n: int, key: int) -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 200), st.integers(1, 70), st.integers(0, 2**70), st.integers(0, 5))
+@given(st.integers(1, 200), st.integers(1, 70), st.integers(0, 2**70), st.integers(0, 5))
 def test_epoch_has_every_index_once(n: int, batch_size: int, seed: int, epoch: int) -> None:
     batches = one(n, batch_size, seed=seed, epoch=epoch)
     assert Counter(index for batch in batches for index in batch) == Counter(range(n))

@@ -278,7 +278,6 @@ def test_kind_and_folder_of_a_source(tmp_path: Path) -> None:
     for text, kind, folder in (
         (f"{tmp_path}/x.jsonl", "file", tmp_path),
         (f"{tmp_path}@x", "file", tmp_path),
-        (f"{tmp_path}", "folder", tmp_path.parent),
         (f"{tmp_path}/beir", "beir", tmp_path),
         (f"{tmp_path}/beir@test", "beir", tmp_path),
         (f"{tmp_path}/beir/qrels/test.tsv", "beir", tmp_path),
@@ -288,6 +287,8 @@ def test_kind_and_folder_of_a_source(tmp_path: Path) -> None:
         source = evaluation_source(text)
         assert (source.kind, source.folder, source.text) == (kind, folder, text)
         assert evaluation_source(source) is source
+    with pytest.raises(DataError, match="expected a file or a BEIR folder"):
+        evaluation_source(tmp_path)
     with pytest.raises(DataError, match="mteb:STSBenchmark"):
         load_examples(DataSource(path="mteb:STSBenchmark"))
 

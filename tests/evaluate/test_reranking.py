@@ -19,7 +19,7 @@ from tiny_tokenizers import sentences
 
 from angle_llm.evaluate import retrieval
 from angle_llm.evaluate.bootstrap import mean_difference
-from angle_llm.evaluate.retrieval import Reranking, answer_ranks, query_metrics, read_tasks, rerank, retrieval_main
+from angle_llm.evaluate.retrieval import Reranking, query_metrics, read_tasks, rerank, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask
 from angle_llm.export.push import _read_scores
 from angle_llm.settings.commands import RetrievalSettings
@@ -54,11 +54,10 @@ def test_ranks_equal_those_of_a_plain_sort(seed: int, few_scores: bool, top: int
         order = order_by_sorting(query, candidates, list(answers), own)
         first = sorted(order[:top], key=lambda c: (-score_of[number, c], c in answers, order.index(c)))
         due.append({c: place for place, c in enumerate([*first, *order[top:]], 1) if c in answers})
-    before = answer_ranks(queries, candidates, relevant, itself)
     with pytest.MonkeyPatch.context() as patched:  # the block sizes have no effect
         patched.setattr(retrieval, "_RERANKED_QUERIES", 2)
         patched.setattr(retrieval, "_SIMILARITIES", 5 * 256)  # 5 candidates at once
-        after = rerank(Reranking(scores, top), task, queries, candidates, before)
+        after = rerank(Reranking(scores, top), task, queries, candidates)
     assert after == due
     assert [list(ranks) for ranks in after] == [sorted(ranks, key=ranks.__getitem__) for ranks in after]
 

@@ -24,8 +24,7 @@ from angle_llm import cli
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import DataError
 from angle_llm.evaluate.retrieval_tasks import read_beir
-from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsPair, read_pairs, select_tasks
-from angle_llm.evaluate.task_files import data_file
+from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsPair, data_file, read_pairs, select_tasks
 from angle_llm.settings.commands import GetSettings
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource
@@ -265,7 +264,7 @@ def test_a_set_without_gold_values_is_checked_by_its_rows(hub: Hub, tmp_path: Pa
     ("score", "message"),
     [
         ("1", " expected 2 rows .*, got 1 rows .* Remove it"),
-        ("None", "2: column score: expected a .* 'None'"),
+        ("None", "2: score is 'None', expected a finite number"),
     ],
 )
 def test_a_stale_file_in_the_data_directory_is_refused_and_not_replaced(

@@ -9,7 +9,6 @@ documents are skipped, and so are queries without a positive.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Collection, Iterator
 from functools import cached_property
@@ -68,27 +67,18 @@ def _read_judgements(path: Path, encoding: str) -> dict[str, list[Judgement]]:
     Raises:
         DataError: for the first line that cannot be read, or has another score than an earlier line, with its number.
     """
-    judgements: dict[str, list[Judgement]] = {}
-    judgement_of: dict[tuple[str, str], Judgement] = {}
+    judgements: dict[str, dict[str, Judgement]] = {}  # query → document → judgement
     needed = _IDS if path.suffix == ".parquet" else (*_IDS, "score")
     for row in reader_of(path, encoding=encoding).good_rows(needed):
         query, document = (str(row.values[name]) for name in _IDS)
-        value = row.values.get("score", 1)
-        try:
-            score = float(value)
-        except (TypeError, ValueError):
-            score = math.nan
-        if not math.isfinite(score):
-            raise DataError(f"{row.place}: score is {value!r}, expected a number")
-        first = judgement_of.setdefault((query, document), Judgement(row.line, document, score))
+        score = row.number("score") if "score" in row.values else 1.0
+        first = judgements.setdefault(query, {}).setdefault(document, Judgement(row.line, document, score))
         if first.score != score:
             raise DataError(
                 f"{row.place}: query {query} and document {document} have the score {score:g} here and {first.score:g} in "
                 f"{row.unit} {first.line}. Remove one of them"
             )
-        if first.line == row.line:  # not a repeated judgement
-            judgements.setdefault(query, []).append(first)
-    return judgements
+    return {query: list(judgement_of.values()) for query, judgement_of in judgements.items()}
 
 
 def _read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str = "utf-8") -> dict[str, str]:
@@ -161,7 +151,7 @@ class JudgedQueries(FileReader):
         """Two mappings: document id → text of all judged documents, and query id → text of all judged queries."""
         documents = self.documents({entry.document for entries in self.judgements.values() for entry in entries})
         if empty := sum(not text for text in documents.values()):
-            _warn(f"{self.beside[0]} has {empty:,} judged documents without text, which are skipped")
+            warn(f"{self.beside[0]} has {empty:,} judged documents without text, which are skipped")
         return documents, self.queries()
 
     def _records(self) -> Iterator[tuple[int, Any]]:
@@ -195,8 +185,9 @@ def documents_of(folder: Path) -> Iterator[str]:
         texts = _read_texts(path).values()
         yield from filter(None, texts)
         if empty := sum(not text for text in texts):
-            _warn(f"{path} has {empty:,} documents without text, which are skipped")
+            warn(f"{path} has {empty:,} documents without text, which are skipped")
 
 
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)  # stdout may contain JSON
+def warn(text: str) -> None:
+    """Print a warning to stderr, because stdout may contain JSON."""
+    print(f"warning: {text}", file=sys.stderr)

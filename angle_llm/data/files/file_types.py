@@ -14,6 +14,7 @@ import gzip
 import io
 import itertools
 import json
+import math
 import re
 import shutil
 import zlib
@@ -24,7 +25,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple
 
-from angle_llm.data.formats import SINGLE_TEXTS, DataError, ListCell, RowError, is_list_text
+from angle_llm.data.formats import SINGLE_TEXTS, DataError, ListCell, RowError, is_list_text, read_text
 from angle_llm.settings.parsing import similar_paths, unknown_name
 
 Unit = Literal["line", "row"]
@@ -50,6 +51,24 @@ class Row(NamedTuple):
     def place(self) -> str:
         """Location of the row for error messages: `x.tsv:3`, or `x.parquet row 3`."""
         return place(self.file, self.line, self.unit)
+
+    def text(self, column: str) -> str:
+        """Return the text in a column; raise `DataError` with file and line if it is missing, blank or a list."""
+        try:
+            return read_text(self.values, column)
+        except RowError as error:
+            raise DataError(f"{self.place}: {error}") from None
+
+    def number(self, column: str) -> float:
+        """Return the number in a column; raise `DataError` with file and line if it is not a finite number."""
+        value = self.values.get(column)
+        try:
+            number = float(str(value))
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise DataError(f"{self.place}: {column} is {value!r}, expected a finite number")
+        return number
 
 
 class BadRow(NamedTuple):
@@ -268,12 +287,11 @@ class JsonFile(JsonLinesFile):
         text = "".join(line for _, line in self.lines(any_line_end=True))
         try:
             self._refuse_bad_bytes(text)
-            objects = json.loads(text)
+            return iter(enumerate(json.loads(text), 1))
         except RowError as error:
             raise DataError(f"{self.name}: {error}") from None
         except json.JSONDecodeError as error:
             raise DataError(f"{self.name}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
-        return iter(enumerate(objects, 1))
 
     def _parse(self, record: Any) -> dict[str, Any]:
         return _checked(record)
@@ -577,11 +595,9 @@ class DatasetReader(RowsInMemory):
             raise
         except Exception as error:  # many types: no network, unknown dataset, configuration or split, broken files
             of_configuration = f" of configuration {configuration!r}" if configuration else ""
-            advice = "Check split and names"
-            if not Path(name).exists():
-                advice = f"It is not a local path. {similar_paths(Path(name))}"
+            hint = "" if Path(name).exists() else f" It is not a local path. {similar_paths(Path(name))}"
             problem = f"`datasets` could not load split {split!r}{of_configuration}: {error}"
-            raise DataError(f"{name}: {problem}. {advice}") from error
+            raise DataError(f"{name}: {problem}. Check split and names.{hint}") from error
         super().__init__(dataset, name=name)
         self.identity = str(dataset._fingerprint)
 

@@ -21,8 +21,7 @@ import yaml
 from angle_llm.data.formats import DataError
 from angle_llm.data.keys import is_distinctive, normalized
 from angle_llm.data.sources import resolve_source
-from angle_llm.evaluate.sts_tasks import read_pairs, read_task
-from angle_llm.evaluate.task_files import data_file, score_of
+from angle_llm.evaluate.sts_tasks import data_file, read_pairs, read_task
 from angle_llm.io import log, write_file, write_json_lines
 from angle_llm.settings.commands import GetSettings
 from angle_llm.settings.parsing import SettingsError, unknown_name
@@ -165,7 +164,7 @@ def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, sts
 def check_file(path: Path, file: PublicFile, name: str) -> None:
     """Raise `DataError` if the rows or the scores of a file differ from what is expected; `name` is for messages."""
     rows = resolve_source(path).good_rows(["score"] if file.gold else ())
-    values = [f"{score_of(row, 'score'):.6f}" if file.gold else "" for row in rows]
+    values = [f"{row.number('score'):.6f}" if file.gold else "" for row in rows]
     digest = file.gold and hashlib.sha256("\n".join(values).encode()).hexdigest()[:16]
     if (len(values), digest) != (file.rows, file.gold):
         expected, got = (f" with the fingerprint {value} of score" if value else "" for value in (file.gold, digest))

@@ -38,11 +38,11 @@ def contract(file: str, expression: str) -> str:
     return f"tests/contract/test_contract_{file}.py -k {expression}"
 
 
-LOSSES, SINGLE = contract("losses", "slow_formula"), contract("encoder", "one_text_at_a_time")
+LOSSES = "tests/losses/test_angle.py -k slow_formula"
 NEGATIVES = "tests/losses/test_negatives.py -k slow_formula"
-STOPPED, TWO = contract("resume", "same_bytes"), contract("resume", "two_processes")
-MERGED = contract("export", "base_plus_update")
-SHARED = contract("encoder", "computed_once")  # a model that gives other results on a trie is used without one
+STOPPED, TWO = contract("resume", "same_bytes"), "tests/train/test_distributed.py -k 'same_adapter and short'"
+MERGED = "tests/model/test_lora.py -k update_equals"
+TRIE = "tests/model/test_token_sequence.py -k rows_equal"
 
 FAULTS = [
     # losses
@@ -84,14 +84,15 @@ FAULTS = [
           "tests/train/test_trainer.py -k padded_texts_use_no_compiled"),
     # texts and tokens
     Fault("missing-deduplication", "plan_micro_batches", "texts = list(row_of_ids)",
-          "row_of, texts = list(range(len(ids))), [tuple(text) for text in ids]", SHARED),
+          "row_of, texts = list(range(len(ids))), [tuple(text) for text in ids]",
+          "tests/model/test_micro_batches.py -k share_a_row"),
     Fault("cut-prompt-tail", "SentenceTokenizer._apply", "[before + ids + after for ids in ids_of_texts]",
           "[(before + ids + after)[: self._text_tokens] for ids in ids_of_texts]",
           "tests/model/test_tokenizer.py -k prompt_is_complete"),
     Fault("special-tokens-parsed", "plain_ids", "split_special_tokens=True", "split_special_tokens=False",
           "tests/model/test_tokenizer.py -k inert"),
     Fault("edits-skipped", "SentenceTokenizer.__call__", "self.prompt.edit(texts[position])", "texts[position]",
-          contract("encoder", "edits")),
+          "tests/model/test_chat_template.py -k head_and_tail"),
     Fault("sides-are-two-texts", "relations", "text = text_of_row(batch.texts, row_of_N)", "text = None",
           "tests/train/test_two_sides.py -k slow_formulas"),
     Fault("documents-read-as-queries", "SideTokenizers.selected", 'self.side == "document"', "False",
@@ -102,11 +103,11 @@ FAULTS = [
           "tests/model/test_micro_batches.py -k padded_micro_batches"),
     Fault("last-column-pooled", "last_position",
           "position_B = (mask_BT * torch.arange(1, tokens + 1, device=mask_BT.device)).argmax(dim=1)",
-          "position_B = torch.full((texts,), tokens - 1, device=mask_BT.device)", SINGLE),
+          "position_B = torch.full((texts,), tokens - 1, device=mask_BT.device)", "tests/model/test_pooling.py -k loop_over"),
     Fault("trie-sees-the-next-token", "_SequenceContext.mask", "hidden_UQL = key_L > (", "hidden_UQL = key_L > 1 + (",
-          SHARED),
+          TRIE),
     Fault("trie-position-from-branch", "build_sequence", "np.arange(common, len(text))", "np.arange(len(text) - common)",
-          SHARED),
+          TRIE),
     Fault("packed-sees-padding", "_SequenceContext.mask", "key_L >= group.length_U", "key_L > group.length_U",
           "tests/model/test_attention.py -k packed_texts_equal"),
     Fault("blocks-too-few", "mask_blocks", "(end_JB.max(axis=1) > first_I)", "(end_JB.max(axis=1) > first_I + 1)",
@@ -132,16 +133,16 @@ FAULTS = [
     Fault("cached-step-drops-texts", "RecomputedGraphs.backward", "zip(self._micro_batches, self._states, strict=True)",
           "zip(self._micro_batches[:1], self._states[:1], strict=True)", contract("train", "plain_transformers")),
     Fault("weight-ignored", "loss_and_gradient", "value.loss * weight", "value.loss",
-          contract("train", "accumulated")),
+          "tests/train/test_batches.py -k mixed_batch"),
     Fault("rows-of-the-first-batch", "relations", "plan.row_of[first : first + len(batch)]",
-          "plan.row_of[: len(batch)]", contract("train", "accumulated")),
+          "plan.row_of[: len(batch)]", "tests/train/test_groups.py -k batches_together"),
     Fault("guide-rows-of-texts", "relations", "tensor[first_text]", "tensor[: len(first_text)]",
           "tests/train/test_precomputed_vectors.py -k its_side"),
     Fault("warm-up-from-zero", "rate_share", "lr_lambdas[0](step)", "lr_lambdas[0](step - 1)",
           contract("train", "a_run_leaves")),
     Fault("remainder-dropped", "Draws.batches", "-(-count // batch_size)", "count // batch_size", STOPPED),
     Fault("worst-model-kept", "BestModel.evaluate", "score > best", "score < best",
-          contract("train", "best_model")),
+          "tests/train/test_trainer.py -k best_model_is_kept"),
     Fault("random-state-not-restored", "Checkpoints.resume", "processes.rank < len(states)", "not states", STOPPED),
     Fault("gradient-scale-kept", "DataParallelStrategy.update", "weight.grad.div_(scale.factor)", "weight.grad.div_(1)",
           "tests/train/test_float16.py -k clipping"),
@@ -151,7 +152,7 @@ FAULTS = [
           STOPPED),
     Fault("epoch-restarted-on-resume", "StepSchedule.after", "first=first", "first=0", STOPPED),
     Fault("checksum-ignored", "check_files", 'sha256_of(path) != entry["sha256"]', "not sha256_of(path)",
-          contract("resume", "damaged")),
+          "tests/train/test_checkpoint.py -k damage_is_reported"),
     Fault("wrong-rank-slice", "group_step", "plan.share(strategy.processes.rank)", "plan.share(0)", TWO),
     Fault("gradients-not-summed", "DataParallelStrategy._sum_gradients", "self.processes.world_size == 1",
           "self.processes.world_size >= 1", TWO),

@@ -4,7 +4,6 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,15 +39,6 @@ def command(
     done = programs.run(*words, cwd=cwd, stdin=stdin, environment={**os.environ, **variables}, seconds=300)
     assert done.returncode == code, done.stdout[-4000:] + done.stderr[-4000:]
     assert "Traceback" not in done.stderr, done.stderr
-    return done
-
-
-def launched(
-    launcher: str, *words: str | Path, variables: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs `accelerate launch …` or `torchrun …` in the tree, which starts real processes, and asserts exit code 0."""
-    done = programs.run(launcher, *words, cwd=TREE, environment={**os.environ, **(variables or {})}, seconds=300)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done
 
 

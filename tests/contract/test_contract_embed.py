@@ -1,41 +1,21 @@
-"""`angle-llm embed` and `search`: standard input, the same bytes after a kill and in two processes, the nearest rows."""
+"""`angle-llm embed` writes the same bytes after a kill and in two processes."""
 
 import os
 import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import programs
-import pytest
-from commands import Files, command, free_port, names
+from commands import Files, command, free_port
 from tiny_folders import contents, sentences
 
-from angle_llm import SentenceEncoder
-
 TEXTS = [*sentences(9, seed=2), 'She said "no" {0}.', "Zwei Hunde – 犬"]
-
-
-@pytest.fixture(scope="module")
-def due(model: str) -> np.ndarray:
-    return SentenceEncoder.from_pretrained(model).encode(TEXTS)
 
 
 def write_texts(folder: Path) -> Path:
     path = folder / "texts.txt"
     path.write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
     return path
-
-
-def test_standard_input_is_read_and_its_skipped_rows_are_listed(model: str, due: np.ndarray, tmp_path: Path) -> None:
-    words = ["--model", model, "--input", "-", "--output", tmp_path / "rows.npy", "--on-bad-row", "skip"]
-    shown = command("angle-llm", "embed", *words, stdin="\n".join([*TEXTS[:2], "", *TEXTS[2:]])).stdout
-    names(shown, rf"\b{len(TEXTS)}\b", r"\b32\b")
-    rows = np.load(tmp_path / "rows.npy", allow_pickle=False)
-    assert rows.dtype == np.float32
-    np.testing.assert_array_equal(rows, due)
-    (skipped,) = (content for name, content in contents(tmp_path).items() if name.endswith(".jsonl"))
-    assert b"standard input:3" in skipped
 
 
 def test_a_killed_command_ends_with_the_same_bytes(files: Files, tmp_path: Path) -> None:
@@ -72,15 +52,3 @@ def test_two_processes_share_the_work(model: str, tmp_path: Path) -> None:
     done = [program.wait(120) for program in each]
     assert [one.returncode for one in done] == [0, 0], done
     assert contents(tmp_path / "out") == contents(tmp_path / "once")
-
-
-def test_search_shows_the_nearest_rows_in_order(model: str, due: np.ndarray, tmp_path: Path) -> None:
-    words = ["--model", model, "--input", write_texts(tmp_path), "--output", tmp_path / "out", "--store-text"]
-    command("angle-llm", "embed", *words)
-    query = SentenceEncoder.from_pretrained(model).encode(["a dog runs"])[0]
-    cosines = due @ query / np.linalg.norm(due, axis=1) / np.linalg.norm(query)
-    shown = command("angle-llm", "search", tmp_path / "out", "a dog runs", "--top", "3").stdout
-    for before, after in zip((order := np.argsort(-cosines)[:3])[:-1], order[1:], strict=True):
-        assert 0 <= shown.find(TEXTS[before]) < shown.find(TEXTS[after])
-    names(shown, f"{cosines.max():.4f}")
-    names(command("angle-llm", "search", tmp_path / "none", "a", code=2).stderr, "none")

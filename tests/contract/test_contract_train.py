@@ -1,20 +1,18 @@
-"""Training by the recipes and `angle-llm train`: files written, values computed, and refusals."""
+"""Training by the recipes and `angle-llm train`: files written and values computed."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import reference_loss
 import torch
 import yaml
 from commands import QUICK, TREE, Files, command, names, training
 from tiny_folders import read_rows, sentences, write_rows
 from transformers import AutoModel, AutoTokenizer
 
-from angle_llm import SentenceEncoder, TextBatch, TrainSettings, fine_tune
+from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.data import Triple
 from angle_llm.evaluate import spearman
 
@@ -22,13 +20,6 @@ from angle_llm.evaluate import spearman
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of training steps."""
     return [line for line in read_rows(run / "metrics.jsonl") if "loss" in line]
-
-
-def refused(files: Files, tmp_path: Path, *flags: str) -> str:
-    """Output of `angle-llm train`; asserts exit code 2 and that no run directory exists."""
-    done = command("angle-llm", "train", *training(files, tmp_path / "run"), *flags, code=2)
-    assert not (tmp_path / "run").exists()
-    return done.stdout + done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------ files of a run
@@ -52,24 +43,6 @@ def test_a_run_leaves_settings_metrics_and_a_model(run_dir: Path, files: Files) 
     assert sum("evaluation" in line for line in read_rows(run_dir / "metrics.jsonl")) == 2
     card = json.loads((run_dir / "model/angle_llm.json").read_text())
     assert (card["max_length"], card["pooling"], card["base"]) == (100, "last", files.llama)
-
-
-def test_the_saved_settings_start_the_same_run_again(run_dir: Path, tmp_path: Path) -> None:
-    command("angle-llm", "train", "--config", run_dir / "settings.yaml", "--run-dir", tmp_path / "again")
-    weights = "model/adapter_model.safetensors"
-    assert (tmp_path / "again" / weights).read_bytes() == (run_dir / weights).read_bytes()
-
-
-def test_flags_override_the_settings_file(files: Files, tmp_path: Path) -> None:
-    config = {"run_dir": str(tmp_path / "no"), "seed": 7, "max_steps": 9, "lora": {"rank": 2, "alpha": 16}}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    places = ["--run-dir", tmp_path / "run", "--model.path", files.llama, "--data.path", files.triples]
-    flags = ["--model.dtype", "float32", "--lora.rank", "3", "--batch-size", "8", "--max-steps", "1"]
-    command("angle-llm", "train", "--config", tmp_path / "mine.yaml", *places, *flags)
-    settings = yaml.safe_load((tmp_path / "run/settings.yaml").read_text())
-    assert (settings["seed"], settings["lora"]["rank"], settings["lora"]["alpha"]) == (7, 3, 16)
-    assert (settings["max_steps"], settings["batch_size"]) == (1, 8)
-    assert not (tmp_path / "no").exists()
 
 
 def test_the_recipe_trains_and_names_its_model(files: Files, tmp_path: Path) -> None:
@@ -106,21 +79,6 @@ def test_sts_finetune_prints_scores_before_and_after(files: Files, tmp_path: Pat
     cosines = np.sum(left_ND * right_ND, axis=1) / np.linalg.norm(left_ND, axis=1) / np.linalg.norm(right_ND, axis=1)
     expected = 100 * spearman(cosines, [row["rating"] for row in rows])
     assert f"after   {expected:6.2f}" in shown
-
-
-def test_training_in_python_returns_the_model_directory(files: Files, tmp_path: Path) -> None:
-    default = TrainSettings()
-    settings = TrainSettings(
-        run_dir=str(tmp_path / "run"),
-        model=type(default.model)(path=files.llama, dtype="float32", max_length=100),
-        lora=type(default.lora)(rank=4),
-        data=type(default.data)(path=files.triples),
-        batch_size=4,
-        max_steps=1,
-    )
-    folder = fine_tune(settings).folder
-    assert Path(folder) == tmp_path / "run/model"
-    assert SentenceEncoder.from_pretrained(folder).encode(["A dog runs."]).shape == (1, 32)
 
 
 # ------------------------------------------------------------------------------------------------- computed values
@@ -168,71 +126,21 @@ def test_loss_and_gradient_of_a_step_equal_those_of_plain_transformers(
         for text in batch.texts
     ]
     x = torch.stack([model(input_ids=each).last_hidden_state[0, -1] for each in ids]).double()
-    parts = reference_loss.parts(x, batch.left.tolist(), batch.right.tolist(), batch.score.tolist())
-    loss = sum(weight * parts[name] for name, weight in weights.items())
-    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    objective = AngleObjective(**{f"{name}_weight": weight for name, weight in weights.items()})
+    value = objective(x, batch.left, batch.right, batch.score)
+    gradients = torch.autograd.grad(value.loss, list(model.parameters()), allow_unused=True)
     norm = torch.stack([each.norm() for each in gradients if each is not None]).norm()
-    assert line["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert line["loss"] == pytest.approx(float(value.loss.detach()), rel=1e-5)
     assert line["gradient_norm"] == pytest.approx(float(norm), rel=1e-4)
     assert {name: line[f"loss/{name}"] for name in weights} == pytest.approx(
-        {name: float(parts[name].detach()) for name in weights}, rel=1e-5
+        {name: float(value.parts[name]) for name in weights}, rel=1e-5
     )
     assert (line["texts"], line["pairs"]) == (len(batch), len(batch.left))
-
-
-@pytest.mark.slow
-def test_accumulated_batches_equal_their_mean(files: Files, tmp_path: Path) -> None:
-    """Eight steps of one batch at a learning rate of almost nothing, against one step of eight."""
-    still = ["--optimizer.learning-rate", "1e-12", "--batch-size", "3"]
-    for name, steps in (("one", ["--max-steps", "8"]), ("eight", ["--max-steps", "1", "--accumulation", "8"])):
-        command("angle-llm", "train", *training(files, tmp_path / name), *still, *steps)
-    losses = [line["loss"] for line in metrics(tmp_path / "one")]
-    (line,) = metrics(tmp_path / "eight")
-    assert len(losses) == 8
-    assert line["loss"] == pytest.approx(sum(losses) / 8, rel=1e-5)
-    again = shutil.copy(files.triples, tmp_path / "again.jsonl")
-    same = ["--data.path", f"{files.triples},{again}", "--data.batches", "by_set", "--batch-size", "24"]
-    for accumulation in ("1", "2"):  # all rows in each batch: the same gradient, however many are averaged
-        run = [*training(files, tmp_path / accumulation), *still, *same, "--max-steps", "1"]
-        command("angle-llm", "train", *run, "--accumulation", accumulation)
-    one, two = (metrics(tmp_path / accumulation)[0]["gradient_norm"] for accumulation in ("1", "2"))
-    assert two == pytest.approx(one, rel=1e-5)
 
 
 def test_another_seed_is_another_run(run_dir: Path, files: Files, tmp_path: Path) -> None:
     command("angle-llm", "train", *training(files, tmp_path / "run"), "--seed", "1", "--max-steps", "1")
     assert metrics(tmp_path / "run")[0]["loss"] != metrics(run_dir)[0]["loss"]
-
-
-def test_the_best_model_of_the_evaluations_is_kept(files: Files, tmp_path: Path) -> None:
-    run = [*training(files, tmp_path / "run"), "--optimizer.learning-rate", "0.3", "--evaluation.tasks", files.pairs]
-    shown = command("angle-llm", "train", *run, "--evaluation.every-steps", "1").stdout
-    scores = [line["evaluation"] for line in read_rows(tmp_path / "run/metrics.jsonl") if "evaluation" in line]
-    assert len(scores) == 7
-    names(shown, f"{scores[0]:.2f}", f"{max(scores[1:]):.2f}")
-    shown = command("python", "eval/sts.py", "--model", tmp_path / "run/model", "--tasks", files.pairs).stdout
-    names(shown, f"{max(scores[1:]):.2f}")
-
-
-def test_a_mixture_draws_from_every_dataset(files: Files, tmp_path: Path) -> None:
-    texts = sentences(16)
-    pairs = [{"text1": texts[n], "text2": texts[n + 8], "score": n % 2} for n in range(8)]
-    write_rows(tmp_path / "pairs.jsonl", pairs)
-    sets = f"{tmp_path}/pairs.jsonl:2,{files.triples}"
-    run = [
-        *training(files, tmp_path / "run"),
-        "--data.path",
-        sets,
-        "--data.batches",
-        "by_set",
-        "--objective.cosine-weight",
-        "1",
-    ]
-    command("angle-llm", "train", *run)
-    drawn = [{k: v for k, v in line.items() if k.startswith("examples/") and v} for line in metrics(tmp_path / "run")]
-    assert all(len(each) == 1 for each in drawn), "each batch is from one dataset"
-    totals = {name: sum(each.get(name, 0) for each in drawn) for name in {k for each in drawn for k in each}}
-    assert sorted(totals.values()) == [16, 24]
 
 
 def test_nested_training_takes_the_loss_at_every_cut(files: Files, tmp_path: Path) -> None:
@@ -242,4 +150,6 @@ def test_nested_training_takes_the_loss_at_every_cut(files: Files, tmp_path: Pat
     assert SentenceEncoder.from_pretrained(tmp_path / "run/model", layers=1, dimensions=8).encode(["a"]).shape == (1, 8)
 
 
-# ------------------------------------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize("program", ["eval/ablation.py", "eval/speed.py"])
+def test_a_program_that_is_called_by_functions_elsewhere_has_help(program: str) -> None:
+    assert len(command("python", program, "--help", cwd=TREE).stdout) > 100

@@ -1,4 +1,4 @@
-"""The weighted sum of the parts: equal to the slow formulas and to angle-emb. Refusals: tests/contract."""
+"""The weighted sum of the parts: equal to the slow formulas and to angle-emb; invalid arguments."""
 
 import importlib.util
 from contextlib import nullcontext
@@ -204,3 +204,53 @@ def test_equals_angle_emb_on_triples_without_repeats(angle_emb_losses: ModuleTyp
         rtol=1e-10,
         atol=1e-10,
     )
+
+
+LEFT, RIGHT = torch.tensor([0, 0, 2, 4]), torch.tensor([1, 2, 3, 5])
+SCORE = torch.tensor([1.0, 0.0, 0.9, 0.4])
+
+
+def test_half_precision_is_raised_to_float32() -> None:
+    x = random((9, 8)).to(torch.bfloat16).requires_grad_()
+    result = AngleObjective(cosine_weight=1, angle_weight=1)(x, LEFT, RIGHT, SCORE)
+    assert result.loss.dtype == torch.float32
+    result.loss.backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "given_settings",
+    [
+        {"in_batch_weight": 0.0},
+        {"cosine_weight": -1.0},
+        {"angle_weight": float("nan")},
+        {"in_batch_temperature": 0.0},
+        {"angle_form": "fase"},
+        {"contrastive_form": "backward"},
+    ],
+)
+def test_invalid_settings_are_refused(given_settings: dict[str, object]) -> None:
+    (name,) = given_settings
+    with pytest.raises(ValueError, match=name):
+        AngleObjective(**given_settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("left", torch.full_like(LEFT, 9)),
+        ("right", RIGHT[:2]),
+        ("left", SCORE),
+    ],
+)
+def test_a_relation_that_does_not_match_the_rows_is_refused(name: str, wrong: Tensor) -> None:
+    given_relation = {"left": LEFT, "right": RIGHT, name: wrong}
+    with pytest.raises(ValueError, match=name):
+        AngleObjective()(random((9, 8)), given_relation["left"], given_relation["right"], SCORE)
+
+
+def test_scores_that_are_not_finite_are_refused() -> None:
+    score = SCORE.clone().index_fill_(0, torch.tensor(0), torch.nan)
+    with pytest.raises(ValueError, match=r"(?i)score.*nan|nan.*score"):
+        AngleObjective(cosine_weight=1)(random((9, 8)), LEFT, RIGHT, score)

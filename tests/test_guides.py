@@ -111,12 +111,13 @@ def test_the_guide_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "hammer",
         "lamp",
     )
-    rows = [
-        {"id": noun, "text": f"The {noun} breaks after a week. Send the {noun} back to the shop."} for noun in nouns
-    ]
-    (tmp_path / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "wiki").mkdir()
+    for noun in nouns:
+        (tmp_path / f"wiki/{noun}.md").write_text(f"The {noun} breaks after a week. Send the {noun} back to the shop.")
     (tmp_path / "asked.txt").write_text("where is my order\n")
     monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"^```python\n(.*?)^```", guide, flags=re.DOTALL | re.MULTILINE)
+    exec(compile(program, "docs/documents.md", "exec"), {})
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     base = str(save_tiny_base("bert", tmp_path / "base"))
 

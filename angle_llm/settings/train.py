@@ -104,8 +104,8 @@ class DataSettings(DataSource):
 class ModelSettings:
     """The base model, and how it encodes texts."""
 
-    path: str = "NousResearch/Llama-2-7b-hf"
-    """A model folder (plain, of sentence-transformers, or a saved encoder, whose training continues), a .gguf file, a
+    path: str = ""
+    """Required. A model folder (plain, of sentence-transformers, or a saved encoder, whose training continues), a .gguf file, a
     hub id (ID, or ID@REVISION), or package:NAME/path/inside for a file in an installed Python package."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of the base weights; adapter weights are always float32. auto: as stored. With bits: the dtype of

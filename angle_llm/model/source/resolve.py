@@ -220,6 +220,12 @@ def locate(path_or_id: str) -> BackboneLocation:
         FileNotFoundError: if the path is neither a model on this machine nor a valid hub id.
         ArtifactError: for a folder that was exported for another library.
     """
+    forms = (
+        "Give a folder with a config.json, a .gguf file, a hub id such as NousResearch/Llama-2-7b-hf, or "
+        "package:NAME/path/inside."
+    )
+    if not path_or_id:
+        raise FileNotFoundError(f"no model is named (training: --model.path). {forms}")
     path = _local_path(path_or_id)
     if path.suffix == ".gguf" and path.is_file():
         return BackboneLocation(str(path.parent), path.name)
@@ -238,10 +244,7 @@ def locate(path_or_id: str) -> BackboneLocation:
     looks_local = "/" in path_or_id and path.parent.is_dir()  # runs/typo, in a folder runs
     if _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS and not looks_local:
         return BackboneLocation(path_or_id)
-    raise FileNotFoundError(
-        f"no model at {path}. {similar_paths(path)} Give a folder with a config.json, a .gguf file, a hub id such as "
-        "NousResearch/Llama-2-7b-hf, or package:NAME/path/inside."
-    )
+    raise FileNotFoundError(f"no model at {path}. {similar_paths(path)} {forms}")
 
 
 def _local_path(reference: str) -> Path:

@@ -25,7 +25,6 @@ from transformers.models.auto.modeling_auto import (
 from angle_llm import SentenceEncoder
 from angle_llm.export.merge import merge
 from angle_llm.model.layers.fingerprint import weights_fingerprint
-from angle_llm.model.layers.lora import quiet_peft
 from angle_llm.model.meta_model import tiny_copy
 from angle_llm.model.source.backbone import BackboneLocation, load_backbone, open_pretrained
 from angle_llm.model.source.checks import ArtifactError
@@ -47,6 +46,9 @@ def _missing(name: str) -> bool:
 NAMES = [name for name in CONFIGS if not _missing(name)]
 _LIKE_ANOTHER = {"qwen2_vl", "qwen3_vl", "mistral3", "llava"}
 QUICK_NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in _LIKE_ANOTHER)) for name in NAMES]
+
+QUIET_PEFT = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+"""peft reads a name that is deprecated in transformers 5.23."""
 
 
 def relative(a, b):
@@ -162,6 +164,7 @@ ADAPTED = ("qwen2_5_vl", "gemma3", "gemma3n", "smolvlm", "embedding_gemma2")
 """Composite models of every place of the text model: `model.language_model`, `model.text_model`, `language_model`."""
 
 
+@QUIET_PEFT
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name not in ADAPTED)) for name in NAMES],
@@ -179,7 +182,7 @@ def test_a_saved_adapter_fits_the_composite_model_in_peft_and_vllm(name, saved, 
     assert roots == {f"base_model.model.{paths.get(name, 'model.language_model')}"}
     # peft: the composite model with the adapter has the vectors of the encoder, and its towers are not adapted.
     ids_BT, mask_BT = batch_with_padding()
-    with quiet_peft(), no_tower_of_timm():
+    with no_tower_of_timm():
         opened = AutoPeftModel.from_pretrained(tmp_path / "model", dtype=torch.float32)
     adapted = [key for key, _ in opened.named_parameters() if "lora_" in key]
     assert len(adapted) == sum("lora_" in key for key, _ in encoder.model.backbone.named_parameters())
@@ -318,12 +321,12 @@ def test_a_multimodal_model_without_a_text_model_is_refused_before_training(tmp_
     assert not (tmp_path / "run" / "model").exists()
 
 
+@QUIET_PEFT
 def test_an_adapter_that_also_changes_a_tower_is_refused_by_the_true_reason(saved, tmp_path):
     folder, _ = saved("gemma3")
-    with quiet_peft():
-        whole = AutoModelForImageTextToText.from_pretrained(folder)
-        adapted = get_peft_model(whole, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
-        adapted.save_pretrained(tmp_path / "both")
+    whole = AutoModelForImageTextToText.from_pretrained(folder)
+    adapted = get_peft_model(whole, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    adapted.save_pretrained(tmp_path / "both")
     with pytest.raises(ArtifactError, match=r"vision_tower.*not in the text model.*exclude_modules"):
         SentenceEncoder.from_pretrained(folder, adapter=tmp_path / "both", prompt="plain", device="cpu")
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +60,7 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
-    """Return a backbone with a new LoRA adapter; only the adapter is trainable, in float32 for any dtype of the base.
+    """Return a backbone with a new LoRA adapter; only the adapter is trainable, in float32 also for a half-precision base.
 
     Raises:
         ValueError: for a target that is no layer, or of layers that cannot be adapted (`out_proj` of Mamba), or if there are
@@ -138,29 +136,17 @@ def is_read_directly(backbone: nn.Module, path: str) -> bool:
 
 
 def peft_model(backbone: nn.Module, **options: Any) -> nn.Module:
-    """Return a backbone with a new LoRA adapter in float32; `options` are arguments of `peft.LoraConfig`."""
+    """Return a backbone with a new LoRA adapter, in float32 also for a half-precision base.
+
+    `options` are arguments of `peft.LoraConfig`.
+    """
     from peft import LoraConfig, PeftModel, TaskType
 
     transposed = any(is_transposed(layer) for layer in backbone.modules())
     config = LoraConfig(task_type=TaskType.FEATURE_EXTRACTION, fan_in_fan_out=transposed, bias="none", **options)
-    with quiet_peft():
-        adapted = PeftModel(backbone, config)  # the class of the task passes arguments that CLIP does not take
-    for name, parameter in adapted.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.to(torch.float32)
-    return adapted
-
-
-@contextmanager
-def quiet_peft() -> Iterator[None]:
-    """Suppress two warnings of peft inside this context: a deprecated name in transformers 5.23, and missing adapter keys.
-
-    `saved_adapter.apply_lora` checks the keys itself.
-    """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # peft reads a name that is deprecated in transformers 5.23
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-        warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
-        yield
+        return PeftModel(backbone, config)  # the class of the task passes arguments that CLIP does not take
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from angle_llm.io import sha256_of, write_json
 from angle_llm.model.layers.fused_lora import use_fused_lora
-from angle_llm.model.layers.lora import LoraUpdate, is_transposed, peft_model, quiet_peft
+from angle_llm.model.layers.lora import LoraUpdate, is_transposed, peft_model
 from angle_llm.model.layers.quantization import bits_of
 from angle_llm.model.source.checks import ArtifactError, as_artifact_error, check_settings, read_json
 from angle_llm.model.source.composite import COMPOSITE, Composite, text_name
@@ -117,13 +117,9 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
         use_dora=bool(config.get("use_dora")),
     )
     needed = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    if {key: tensor.shape for key, tensor in needed.items()} != {key: tensor.shape for key, tensor in tensors.items()}:
-        difference = min(needed.keys() ^ tensors.keys(), default="a tensor with another shape")
-        raise ArtifactError(
-            f"the adapter has {len(adapter.updates)} layers, but peft would change other layers or shapes: {difference}."
-        )
-    with quiet_peft():
-        set_peft_model_state_dict(adapted, tensors)
+    if difference := needed.keys() ^ tensors.keys():
+        raise ArtifactError(f"peft would change other layers than the adapter, such as {min(difference)}.")
+    set_peft_model_state_dict(adapted, tensors)
     use_fused_lora(adapted)
     return adapted.train(backbone.training)
 

@@ -21,8 +21,7 @@ from torch import nn
 
 from angle_llm.model.layers.fingerprint import ORIGINAL
 from angle_llm.model.layers.fp8 import Fp8Linear, fp8_problem
-from angle_llm.model.layers.fused_lora import use_fused_lora
-from angle_llm.model.layers.lora import is_adapted, is_read_directly, without_adapter
+from angle_llm.model.layers.lora import is_read_directly, without_adapter
 from angle_llm.model.layers.quantized_layers import Bits, bits_of_layer, bits_text, frozen_weight, patch_bitsandbytes
 from angle_llm.settings.parsing import need_library
 
@@ -132,7 +131,7 @@ def dequantize(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
     """Replace every quantized layer of a backbone by a `torch.nn.Linear` with the dequantized weights, in place.
 
     Dequantized weights differ from the original weights. An adapter that was trained on a quantized base must be merged
-    into the dequantized weights.
+    into the dequantized weights, by `LoraUpdate`. The LoRA layers keep their class, so peft could not merge them.
 
     Args:
         dtype: dtype of the new weights; to merge an adapter, use float32. None: the dtype of the matrix products. Weights
@@ -152,24 +151,8 @@ def dequantize(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
         if layer.bias is not None:
             plain.bias = nn.Parameter(layer.bias.to(plain.weight.dtype), requires_grad=False)
         backbone.set_submodule(name, plain.train(layer.training))
-    if is_adapted(backbone):
-        _use_plain_lora(backbone)
     for mark in (ORIGINAL, f"is_loaded_in_{bits}bit"):
         vars(without_adapter(backbone)).pop(mark, None)
-
-
-def _use_plain_lora(adapted: nn.Module) -> None:
-    """Change the class of LoRA layers for quantized layers to LoRA layers for `torch.nn.Linear`, in place.
-
-    Called after the base layers are dequantized, so that peft can merge them.
-    """
-    from peft.tuners.lora.layer import Linear, LoraLayer
-
-    for layer in adapted.modules():
-        if isinstance(layer, LoraLayer) and type(layer.get_base_layer()) is nn.Linear and not isinstance(layer, Linear):
-            layer.__class__ = Linear  # type: ignore[assignment]
-            layer.is_target_conv_1d_layer = False  # type: ignore[assignment]  # the one attribute that is missing
-    use_fused_lora(adapted)
 
 
 def _bitsandbytes() -> Any:

@@ -28,8 +28,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNor
 from angle_llm import SentenceEncoder
 from angle_llm.model.layers import compiled_rotary, fused_lora, lora, low_memory_layers, replacements
 from angle_llm.model.layers.compiled_rotary import CompiledRotary, use_compiled_rotary
-from angle_llm.model.layers.fused_lora import lora_linear
-from angle_llm.model.layers.swiglu import slopes, swiglu
+from angle_llm.model.layers.fused_lora import lora_linear, swiglu, swiglu_slopes
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.token_sequence import gather_rows
 from angle_llm.settings.train import LoraSettings
@@ -260,7 +259,7 @@ def test_slopes_of_swiglu_are_its_gradients(with_product: bool) -> None:
     gradient, gate, up = draw(3, 5, 6)
     leaves = [gate.clone().requires_grad_(), up.clone().requires_grad_()]
     expected = nn.functional.silu(leaves[0]) * leaves[1]
-    *found, value = slopes(gate, up, gradient, with_product)
+    *found, value = swiglu_slopes(gate, up, gradient, with_product)
     # float64, at most four operations
     torch.testing.assert_close(found, list(torch.autograd.grad(expected, leaves, gradient)), rtol=1e-14, atol=1e-14)
     assert (value is not None) == with_product

@@ -16,7 +16,6 @@ low_memory_layers         Frozen RMSNorm and SwiGLU layers of a trained adapter 
 compiled_rotary           Rotary position embeddings on a GPU as one kernel, for texts in one sequence, in training of an
                           adapter and in `encode`. LLaMA-7B on an H200, training, packed texts: 502 to 556 pairs/s. Test:
                           `tests/model/test_layers.py`.
-swiglu                    SwiGLU and its gradients, for `low_memory_layers` and `fused_lora`.
 quantized_layers          Attributes of bitsandbytes layers (`patch_bitsandbytes`, called for every `SentenceEncoder`).
                           Without it, training after an evaluation gives wrong gradients on some CPUs. Test:
                           `tests/model/test_quantization.py`.

@@ -2,6 +2,8 @@
 
     y = base(x) + s (drop(x) Aᵀ) Bᵀ        s: scaling; drop: dropout in training, including the factor 1/(1 - p)
 
+The input x may be a SwiGLU product, silu(gate) · up.
+
 Legend: T tokens (any leading shape, flattened), I inputs, O outputs, R rank.
 """
 
@@ -18,7 +20,44 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from angle_llm.model.layers.quantized_layers import bits_of_layer, input_gradient, set_scale
-from angle_llm.model.layers.swiglu import product, slopes, swiglu
+
+
+def swiglu_product(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) · up, without a graph."""
+    return nn.functional.silu(gate).mul_(up)
+
+
+def swiglu_slopes(
+    gate: Tensor, up: Tensor, gradient: Tensor, with_product: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of silu(gate) · up with respect to `gate` and `up`, for an upstream `gradient`.
+
+    The third value is the product itself, or None if not `with_product`.
+    """
+    silu = nn.functional.silu(gate)
+    value = silu * up if with_product else None
+    return torch.ops.aten.silu_backward(gradient * up, gate), silu.mul_(gradient), value
+
+
+class _SwiGlu(torch.autograd.Function):
+    """Autograd function for silu(gate) · up that saves only `gate` and `up` for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Any:
+        ctx.save_for_backward(gate, up)
+        return swiglu_product(gate, up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        return swiglu_slopes(gate, up, gradient, False)[:2]
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) · up. The backward pass computes silu(gate) again, so only `gate` and `up` are saved."""
+    value: Tensor = _SwiGlu.apply(gate, up)  # type: ignore[no-untyped-call]
+    return value
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -36,7 +75,7 @@ class _LoraLinear(torch.autograd.Function):
         b_OR: Tensor,
     ) -> Tensor:
         a_RI, b_OR = a_RI.to(x_TI.dtype), b_OR.to(x_TI.dtype)
-        input_TI = x_TI if up_TI is None else product(x_TI, up_TI)
+        input_TI = x_TI if up_TI is None else swiglu_product(x_TI, up_TI)
         mask_TI = torch.empty_like(input_TI, dtype=torch.uint8).bernoulli_(1 - dropout) if dropout else None
         ctx.base = base
         ctx.scaling = scaling / (1 - dropout)
@@ -61,9 +100,9 @@ class _LoraLinear(torch.autograd.Function):
             else:
                 gradient_TI += _dropped(gradient_TR @ a_RI, mask_TI)
             if up_TI is not None:
-                gradient_TI, gradient_up, input_TI = slopes(x_TI, up_TI, gradient_TI, True)
+                gradient_TI, gradient_up, input_TI = swiglu_slopes(x_TI, up_TI, gradient_TI, True)
         if input_TI is None:
-            input_TI = x_TI if up_TI is None else product(x_TI, up_TI)
+            input_TI = x_TI if up_TI is None else swiglu_product(x_TI, up_TI)
         # autograd casts the gradient of a matrix to the dtype of the matrix.
         gradient_a, gradient_b = gradient_TR.T @ _dropped(input_TI, mask_TI), gradient_TO.T @ hidden_TR
         return gradient_TI, gradient_up, None, None, None, gradient_a, gradient_b  # None: base, scaling, dropout

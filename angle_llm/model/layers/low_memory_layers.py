@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from angle_llm.device import is_gpu, largest, trial_problem
-from angle_llm.model.layers.fused_lora import FusedLora, are_plain, mixed_class
-from angle_llm.model.layers.swiglu import swiglu
+from angle_llm.model.layers.fused_lora import FusedLora, are_plain, mixed_class, swiglu
 
 
 class _FrozenNorm(torch.autograd.Function):

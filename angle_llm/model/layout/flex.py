@@ -15,8 +15,8 @@ import torch._dynamo
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from angle_llm.device import largest, trial_problem
-from angle_llm.model.layout.token_sequence import MaskBlocks, TokenSequence, build_sequence, shared_prefixes
+from angle_llm.device import largest, on_device, trial_problem
+from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, shared_prefixes
 
 BLOCK = 128
 """Number of tokens in a block of FlexAttention; sequences are padded to a multiple of it."""
@@ -30,8 +30,12 @@ def padded_length(tokens: int) -> int:
     return max(2, -(-tokens // BLOCK)) * BLOCK
 
 
-def mask_blocks(sequence: TokenSequence, tokens: int) -> MaskBlocks:
-    """Return the blocks of the FlexAttention mask of texts in one sequence, on the CPU.
+def mask_blocks(sequence: TokenSequence, tokens: int) -> tuple[Tensor, ...]:
+    """Return the blocks of the FlexAttention mask of texts in one sequence, on the CPU, as three int32 tensors.
+
+    The first tensor, (T,), contains for each key the index after the last query that attends to it. The second, (4, I),
+    contains the numbers of partly and fully visible key blocks of a query block, then of query blocks of a key block. The
+    rows of the third, (4, I, J), start with the indices of these blocks.
 
     The sequence is padded to `tokens`, a multiple of `BLOCK`. A padding token attends only to itself. The
     blocks are computed in O(T + blocks²), without a T × T mask. For this, `TokenSequence.subtree_ends` gives for each key
@@ -57,7 +61,7 @@ def mask_blocks(sequence: TokenSequence, tokens: int) -> MaskBlocks:
     block_masks = (partly_IJ, every_IJ, partly_IJ.T, every_IJ.T)
     counts = np.stack([blocks.sum(axis=1) for blocks in block_masks])
     orders = np.stack([np.argsort(~blocks, axis=1, kind="stable") for blocks in block_masks])
-    return MaskBlocks(*(torch.as_tensor(array, dtype=torch.int32) for array in (end_T, counts, orders)))
+    return tuple(torch.as_tensor(array, dtype=torch.int32) for array in (end_T, counts, orders))
 
 
 def with_mask(sequence: TokenSequence) -> TokenSequence:
@@ -67,10 +71,8 @@ def with_mask(sequence: TokenSequence) -> TokenSequence:
 
 def block_mask(sequence: TokenSequence, tokens: int, device: torch.device) -> BlockMask:
     """Return the FlexAttention mask of texts in one sequence, on a device."""
-    masked = sequence if sequence.mask else replace(sequence, mask=mask_blocks(sequence, tokens))
-    mask = masked.to(device).mask
-    assert mask is not None
-    end_T, counts, orders = mask
+    mask = sequence.mask or mask_blocks(sequence, tokens)
+    end_T, counts, orders = (on_device(tensor, device) for tensor in mask)
 
     def visible(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < end_T[key])

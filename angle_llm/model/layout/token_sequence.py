@@ -69,17 +69,6 @@ class SequenceGroup(NamedTuple):
     """Number of tokens of each text, with the shared prefix."""
 
 
-class MaskBlocks(NamedTuple):
-    """The FlexAttention mask of a sequence, padded to T tokens, in I = J blocks (`flex.mask_blocks`)."""
-
-    end_T: Tensor
-    """For each key, the index after the last query that attends to it, int32."""
-    counts: Tensor
-    """Numbers (4, I) of partly and fully visible key blocks of a query block, then of query blocks of a key block, int32."""
-    orders: Tensor
-    """Arrays that start with the indices of these blocks, (4, I, J) int32."""
-
-
 @dataclass(frozen=True)
 class TokenSequence:
     """Positions of R texts in one sequence of T tokens without padding (prefix trie or packed), without the token ids.
@@ -101,12 +90,12 @@ class TokenSequence:
 
     A sequence that is not causal is packed.
     """
-    mask: MaskBlocks | None = None
-    """The FlexAttention mask, if it was made with the sequence; None: the attention kernel makes what it needs."""
+    mask: tuple[Tensor, ...] | None = None
+    """The FlexAttention mask (`flex.mask_blocks`), if it was made with the sequence; None: the kernel makes its mask."""
 
     def to(self, device: torch.device) -> TokenSequence:
         """Return a copy with the tensors that the model uses on a device; NumPy arrays stay on the CPU."""
-        mask = self.mask and MaskBlocks(*(on_device(tensor, device) for tensor in self.mask))
+        mask = self.mask and tuple(on_device(tensor, device) for tensor in self.mask)
         return replace(self, depth_1T=on_device(self.depth_1T, device), end_R=on_device(self.end_R, device), mask=mask)
 
     @cached_property

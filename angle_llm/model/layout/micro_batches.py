@@ -56,12 +56,11 @@ class MicroBatch:
 
     def inputs(self, device: torch.device) -> dict[str, Any]:
         """Return the keyword arguments of `EmbeddingModel.forward` for this micro-batch, on a device."""
-        inputs: dict[str, Any] = {"ids_BT": on_device(self.ids_BT, device)}
-        if self.mask_BT is not None:
-            inputs["mask_BT"] = on_device(self.mask_BT, device)
-        if self.sequence is not None:
-            inputs["sequence"] = self.sequence.to(device)
-        return inputs
+        return {
+            "ids_BT": on_device(self.ids_BT, device),
+            "mask_BT": None if self.mask_BT is None else on_device(self.mask_BT, device),
+            "sequence": self.sequence and self.sequence.to(device),
+        }
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,7 @@ def plan_micro_batches(
     row_of_ids: dict[tuple[int, ...], int] = {}
     row_of = [row_of_ids.setdefault(tuple(text), len(row_of_ids)) for text in ids]
     texts = list(row_of_ids)
-    padded = _Padded(texts, pad_id)
+    padded = partial(_padded, texts, pad_id)
     limit = layouts.max_tokens or math.inf
     fitting = [row for row, text in enumerate(texts) if len(text) <= limit]
     # Layout with the lower cost.
@@ -315,36 +314,31 @@ This is about the cost of another micro-batch.
 """
 
 
-class _Padded:
-    """Splits texts into micro-batches with the layout `padded`: texts of similar length, longest text first."""
+def _padded(texts: Sequence[Sequence[int]], pad_id: int, rows: Sequence[int], token_budget: int) -> list[TextGroup]:
+    """Split the texts with the indices `rows` into padded micro-batches of similar length, longest text first."""
+    max_padding = max(SPLIT_TOKENS, SPLIT_SHARE * token_budget)
+    groups: list[list[int]] = []
+    longest = padding = 0
+    for row in sorted(rows, key=lambda row: (-len(texts[row]), row)):
+        padding += longest - len(texts[row])
+        if not groups or (len(groups[-1]) + 1) * longest > token_budget or padding > max_padding:
+            groups.append([])
+            longest = len(texts[row])
+            padding = 0
+        groups[-1].append(row)
+    return [_padded_group(texts, group, pad_id) for group in groups]
 
-    def __init__(self, texts: Sequence[Sequence[int]], pad_id: int) -> None:
-        self._texts = texts
-        self._pad_id = pad_id
 
-    def __call__(self, rows: Sequence[int], token_budget: int) -> list[TextGroup]:
-        max_padding = max(SPLIT_TOKENS, SPLIT_SHARE * token_budget)
-        groups: list[list[int]] = []
-        longest = padding = 0
-        for row in sorted(rows, key=lambda row: (-len(self._texts[row]), row)):
-            padding += longest - len(self._texts[row])
-            if not groups or (len(groups[-1]) + 1) * longest > token_budget or padding > max_padding:
-                groups.append([])
-                longest = len(self._texts[row])
-                padding = 0
-            groups[-1].append(row)
-        return [self._group(group) for group in groups]
+def _padded_group(texts: Sequence[Sequence[int]], rows: list[int], pad_id: int) -> TextGroup:
+    """Return the planned micro-batch of the padded texts with the indices `rows`, longest text first."""
+    longest = len(texts[rows[0]])
 
-    def _group(self, rows: list[int]) -> TextGroup:
-        """Return the planned micro-batch of the padded texts with the indices `rows`."""
-        longest = len(self._texts[rows[0]])
-        return TextGroup(rows, len(rows) * longest, longest, partial(self._make, rows))
+    def make() -> MicroBatch:
+        ids = [torch.tensor(texts[row]) for row in rows]
+        ids_BT = pad_sequence(ids, batch_first=True, padding_value=pad_id)
+        return MicroBatch(rows, ids_BT, pad_sequence(list(map(torch.ones_like, ids)), batch_first=True))
 
-    def _make(self, rows: list[int]) -> MicroBatch:
-        """Create the tensors of the padded texts with the indices `rows`."""
-        texts = [torch.tensor(self._texts[row]) for row in rows]
-        ids_BT = pad_sequence(texts, batch_first=True, padding_value=self._pad_id)
-        return MicroBatch(rows, ids_BT, pad_sequence(list(map(torch.ones_like, texts)), batch_first=True))
+    return TextGroup(rows, len(rows) * longest, longest, make)
 
 
 def _balanced(split: Callable[[int], list[TextGroup]], token_budget: int, processes: int) -> list[TextGroup]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,18 +87,13 @@ class LayerStack:
         """
         states: dict[int, Tensor] = {}
 
-        def keeper(number: int) -> Callable[..., None]:
-            def keep(_: nn.Module, __: Any, output: Any) -> None:
-                states[number] = pick(output[0] if isinstance(output, tuple) else output)
+        def keep(number: int, _: nn.Module, __: Any, output: Any) -> None:
+            states[number] = pick(output[0] if isinstance(output, tuple) else output)
 
-            return keep
-
-        handles = [self.layers[number - 1].register_forward_hook(keeper(number)) for number in numbers]
-        try:
+        with ExitStack() as hooks:
+            for number in numbers:
+                hooks.enter_context(self.layers[number - 1].register_forward_hook(partial(keep, number)))
             yield states
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def check(self, backbone: nn.Module) -> None:
         """Check that the output of the backbone is the output of its last layer, passed through the modules `after`.

@@ -261,9 +261,6 @@ def _crosses_borders(backbone: Any, texts: list[list[int]], *, causal: bool, dev
         return poisoned_1TD
 
     ids_1T, sequence = build_sequence(texts, None, causal=causal)
-    handle = backbone.get_input_embeddings().register_forward_hook(poison)
-    try:
+    with backbone.get_input_embeddings().register_forward_hook(poison):
         output = sequence_output(backbone, on_device(ids_1T, device), sequence.to(device), "gathered")
-    finally:
-        handle.remove()
     return not bool(output.last_hidden_state[0, end:].isfinite().all())

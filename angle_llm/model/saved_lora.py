@@ -1,13 +1,9 @@
-"""Continue training from a saved adapter, with the rank, alpha, dropout and targets of the adapter."""
+"""LoRA settings of a run that continues training from a saved adapter: its rank, alpha, dropout and targets."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
-from angle_llm.model.layers.lora import without_adapter
-from angle_llm.model.layers.replacements import replace_layers
 from angle_llm.model.source.checks import as_artifact_error, read_json
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.model.source.saved_adapter import CONFIG_NAME
@@ -53,14 +49,3 @@ def lora_of_run(source: ModelSource, model: ModelSettings, requested: LoraSettin
             f"Set --model.bits {bits}, or merge the adapter (angle-llm merge)."
         )
     return saved
-
-
-def make_trainable(adapted: nn.Module) -> None:
-    """Prepare a backbone with a loaded adapter for training, in place: only the adapter weights become trainable."""
-    config: Any = adapted.peft_config
-    for adapter_config in config.values():
-        adapter_config.inference_mode = False
-    for name, parameter in adapted.named_parameters():
-        parameter.requires_grad_("lora_" in name)
-    without_adapter(adapted).config.use_cache = False  # type: ignore[union-attr]
-    replace_layers(adapted)

@@ -19,11 +19,10 @@ from angle_llm.model import meta_model
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.compiled_rotary import use_compiled_rotary
 from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
-from angle_llm.model.layers.lora import count_parameters, is_adapted
+from angle_llm.model.layers.lora import count_parameters, is_adapted, make_trainable
 from angle_llm.model.layers.quantized_layers import bits_text
 from angle_llm.model.layers.replacements import replaced_layers
 from angle_llm.model.layout.support import probe_layouts
-from angle_llm.model.saved_lora import make_trainable
 from angle_llm.model.source.backbone import empty_backbone, load_config
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.model.source.tokenizer import plain_ids

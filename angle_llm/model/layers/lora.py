@@ -79,10 +79,20 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
             f"LoRA targets: peft would also adapt the expert weights {', '.join(sorted(experts))}, which is not supported. "
             "Name other layers, such as --lora.targets q_proj k_proj v_proj o_proj."
         )
-    without_adapter(adapted).config.use_cache = False  # type: ignore[union-attr]
-    replace_layers(adapted)
+    make_trainable(adapted)
     model: nn.Module = adapted.train(backbone.training)
     return model
+
+
+def make_trainable(adapted: nn.Module) -> None:
+    """Prepare a backbone with an adapter for training, in place: only the adapter weights become trainable."""
+    config: Any = adapted.peft_config
+    for adapter_config in config.values():
+        adapter_config.inference_mode = False
+    for name, parameter in adapted.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    without_adapter(adapted).config.use_cache = False  # type: ignore[union-attr]
+    replace_layers(adapted)
 
 
 def _target_modules(backbone: nn.Module, targets: list[str]) -> list[str] | str:

@@ -87,7 +87,7 @@ class LoraAdapter:
 
 
 def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
-    """Return a backbone with a saved adapter added, for inference; `saved_lora.make_trainable` prepares it for training.
+    """Return a backbone with a saved adapter added, for inference; `lora.make_trainable` prepares it for training.
 
     `read_adapter` reads the files, because peft would import modules that the configuration names.
 

@@ -76,18 +76,6 @@ class _SequenceContext:
         self.tokens = padded_length(nodes) if self.kernel == "flex" else nodes
         self._cache: dict[Any, Any] = {}
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float, softcap: float | None
-    ) -> Tensor:
-        """Return the attention output (1, T, H, S) for query (1, H, T, S), key and value (1, K, T, S).
-
-        T: tokens of the sequence, H: heads, K: key-value heads, S: dimensions of a head. `softcap`: scores are
-        limited to ±softcap by tanh; None: no limit.
-        """
-        if self.kernel == "gathered" or dropout:
-            return self._gathered(query, key, value, scaling, dropout, softcap)
-        return self._flex(query, key, value, scaling, softcap)
-
     def _once(self, cache_key: object, make: Callable[[], Any]) -> Any:
         """Return `make()`, cached by `cache_key`, so that only the first layer of a forward pass computes it."""
         if cache_key not in self._cache:
@@ -123,10 +111,10 @@ class _SequenceContext:
         mask_UQL = torch.zeros(hidden_UQL.shape, dtype=dtype, device=self.device).masked_fill_(hidden_UQL, -torch.inf)
         return mask_UQL.unsqueeze(1)
 
-    def _gathered(
+    def gathered(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float, softcap: float | None
     ) -> Tensor:
-        """Return the attention output by the kernel `gathered`; arguments and shapes as in `attend`.
+        """Return the attention output by the kernel `gathered`; arguments and shapes as in `sequence_attention`.
 
         Keys and values are gathered, and attention is called once per group of texts of similar length.
         """
@@ -164,8 +152,8 @@ class _SequenceContext:
 
     # flex
 
-    def _flex(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float | None) -> Tensor:
-        """Return the attention output by FlexAttention (the kernel `flex`); arguments and shapes as in `attend`."""
+    def flex(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float | None) -> Tensor:
+        """Return the attention output by the kernel `flex`; arguments and shapes as in `sequence_attention`."""
         shared_heads = query.shape[1] != key.shape[1]
         if query.is_meta:  # to count memory (`step_memory`): a fused kernel without a mask saves the same tensors
             attended = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=shared_heads)
@@ -193,17 +181,20 @@ def sequence_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention output for texts in one sequence, and None in place of attention weights.
+    """Return the attention output (1, T, H, S) for texts in one sequence, and None in place of attention weights.
 
-    It is an attention function for `AttentionInterface` of `transformers`. Shapes as in `_SequenceContext.attend`;
-    `module` and `attention_mask` are ignored. `sequence_output` passes `sequence_context` through the backbone.
+    It is an attention function for `AttentionInterface` of `transformers`. `query` is (1, H, T, S), `key` and `value` are
+    (1, K, T, S); `module` and `attention_mask` are ignored. Scores are limited to ±`softcap` by tanh; None: no limit.
+    `sequence_output` passes `sequence_context` through the backbone.
 
     Raises:
         ValueError: for arguments of an attention type that is not supported.
     """
     if unknown := sorted(name for name, value in others.items() if name not in _UNUSED and value is not None):
         raise ValueError(f"attention with {', '.join(unknown)} cannot be computed for texts in one sequence")
-    return sequence_context.attend(query, key, value, scaling, dropout, softcap), None
+    if sequence_context.kernel == "gathered" or dropout:
+        return sequence_context.gathered(query, key, value, scaling, dropout, softcap), None
+    return sequence_context.flex(query, key, value, scaling, softcap), None
 
 
 def _softcapped(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,23 +206,17 @@ def header_read_once(location: BackboneLocation) -> Iterator[None]:
         return
 
     class Reader(gguf.GGUFReader):
-        @property
-        def data(self) -> Any:
-            return self._data
+        def __setattr__(self, name: str, value: Any) -> None:
+            # A slice of a plain array is no new memory map.
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
 
-        @data.setter
-        def data(self, mapped: Any) -> None:
-            self._data = np.asarray(mapped)  # a slice of a plain array is no new memory map
-
-    replaced: dict[str, Callable[..., Any]] = {"GGUFReader": Reader, "get_tensor_name_map": gguf.get_tensor_name_map}
-    originals = {name: getattr(gguf, name) for name in replaced}
-    for name, function in replaced.items():
-        setattr(gguf, name, functools.cache(function))
+    module: Any = gguf
+    originals = gguf.GGUFReader, gguf.get_tensor_name_map
+    module.GGUFReader, module.get_tensor_name_map = functools.cache(Reader), functools.cache(gguf.get_tensor_name_map)
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(gguf, name, original)
+        module.GGUFReader, module.get_tensor_name_map = originals
 
 
 @contextmanager

@@ -103,8 +103,13 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_pickled_weights_are_refused_by_name(tmp_path: Path) -> None:
     path = save_tiny_base("llama", tmp_path) / "model.safetensors"
     torch.save(load_file(path), tmp_path / "pytorch_model.bin")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(path), "pytorch_model.bin")}
     path.unlink()
     with pytest.raises(ArtifactError, match=r"pytorch_model\.bin"):
+        SentenceEncoder.from_pretrained(tmp_path, device="cpu")
+    (tmp_path / "model-extra.safetensors").touch()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ArtifactError, match="an index that names other files"):
         SentenceEncoder.from_pretrained(tmp_path, device="cpu")
 
 

@@ -93,7 +93,7 @@ def test_flags_complete_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFi
         (["train", "--batch-size", "0"], ["TrainSettings: --batch-size: ", "0"]),
         (["plan", "--processes", "0"], ["processes: "]),
         (["train", "--model.path", "./nowhere"], ["nowhere", "package:NAME"]),
-        (["train"], ["no model is named", "--model.path"]),
+        (["plan"], ["no model is named", "--model.path"]),
         (["train", "--model.prompt", "sumarize_one_word"], ["'summarize_one_word'"]),
         (["train", "--data.path", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["train", "--evaluation.tasks", "nowhere.tsv"], ["nowhere.tsv"]),

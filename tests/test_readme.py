@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TINY = (
-    "--model.path tiny --model.dtype float32 --model.max-length 100 --lora.rank 4 --lora.targets all-linear "
-    "--batch-size 2 --accumulation 1 --max-steps 1"
+    "--model.path tiny --model.dtype float32 --model.max-length 100 --lora.rank 4 --batch-size 2 --accumulation 1 "
+    "--max-steps 1"
 )
 STARTER = "--data.path starter:nli_triples.jsonl.gz --data.format triple --data.limit 4"
 

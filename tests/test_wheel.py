@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
-    assert f"pip install {wheel.name}\n" in WHEEL
+    assert f"pip install dist/{wheel.name}\n" in WHEEL
     with ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
     return folder / "site"

@@ -372,12 +372,12 @@ def wait_for_ranks(rank: int, world_size: int, limit: timedelta = timedelta(minu
         RemoteRankError: if a rank has not started after the limit.
     """
     started = PrefixStore(f"angle_llm/started/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", _launcher_store())
-    ranks = [str(other) for other in range(world_size)]
-    started.set(ranks[rank], "")
+    keys = [str(number) for number in range(world_size)]
+    started.set(keys[rank], "")
     try:
-        started.wait(ranks, limit)
+        started.wait(keys, limit)
     except RuntimeError as error:
-        missing = [other for other in ranks if not started.check([other])]
+        missing = [key for key in keys if not started.check([key])]
         raise RemoteRankError(
             f"rank {', '.join(missing)} of {world_size} has not started after {limit}. Its machine may show the error."
         ) from error

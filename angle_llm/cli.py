@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ def verify(settings: VerifySettings) -> None:
     from angle_llm.evaluate import sts_score
     from angle_llm.export.commands import verify_main
 
-    verify_main(settings, sts_score)
+    verify_main(settings, partial(sts_score, instructions=False))  # other programs take none
 
 
 _PRETRAINING = TrainSettings(

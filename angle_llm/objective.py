@@ -1,4 +1,4 @@
-"""The fields of the AnglE objective, declared once: `losses.AngleObjective` computes it, `settings.objective` sets it.
+"""The fields of the AnglE objective, declared once: `losses.AngleObjective` computes it, `settings.train` sets it.
 
 This module imports neither torch nor settings. The text below a field is its `--help` text.
 """

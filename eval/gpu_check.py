@@ -271,6 +271,7 @@ def train(settings: GpuSettings, encoder: SentenceEncoder) -> list[float]:
     """Train 3 steps on the same batch with the layout of the encoder, and return the losses."""
     match_layout(encoder)
     batch, plan = planned(settings, encoder)
+    encoder.model.checkpoint_activations(enabled=False)
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=1e-3)
     encoder.model.train()

@@ -21,6 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import yaml
 from answer_pairs import Pair, drop_repeats, drop_surplus, kept, read_pairs
 
 from angle_llm import SentenceEncoder
@@ -30,13 +32,13 @@ from angle_llm.data.corpus import Corpus, bad_row
 from angle_llm.data.keys import normalized
 from angle_llm.data.sources import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_json_lines
-from angle_llm.model.vectors import cosine_differences
 from angle_llm.settings.commands import LanguageModelSettings
-from angle_llm.settings.parsing import Positive, SettingsError, parse_settings, read_yaml, settings_class
+from angle_llm.settings.parsing import Positive, SettingsError, parse_settings, settings_class, unknown_name
 from angle_llm.tools.language_models import Answers, Journal, make_request, open_language_model
 
 SCORES = {"synonym": 1, "antonym": 0}
 """Score of a pair by its kind: synonym (same meaning) or antonym (opposite meaning)."""
+PROMPTS = Path(__file__).parent / "supervision_prompts"
 
 
 @settings_class
@@ -64,12 +66,21 @@ class GenerateSettings(LanguageModelSettings):
     max_antonym_cosine: float = 1.0
     """Largest cosine of an antonym pair, by --judge."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.sentences or Path(self.sentences).resolve() in self.out.resolve().parents:
-            raise SettingsError("--sentences: expected a file, or a folder that does not contain --out.")
-        if self.out.suffix != ".jsonl" or (self.out.exists() and not self.journal.exists()):
-            raise SettingsError(f"--out: expected a new .jsonl file, or a file of this program; got {self.out}.")
+    def check(self) -> None:
+        """Check that settings are consistent. Raises `SettingsError` if they are not."""
+        unpriced = self.max_cost is not None and not any(asdict(self.prices).values())
+        inside = Path(self.sentences).resolve() in self.out.resolve().parents
+        for present, problem in (
+            (not self.sentences, "--sentences: expected a file"),
+            (not self.llm, "--llm: expected local:MODEL or URL#MODEL"),
+            (len(set(self.llm)) < len(self.llm), "--llm: expected each model once"),
+            (unpriced, "--max-cost: expected also --prices.read or --prices.new"),
+            (self.out.suffix != ".jsonl", f"--out: expected a name that ends in .jsonl, got {self.out}"),
+            (inside, "--out: expected a file outside of --sentences"),
+            (self.out.exists() and not self.journal.exists(), f"--out: {self.out} is not a file of this program"),
+        ):
+            if present:
+                raise SettingsError(f"{problem}.")
 
     @property
     def journal(self) -> Path:
@@ -87,11 +98,12 @@ def generate(arguments: Sequence[str] | None = None) -> None:
 
     `arguments` are the words of the command line; None: those of the process.
     """
-    settings = parse_settings(GenerateSettings, arguments, description=__doc__ or "")
+    settings = parse_settings(GenerateSettings(), arguments, description=__doc__ or "")
+    settings.check()
 
     # 1. Prompts, language models and the judge.
     prompts = load_prompts(settings.prompt)
-    llms = [open_language_model(name, settings) for name in dict.fromkeys(settings.llm)]
+    llms = [open_language_model(name, settings) for name in settings.llm]
     judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
 
     # 2. Requests: for each sentence and language model, a request for each side.
@@ -128,12 +140,19 @@ def generate(arguments: Sequence[str] | None = None) -> None:
 
 def load_prompts(name: str) -> dict[str, str]:
     """Return the prompt templates for `synonym` and `antonym`, from supervision_prompts/ or a YAML file."""
-    values = read_yaml(name, "eval/supervision_prompts")
+    known = {path.stem: path for path in PROMPTS.glob("*.yaml")}
+    path = known.get(name, Path(name).expanduser())
+    if not path.is_file():
+        raise SettingsError(f"--prompt: {unknown_name('prompt', name, known)} Or set a YAML file.")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--prompt: {path} is not valid YAML: {error}") from None
     for side in SCORES:
         template = values.get(side) if isinstance(values, dict) else None
         if not isinstance(template, str) or any(template.count(blank) != 1 for blank in ("{size}", "{text}")):
             raise SettingsError(
-                f"--prompt: {name}: expected `{side}` with {{size}} and {{text}} once each, got {template!r}."
+                f"--prompt: {path}: expected `{side}` with {{size}} and {{text}} once each, got {template!r}."
             )
     return {side: values[side] for side in SCORES}
 
@@ -174,7 +193,8 @@ def drop_by_cosine(pairs: Sequence[Pair], encoder: SentenceEncoder, settings: Ge
         return
     left_PD = encoder.encode_query([pair.request.text for pair in judged])
     right_PD = encoder.encode_document([pair.text for pair in judged])
-    for pair, cosine in zip(judged, (1 - cosine_differences(left_PD, right_PD)).tolist(), strict=True):
+    lengths_P = np.linalg.norm(left_PD, axis=1) * np.linalg.norm(right_PD, axis=1)
+    for pair, cosine in zip(judged, ((left_PD * right_PD).sum(axis=1) / lengths_P).tolist(), strict=True):
         pair.cosine = round(cosine, 4)
         too_low = pair.request.kind == "synonym" and cosine < settings.min_synonym_cosine
         too_high = pair.request.kind == "antonym" and cosine > settings.max_antonym_cosine

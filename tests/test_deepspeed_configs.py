@@ -76,6 +76,10 @@ def test_the_recipe_runs_with_it(name: str, rank: int, tmp_path: Path) -> None:
     assert done.stdout.count("from_pretrained(") == 1, "one process prints"
     weights = load_file(next((tmp_path / "run" / "model").glob("*model.safetensors")))
     assert all(tensor.numel() and tensor.isfinite().all() for tensor in weights.values())
+    start = load_file(base / "model.safetensors")
+    assert any(
+        tensor.any() if "lora_B" in key else tensor.ne(start.get(key, tensor)).any() for key, tensor in weights.items()
+    )
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "one"), rel=1e-2)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]

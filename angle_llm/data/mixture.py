@@ -91,8 +91,9 @@ class Mixture(Sequence[Example]):
     @property
     def digest(self) -> str:
         """Hash of the examples of all datasets, their order in epochs, and the prompts of the datasets."""
-        digests = "+".join(digest_of(dataset.examples) for dataset in self.sets)
-        return f"{digests} {self.draws} {[dataset.prompt for dataset in self.sets]}"
+        plain = self.draws == Draws((len(self),), (len(self),)) and self.sets[0].prompt is None
+        how = "" if plain else f" {self.draws} {[dataset.prompt for dataset in self.sets]}"
+        return "+".join(digest_of(dataset.examples) for dataset in self.sets) + how
 
     def summary(self) -> Iterator[str]:
         """Yield lines to print: for each dataset its row counts, and which fraction of an epoch it supplies."""

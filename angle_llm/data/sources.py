@@ -185,7 +185,8 @@ def evaluation_source(text: str | Path | Source) -> Source:
     source = resolve_source(text, tables=True, split="test", in_memory=True)
     if source.kind == "folder":
         raise DataError(
-            f"{source.text}: expected a file or a BEIR folder. Name a file in it: FOLDER@NAME (FOLDER/NAME.*)"
+            f"{source.text}: expected a file or a BEIR folder (corpus.jsonl, queries.jsonl, qrels/). Name a file in the folder "
+            "as FOLDER@NAME"
         )
     return source
 

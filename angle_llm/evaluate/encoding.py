@@ -206,7 +206,7 @@ def encode_functions(
     def function_of(chosen: SentenceEncoder) -> Encode:
         def function(texts: list[str], instruction: Sequence[str | None] = ()) -> Any:
             options: Any = {"micro_batch_tokens": micro_batch_tokens, "show_progress": show_progress}
-            if any(instruction):  # programs that `verify` compares have no prompt to set
+            if any(instruction):
                 options["instruction"] = usable_instructions(chosen.prompt, instruction)
             return chosen.encode(texts, **options)
 

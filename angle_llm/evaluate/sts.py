@@ -187,14 +187,15 @@ def evaluate_defined(encode: Encode, encode_document: Encode | None, task: StsTa
     return result
 
 
-def sts_score(pairs: str | Path | StsTask) -> Callable[[SentenceEncoder], float]:
+def sts_score(pairs: str | Path | StsTask, *, instructions: bool = True) -> Callable[[SentenceEncoder], float]:
     """Return a function from an encoder to its Spearman × 100 on a file of scored sentence pairs, or on an STS task.
 
-    The file is read before the function is returned. Instructions of the pairs are not used, because the programs that
-    `verify` compares take none. The function raises `UndefinedCorrelationError` with the reason instead of returning NaN.
+    The file is read before the function is returned. With `instructions` False, instructions of the pairs are not used. The
+    function raises `UndefinedCorrelationError` with the reason instead of returning NaN.
     """
     task = pairs if isinstance(pairs, StsTask) else read_pairs(pairs)
-    task = replace(task, pairs=tuple(pair._replace(instruction="") for pair in task.pairs))
+    if not instructions:
+        task = replace(task, pairs=tuple(pair._replace(instruction="") for pair in task.pairs))
     return lambda encoder: evaluate_defined(*encode_functions(encoder), task).spearman
 
 

@@ -118,7 +118,7 @@ def select_tasks(
     text: TextVariant = "raw" if variant == "auto" else variant
     if variant == "auto" and data_dir is not None:
         wanted = {*(names or PUBLISHED_TASKS)}
-        raw, senteval = (len(wanted.intersection(available_tasks(data_dir, one))) for one in get_args(TextVariant))
+        raw, senteval = (len(wanted.intersection(available_tasks(data_dir, text))) for text in get_args(TextVariant))
         text = "senteval" if senteval > raw else "raw"
     if not names:
         present = available_tasks(data_dir, text)
@@ -190,6 +190,8 @@ def read_pairs(
         DataError: if the file does not exist or lacks columns; for a malformed row with file and line.
     """
     source = evaluation_source(path)
+    if source.kind in ("beir", "mteb"):
+        raise DataError(f"{source.text}: expected a file of scored pairs.")
     fields = ("text1", "text2", "score")
     if not columns and set(COLUMNS) <= set(source.columns):
         columns = dict(zip(fields, COLUMNS, strict=True))

@@ -503,12 +503,6 @@ class LanguageModelSettings:
     """Maximum cost by --prices.read and --prices.new, including the cost of earlier runs with the same settings."""
     prices: Prices = field(default_factory=Prices)
 
-    def __post_init__(self) -> None:
-        if not self.llm:
-            raise SettingsError("--llm: expected local:MODEL or URL#MODEL.")
-        if self.max_cost is not None and not any(asdict(self.prices).values()):
-            raise SettingsError("--max-cost: expected also --prices.read or --prices.new.")
-
 
 @dataclass(frozen=True)
 class QuestionFiles(EncoderName):
@@ -557,7 +551,6 @@ class QuestionSettings(LanguageModelSettings, QuestionFiles):
     """Documents, language models, and filters of `angle-llm data questions`."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _check_json_lines(self.out)
         written = self.out.expanduser().resolve()
         beside = [self.beside(f"{name}.jsonl").resolve() for name in ("passages", "dropped", "journal")]
@@ -565,6 +558,10 @@ class QuestionSettings(LanguageModelSettings, QuestionFiles):
             raise SettingsError(f"--out: expected other files than {self.documents}, got {self.out}.")
         if written.exists() and not self.beside("journal.jsonl").exists():
             raise SettingsError(f"--out: {self.out} is not from this command. Remove it, or name another file.")
+        if not self.llm:
+            raise SettingsError("--llm: expected local:MODEL or URL#MODEL.")
+        if self.max_cost is not None and not any(asdict(self.prices).values()):
+            raise SettingsError("--max-cost: expected also --prices.read or --prices.new.")
 
     def beside(self, name: str) -> Path:
         """Return the path of an output file beside the file of pairs."""

@@ -39,7 +39,7 @@ from angle_llm.io import plain, progress_bar, write_json, write_json_lines
 from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.model.vectors import Array
 from angle_llm.settings.commands import QuestionFiles, QuestionSettings
-from angle_llm.settings.parsing import SettingsError, need_library, read_yaml
+from angle_llm.settings.parsing import SettingsError, need_library
 from angle_llm.tools.language_models import (
     Answer,
     Answers,
@@ -171,7 +171,10 @@ def read_passages(settings: QuestionFiles) -> list[Passage]:
 def _read_prompts(settings: QuestionFiles) -> dict[str, str]:
     """Return the template of each style. Raises `SettingsError` for a malformed file or an unknown style."""
     path = settings.prompts or _PROMPTS
-    values = read_yaml(path, "prompts")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--prompts: {path} is not valid YAML: {error}") from None
     prompts = {name: str(prompt) for name, prompt in values.items()} if isinstance(values, dict) else {}
     # Blanks of the styles, and of the text before the examples.
     blanks = {style: ["{count}", "{passage}"] for style in settings.styles}

@@ -91,7 +91,7 @@ class Processes:
 
         Raises:
             SettingsError: if the launcher selects a strategy that is not supported.
-            RemoteRankError: if a process has not started after `START_MINUTES`.
+            RemoteRankError: with NCCL, if a process has not started after `START_MINUTES`.
             RuntimeError: from torch, if the processes cannot connect.
         """
         from accelerate import Accelerator
@@ -345,8 +345,8 @@ INTERVAL = 1.0
 LOST_SECONDS = 12
 """A rank is lost if its counter has not changed for this many seconds. Calls that hold the GIL delay increments, such as a
 long compilation on a slow machine; the environment variable ANGLE_LLM_LOST_SECONDS allows more time."""
-START_MINUTES = 10
-"""Minutes in which all ranks must start."""
+START_MINUTES = 60
+"""Minutes in which all ranks must start. A program can prepare data on one rank before it calls `fine_tune`."""
 STALE = 3
 """Intervals without an increment after which the operation in a counter is out of date."""
 STUCK_SECONDS = 30
@@ -364,9 +364,10 @@ exit_lock = threading.Lock()
 
 
 def wait_for_ranks(rank: int, world_size: int, limit: timedelta = timedelta(minutes=START_MINUTES)) -> None:
-    """Tell all other ranks that this rank has started, and wait for them.
+    """Mark this rank as started in the store of the launcher, and wait for all other ranks.
 
-    NCCL would wait for a rank that failed before its first operation, on another machine.
+    NCCL would wait a day for a rank on another machine that failed before its first operation. With gloo, torch itself
+    waits a day, before this function is called.
 
     Raises:
         RemoteRankError: if a rank has not started after the limit.
@@ -379,7 +380,7 @@ def wait_for_ranks(rank: int, world_size: int, limit: timedelta = timedelta(minu
     except RuntimeError as error:
         missing = [key for key in keys if not started.check([key])]
         raise RemoteRankError(
-            f"rank {', '.join(missing)} of {world_size} has not started after {limit}. Its machine may show the error."
+            f"rank {', '.join(missing)} of {world_size} not started after {limit}. See the output of its machine."
         ) from error
 
 

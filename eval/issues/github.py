@@ -248,6 +248,8 @@ class GitHub:
         import requests
 
         remaining, pause = self._requester.rate_limiting[0], self._requester.rate_limiting_resettime + 1 - time.time()
+        if remaining == 0 and pause > LONGEST_WAIT:
+            raise DataError(f"no requests are left for {pause / 3600:.1f} hours. Run the same command again then")
         if remaining == 0 and pause > 0:
             print(f"No requests are left; waiting {pause:.0f} s.", flush=True)
             time.sleep(pause)

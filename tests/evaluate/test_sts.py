@@ -159,7 +159,7 @@ def test_score_of_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     instructed = StsTask("t", "T", "file", "t.tsv", (StsPair("a b", "a b", 5, "", "Compare."), StsPair("a", "b", 0)))
     program = Words()
     monkeypatch.delattr(Words, "prompt")  # as a program that `verify` compares: it takes no instruction
-    assert sts_score(instructed)(program) == pytest.approx(100)  # type: ignore[arg-type]
+    assert sts_score(instructed, instructions=False)(program) == pytest.approx(100)  # type: ignore[arg-type]
     encoder.scale = 0.0
     with pytest.raises(UndefinedCorrelationError, match=r"pairs\.tsv"):
         score(encoder)

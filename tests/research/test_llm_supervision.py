@@ -268,7 +268,8 @@ def test_rows_without_a_sentence_and_larger_limits(server: ChatServer, folder: P
         ("--llm local:a --out sentences.txt/pairs.jsonl", "--out"),
         ("--llm local:a --size 0", "--size"),
         ("--llm local:a --top-p 2", "--top-p"),
-        ("--llm local:a --prompt papr", "supervision_prompt.*'paper'"),
+        ("--llm local:a local:b local:a", "--llm.*once"),
+        ("--llm local:a --prompt papr", "--prompt.*'paper'"),
         ("--llm local:a --max-cost 3", "--max-cost"),
         ("--llm local:a --judge nowhere", "nowhere"),
     ],
@@ -284,9 +285,8 @@ def test_a_refusal_names_the_flag(
     assert re.search(named, shown)
     assert "secret" not in shown
     (folder / "mine.jsonl").write_text("mine")
-    with pytest.raises(SystemExit):
+    with pytest.raises(SettingsError, match=r"--out: mine\.jsonl"):
         generate(["--sentences", "sentences.txt", "--llm", "local:a", "--out", "mine.jsonl"])
-    assert "--out: expected a new .jsonl file" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------- a local model

@@ -388,7 +388,7 @@ def test_a_local_model_answers_messages_of_any_length(tmp_path: Path) -> None:
     base = f"local:{folder}"
     messages = ["One.", "A man eats, and a dog runs behind him."]
     requests = [LlmRequest(row, "", "question", base, message, 1, str(row)) for row, message in enumerate(messages)]
-    model = LocalModel(base, LanguageModelSettings(llm=(base,), max_new_tokens=2, batch_size=2, device="cpu"))
+    model = LocalModel(base, LanguageModelSettings(max_new_tokens=2, batch_size=2, device="cpu"))
     (answered,) = model.answer(requests)
     tokenizer = load_tokenizer(locate(str(folder)))
     assert [answer.read_tokens for _, answer in answered] == [len(message_ids(tokenizer, text)) for text in messages]
@@ -399,8 +399,7 @@ def test_an_empty_answer_of_a_local_model_fails(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     torch.nn.init.zeros_(model.lm_head.weight)  # equal logits: only the special token 0 is generated
     model.save_pretrained(folder)
-    name = f"local:{folder}"
-    local = LocalModel(name, LanguageModelSettings(llm=(name,), temperature=0, max_new_tokens=2, device="cpu"))
+    local = LocalModel(f"local:{folder}", LanguageModelSettings(temperature=0, max_new_tokens=2, device="cpu"))
     ((_, answer),) = next(local.answer([LlmRequest(0, "", "question", local.name, "A man eats.", 1, "key")]))
     assert (answer.failure, answer.text, answer.new_tokens) == ("the answer has no text", "", 2)
 

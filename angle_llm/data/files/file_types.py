@@ -61,10 +61,10 @@ class Row(NamedTuple):
 
     def number(self, column: str) -> float:
         """Return the number in a column; raise `DataError` with file and line if it is not a finite number."""
-        value = self.values.get(column)
+        value: Any = self.values.get(column)
         try:
-            number = float(str(value))
-        except ValueError:
+            number = float(value)
+        except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
             raise DataError(f"{self.place}: {column} is {value!r}, expected a finite number")
@@ -535,12 +535,7 @@ class ParquetFile(FileReader):
 
         try:
             yield
-        except (
-            pyarrow.ArrowException,
-            OSError,
-            OverflowError,
-            ValueError,
-        ) as error:  # such as a date after the year 9999
+        except (pyarrow.ArrowException, OSError, OverflowError, ValueError) as error:
             raise DataError(f"{self.name}: cannot be read as {self.path.suffix}: {error}") from error
 
 

@@ -146,7 +146,7 @@ def open_pretrained(
         arguments["device_map"] = {"": device}
     if location.is_local and not location.gguf_file:
         check_model_files(Path(location.name))
-    with as_artifact_error(location.name), _without_load_report(), _without_pickles(), header_read_once(location):
+    with as_artifact_error(location.name), _without_load_report(), header_read_once(location):
         config, composite = _read_config(location, revision)
         if composite is not None:
             arguments["key_mapping"] = {TEXT_PREFIX: ""}
@@ -184,21 +184,6 @@ def open_pretrained(
         model._weight_conversions = None  # otherwise `save_pretrained` gives tensors the names in the composite model
         setattr(model, COMPOSITE, composite)
     return model
-
-
-@contextmanager
-def _without_pickles() -> Iterator[None]:
-    """Refuse pickles in this context: an index of safetensors files can name one, and `transformers` would open it."""
-
-    def refuse(file: Any, *_: Any, **__: Any) -> None:
-        raise ArtifactError(f"{file} is a pickle, which is never opened. Save the model with save_pretrained.")
-
-    library: Any = torch
-    original, library.load = library.load, refuse
-    try:
-        yield
-    finally:
-        library.load = original
 
 
 @contextmanager

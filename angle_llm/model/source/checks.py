@@ -150,10 +150,13 @@ def check_model_files(folder: Path) -> None:
         )
     if "transformers_weights" in config:  # names other weight files
         raise ArtifactError(f"{folder / 'config.json'}: `transformers_weights` is not supported. Remove it.")
-    if not any(folder.glob("model*.safetensors")):
+    index = folder / "model.safetensors.index.json"
+    weight_files = read_json(index).get("weight_map", {}).values() if index.exists() else ()
+    if not any(folder.glob("model*.safetensors")) or not all(name.endswith(".safetensors") for name in weight_files):
         raise ArtifactError(
-            f"{folder} has no model.safetensors. A pickle, such as pytorch_model.bin, can run any code when it is loaded: load "
-            "it where you trust it, and save the model with save_pretrained, which writes safetensors."
+            f"{folder} has no model.safetensors, or an index that names other files. A pickle, such as pytorch_model.bin, can "
+            "run any code when it is loaded: load it where you trust it, and save the model with save_pretrained, which writes "
+            "safetensors."
         )
 
 

@@ -33,6 +33,10 @@ from angle_llm.settings.parsing import similar_paths
 _BASE_KEY = "base_model_name_or_path"
 PACKAGE_SCHEME = "package:"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_FORMS = (
+    "Give a folder with a config.json, a .gguf file, a hub id such as NousResearch/Llama-2-7b-hf, or "
+    "package:NAME/path/inside."
+)
 _FILE_ENDINGS = {".gguf", ".safetensors", ".bin", ".pt", ".json", ".yaml"}
 
 
@@ -136,6 +140,8 @@ def resolve_model(
 
 def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
     """Find the kind and the files of a model. Arguments and errors as in `resolve_model`."""
+    if not path_or_id:
+        raise FileNotFoundError(f"no model is named (training: --model.path). {_FORMS}")
     path_or_id, pinned = split_revision(path_or_id)
     if pinned is not None:
         if revision not in (None, pinned):
@@ -220,12 +226,6 @@ def locate(path_or_id: str) -> BackboneLocation:
         FileNotFoundError: if the path is neither a model on this machine nor a valid hub id.
         ArtifactError: for a folder that was exported for another library.
     """
-    forms = (
-        "Give a folder with a config.json, a .gguf file, a hub id such as NousResearch/Llama-2-7b-hf, or "
-        "package:NAME/path/inside."
-    )
-    if not path_or_id:
-        raise FileNotFoundError(f"no model is named (training: --model.path). {forms}")
     path = _local_path(path_or_id)
     if path.suffix == ".gguf" and path.is_file():
         return BackboneLocation(str(path.parent), path.name)
@@ -244,7 +244,7 @@ def locate(path_or_id: str) -> BackboneLocation:
     looks_local = "/" in path_or_id and path.parent.is_dir()  # runs/typo, in a folder runs
     if _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS and not looks_local:
         return BackboneLocation(path_or_id)
-    raise FileNotFoundError(f"no model at {path}. {similar_paths(path)} {forms}")
+    raise FileNotFoundError(f"no model at {path}. {similar_paths(path)} {_FORMS}")
 
 
 def _local_path(reference: str) -> Path:

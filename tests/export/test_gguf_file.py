@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 from programs import run
 from tiny import save_tiny_adapter, save_tiny_base, tiny_backbone, tiny_encoder
 from tiny_tokenizers import TOKENIZERS, VOCABULARY, markup
@@ -377,6 +379,12 @@ def test_verify_finds_texts_that_llama_cpp_pools_in_parts(tmp_path: Path, monkey
 # --- without llama.cpp ------------------------------------------------------------------------------------------------
 
 
+def needs_tokenizers_of_files() -> None:
+    """Skip a test that opens a file whose tokenizer is refused with older versions of `transformers`."""
+    if Version(metadata.version("transformers")) < Version("5.23"):
+        pytest.skip("transformers before 5.23 gives other token ids")
+
+
 PUBLISHED_3 = LLAMA_3 | {"factor": 32.0, "original_max_position_embeddings": 8192}
 SIX_LAYERS = ["sliding_attention"] * 5 + ["full_attention"]
 LAYERS_27B = SIX_LAYERS * 10 + ["sliding_attention"] * 2
@@ -396,6 +404,8 @@ GEMMA_ROPE = {"sliding_attention": PLAIN | {"rope_theta": 10_000.0}, "full_atten
 )
 def test_this_package_opens_the_file_as_a_backbone(make: Callable[[], Any], tokenizer: str, tmp_path: Path) -> None:
     """With the scaling of rotary embeddings, which `transformers` 5.23 does not read."""
+    if tokenizer != "smollm2":
+        needs_tokenizers_of_files()
     saved = save(tmp_path / "model", make(), tokenizer)
     export_gguf(saved, tmp_path / "out")
     ours = SentenceEncoder.from_pretrained(saved, device="cpu")
@@ -410,7 +420,46 @@ def test_this_package_opens_the_file_as_a_backbone(make: Callable[[], Any], toke
     np.testing.assert_allclose(theirs.encode(texts), ours.encode(texts), rtol=0, atol=1e-5)
 
 
+def test_words_and_the_start_token_of_llama_3_are_as_in_llama_cpp(tmp_path: Path) -> None:
+    """Without `ignore_merges`, a word whose merges are missing has several tokens; older files do not name the start."""
+    needs_tokenizers_of_files()
+    saved = save(tmp_path / "model", LlamaConfig(**SIZES, rope_parameters=PLAIN), "llama3")
+    tokenizer = json.loads((saved / "tokenizer.json").read_text())
+    words = {
+        pair for pair in map(tuple, tokenizer["model"]["merges"]) if "".join(pair) in ("Ġman", "Ġwoman", "Ġeating")
+    }
+    assert words
+    tokenizer["model"]["merges"] = [pair for pair in tokenizer["model"]["merges"] if tuple(pair) not in words]
+    (saved / "tokenizer.json").write_text(json.dumps(tokenizer))
+    export_gguf(saved, tmp_path / "out")
+    file = tmp_path / "out" / GGUF_NAME
+    for flag in (b"add_bos_token", b"add_bos_tokem"):  # the second name means nothing
+        file.write_bytes(file.read_bytes().replace(b"add_bos_token", flag))
+        ours, theirs = (
+            SentenceEncoder.from_pretrained(path, device="cpu", max_length=LENGTH, prompt="plain", pooling="last")
+            for path in (saved, file)
+        )
+        ids = ours.tokenize(SENTENCES)
+        assert theirs.tokenize(SENTENCES) == ids
+        assert {text[0] for text in ids} == {ours.tokenizer.bos_token_id}
+    ours.tokenizer.backend_tokenizer.model.ignore_merges = False
+    assert ours.tokenize(SENTENCES) != ids
+
+
+def test_older_transformers_open_no_file_whose_token_ids_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {name: metadata.version(name) for name in ("gguf", "tokenizers", "accelerate")}
+    monkeypatch.setattr(metadata, "version", lambda name: "5.22.2" if name == "transformers" else versions[name])
+    for tokenizer in ("llama3", "smollm2"):
+        export_gguf(save(tmp_path / tokenizer, LlamaConfig(**SIZES), tokenizer), tmp_path / f"{tokenizer}-out")
+    with pytest.raises(ArtifactError, match=r"transformers 5\.22\.2 gives wrong token ids .* \(llama-bpe\)"):
+        SentenceEncoder.from_pretrained(tmp_path / "llama3-out" / GGUF_NAME, device="cpu")
+    SentenceEncoder.from_pretrained(tmp_path / "smollm2-out" / GGUF_NAME, device="cpu")
+
+
 def test_other_scalings_of_a_file_are_refused(tmp_path: Path) -> None:
+    needs_tokenizers_of_files()
     other = save(tmp_path / "model", LlamaConfig(**SIZES, rope_parameters=LLAMA_3), "llama3")
     export_gguf(other, tmp_path / "out")
     with pytest.raises(ArtifactError, match="rotary scaling of unknown parameters"):

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ LLAMA_3_SCALING = {
     "original_max_position_embeddings": 8192,
 }
 """Scaling of the rotary embeddings of all published LLaMA 3 models, without the factor (8 or 32)."""
+_WORDS_WITHOUT_MERGES = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
+)  # fmt: skip
+"""Names in `tokenizer.ggml.pre` of tokenizers as LLaMA 3 and tekken have them."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +103,49 @@ def torch_device(name: str | torch.device | None) -> torch.device:
 
 
 def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> Any:
-    """Load the tokenizer from the folder, GGUF file or hub repository of a model."""
+    """Load the tokenizer from the folder, GGUF file or hub repository of a model.
+
+    Raises:
+        ArtifactError: for a damaged file, or a GGUF file for which this version of `transformers` gives other token ids.
+    """
     from transformers import AutoTokenizer
 
     with as_artifact_error(f"the tokenizer in {location.name}"), header_read_once(location):
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             location.name, revision=revision, trust_remote_code=False, **location.arguments
         )
+        if location.gguf_file is not None:
+            _complete_gguf_tokenizer(tokenizer, str(Path(location.name) / location.gguf_file))
+    return tokenizer
+
+
+def _complete_gguf_tokenizer(tokenizer: Any, path: str) -> None:
+    """Set what `transformers` 5.24 does not read from GGUF files with the tokenizer of LLaMA 3 or Mistral's tekken.
+
+    A word of the vocabulary is one token without merges, and the start token is added if the file does not say whether
+    to add it, as older files of LLaMA 3 do not. Both are as in llama.cpp (`src/llama-vocab.cpp`).
+
+    Raises:
+        ArtifactError: for a version of `transformers` without the start token and the splits of most files.
+    """
+    import gguf
+    from packaging.version import Version
+
+    fields = gguf.GGUFReader(path).fields
+    split, adds_bos = (
+        fields[name].contents() if name in fields else None
+        for name in ("tokenizer.ggml.pre", "tokenizer.ggml.add_bos_token")
+    )
+    version = metadata.version("transformers")
+    if Version(version) < Version("5.23") and (adds_bos or split not in ("gpt-2", "qwen2", "smollm")):
+        raise ArtifactError(
+            f"{path}: transformers {version} gives wrong token ids for a GGUF file with this tokenizer ({split}). Install "
+            "transformers 5.23 or later (Python 3.11 or later), or use the model folder."
+        )
+    if split in _WORDS_WITHOUT_MERGES:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
+        if adds_bos is None:
+            tokenizer.add_bos_token = True
 
 
 def tokenizer_config_of(location: BackboneLocation, revision: str | None = None) -> Any:
@@ -314,7 +355,7 @@ def _complete_gguf_config(config: Any, path: str) -> None:
 
     reader = gguf.GGUFReader(path)
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
-    metadata = {name.partition(".")[2]: field for name, field in reader.fields.items()}  # without the architecture
+    values = {name.partition(".")[2]: field for name, field in reader.fields.items()}  # without the architecture
     if "blk.0.attn_q.bias" in tensors and hasattr(config, "attention_bias"):
         config.attention_bias = True
     if hasattr(config, "query_pre_attn_scalar"):  # the size of a head, except in the models of 27B
@@ -325,12 +366,12 @@ def _complete_gguf_config(config: Any, path: str) -> None:
     rope = rope.get("full_attention", rope)  # Gemma-3 has parameters for each type of layer
     if not rope or rope.get("rope_type", "default") != "default":  # no rotary embeddings, or read by `transformers`
         return
-    scaling = metadata["rope.scaling.type"].contents() if "rope.scaling.type" in metadata else "none"
-    if "rope_factors_long.weight" in tensors or "rope.scale_linear" in metadata:  # Phi-3, files of 2023
+    scaling = values["rope.scaling.type"].contents() if "rope.scaling.type" in values else "none"
+    if "rope_factors_long.weight" in tensors or "rope.scale_linear" in values:  # Phi-3, files of 2023
         scaling = "longrope or scale_linear"
     divisors = tensors.get("rope_freqs.weight")
-    if scaling == "linear" and "rope.scaling.factor" in metadata:
-        rope |= {"rope_type": "linear", "factor": metadata["rope.scaling.factor"].contents()}
+    if scaling == "linear" and "rope.scaling.factor" in values:
+        rope |= {"rope_type": "linear", "factor": values["rope.scaling.factor"].contents()}
     elif divisors is not None and (divisors != 1).any():
         plain = rope["rope_theta"] ** -(torch.arange(len(divisors)) / len(divisors))
         rope |= LLAMA_3_SCALING | {"factor": round(float(divisors.max()), 3)}

@@ -13,16 +13,16 @@ When all parts are complete, the index file replaces `identity.json` and the man
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
 from angle_llm.io import (
     FolderError,
@@ -238,23 +238,16 @@ def lock_folder(folder: Path, rank: int = 0) -> FileLock | None:
 def lock_file(path: Path) -> FileLock | None:
     """Acquire a lock; the system releases it when the process ends.
 
-    Returns None on a file system without locks, such as some mounts of Lustre: the lock file that filelock would use there
-    remains after a kill. Raises `Timeout` of filelock if another process holds the lock.
+    Returns None on a file system without locks, such as some mounts of Lustre and NFS: the lock file that filelock would use
+    there remains after a kill. Raises `Timeout` of filelock if another process holds the lock.
     """
-    lock = FileLock(path, timeout=0)
+    lock = FileLock(path, timeout=0, fallback_to_soft=False)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            lock.acquire()
-    except NotImplementedError:  # older versions of filelock
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
         path.unlink(missing_ok=True)
-        return None
-    except Timeout:
-        if isinstance(lock, SoftFileLock):
-            return None
-        raise
-    if isinstance(lock, SoftFileLock):
-        lock.release()
         return None
     return lock
 

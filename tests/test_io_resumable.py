@@ -130,12 +130,15 @@ def test_other_files_are_not_changed(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"mine/diary.txt": b"dear"}
 
 
-def test_a_file_system_without_locks_is_used_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_used_without_a_lock(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lock that filelock uses there is a file, which would remain after a kill and refuse the next command."""
     fcntl = pytest.importorskip("fcntl")
 
     def missing(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "flock")
+        raise OSError(number, "flock")
 
     monkeypatch.setattr(fcntl, "flock", missing)
     with opened(tmp_path / "out") as folder:

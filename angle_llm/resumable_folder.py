@@ -244,8 +244,8 @@ def lock_file(path: Path) -> FileLock | None:
     lock = FileLock(path, timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
-    except (NotImplementedError, OSError) as error:  # the first: filelock 3 for ENOSYS
-        if isinstance(error, OSError) and error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
         path.unlink(missing_ok=True)
         return None

@@ -323,6 +323,7 @@ def write_gguf(model: Any, path: Path) -> Path:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
     tokens = [chr(code) if 32 < code < 127 else f"<{code}>" for code in range(config.vocab_size)]
     tokens[GGUF_AB : GGUF_AB + 2] = "ab", "cd"
     writer.add_token_list(tokens)

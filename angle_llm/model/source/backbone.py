@@ -139,8 +139,8 @@ def _complete_gguf_tokenizer(tokenizer: Any, path: str) -> None:
     version = metadata.version("transformers")
     if Version(version) < Version("5.23") and (adds_bos or split not in ("gpt-2", "qwen2", "smollm")):
         raise ArtifactError(
-            f"{path}: transformers {version} gives wrong token ids for a GGUF file with this tokenizer ({split or 'unnamed'}). Install "
-            "transformers 5.23 or later (Python 3.11 or later), or use the model folder."
+            f"{path}: transformers {version} gives wrong token ids for a GGUF file with this tokenizer "
+            f"({split or 'unnamed'}). Install transformers 5.23 or later (Python 3.11 or later), or use the model folder."
         )
     if split in _WORDS_WITHOUT_MERGES:
         tokenizer.backend_tokenizer.model.ignore_merges = True

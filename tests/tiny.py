@@ -309,8 +309,11 @@ def _temporary_folder() -> Path:
     return folder
 
 
-def write_gguf(model: Any, path: Path) -> Path:
-    """Write a tiny LLaMA like llama.cpp, in float32, with one token per ASCII character and two for pairs."""
+def write_gguf(model: Any, path: Path, *, causal: bool = True, more: dict[str, torch.Tensor] | None = None) -> Path:
+    """Write a tiny LLaMA like llama.cpp, in float32, with one token per ASCII character and two for pairs.
+
+    `more` has tensors by their names in the file.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_vocab_size(config.vocab_size)
@@ -322,6 +325,8 @@ def write_gguf(model: Any, path: Path) -> Path:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
+    if not causal:
+        writer.add_causal_attention(False)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     tokens = [chr(code) if 32 < code < 127 else f"<{code}>" for code in range(config.vocab_size)]
@@ -336,9 +341,11 @@ def write_gguf(model: Any, path: Path) -> Path:
         for projection, heads in {"q": config.num_attention_heads, "k": config.num_key_value_heads}.items():
             if f"{projection}_proj" in name:  # llama.cpp interleaves the two rotated halves
                 tensor = tensor.view(heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(tensor.shape)
-        gguf_name = names.get_name(f"model.{name}", try_suffixes=(".weight",))
+        gguf_name = names.get_name(f"model.{name}", try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         writer.add_tensor(gguf_name, tensor.contiguous().numpy())
+    for name, tensor in (more or {}).items():
+        writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -19,6 +19,7 @@ from programs import run
 from tiny import save_tiny_adapter, save_tiny_base, tiny_backbone, tiny_encoder
 from tiny_tokenizers import TOKENIZERS, VOCABULARY, markup
 from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen3Config
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
@@ -444,6 +445,32 @@ def test_words_and_the_start_token_of_llama_3_are_as_in_llama_cpp(tmp_path: Path
         assert {text[0] for text in ids} == {ours.tokenizer.bos_token_id}
     ours.tokenizer.backend_tokenizer.model.ignore_merges = False
     assert ours.tokenize(SENTENCES) != ids
+
+
+def test_digits_are_split_as_in_llama_cpp_and_unknown_splits_are_refused(tmp_path: Path) -> None:
+    """The split of SmolLM2; `transformers` has the split of GPT-2 for it, which joins line ends before a digit."""
+    saved = save(tmp_path / "model", LlamaConfig(**SIZES, rope_parameters=PLAIN), "smollm2")
+    tokenizer = json.loads((saved / "tokenizer.json").read_text())
+    split = tokenizer["pre_tokenizer"]
+    digits = {"type": "Digits", "individual_digits": True}
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, split]}
+    merges, vocabulary = tokenizer["model"]["merges"], tokenizer["model"]["vocab"]
+    vocabulary["ĊĊ"] = vocabulary.pop("".join(merges.pop()))
+    merges.append(["Ċ", "Ċ"])
+    (saved / "tokenizer.json").write_text(json.dumps(tokenizer))
+    export_gguf(saved, tmp_path / "out")
+    file = tmp_path / "out" / GGUF_NAME
+    ours, theirs = (
+        SentenceEncoder.from_pretrained(path, device="cpu", max_length=LENGTH, prompt="plain", pooling="last")
+        for path in (saved, file)
+    )
+    texts = ["List:\n\n1. one\n\n2. two", "in  2024", *SENTENCES]
+    assert theirs.tokenize(texts) == ours.tokenize(texts)
+    ours.tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    assert theirs.tokenize(texts) != ours.tokenize(texts)
+    file.write_bytes(file.read_bytes().replace(b"smollm", b"viking"))
+    with pytest.raises(ArtifactError, match=r"viking"):
+        SentenceEncoder.from_pretrained(file, device="cpu")
 
 
 def test_older_transformers_open_no_file_whose_token_ids_they_change(

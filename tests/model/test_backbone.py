@@ -194,6 +194,26 @@ def test_a_gguf_file_has_the_same_weights_and_a_tokenizer(tmp_path: Path) -> Non
     assert_same_weights(load_backbone(locate(str(tmp_path / "plain"))), published)
 
 
+def test_biases_and_bidirectional_attention_of_a_gguf_file_are_read(tmp_path: Path) -> None:
+    config = tiny_backbone("llama-tied").config
+    config.mlp_bias = True
+    published = AutoModel.from_config(config)
+    for name, weight in published.named_parameters():
+        if "bias" in name:
+            torch.nn.init.normal_(weight)
+    loaded = load_backbone(locate(str(write_gguf(published, tmp_path / "tiny.gguf", causal=False))))
+    assert_same_weights(loaded, published)
+    assert backbone.is_made_bidirectional(loaded)
+
+
+def test_a_gguf_file_with_weights_that_transformers_drops_is_refused(tmp_path: Path) -> None:
+    """Norms of queries, as in StableLM-2-12B."""
+    more = {"blk.0.attn_q_norm.weight": torch.ones(16)}
+    file = write_gguf(tiny_backbone("llama-tied"), tmp_path / "tiny.gguf", more=more)
+    with pytest.raises(ArtifactError, match=r"layers have .* weights, and the LlamaModel"):
+        load_backbone(locate(str(file)))
+
+
 def test_gguf_reader_parses_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     location = locate(str(write_gguf(tiny_backbone("llama-tied"), tmp_path / "tiny.gguf")))
     originals = gguf.GGUFReader, gguf.get_tensor_name_map

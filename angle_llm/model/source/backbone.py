@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,12 @@ _WORDS_WITHOUT_MERGES = (
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
 )  # fmt: skip
 """Names in `tokenizer.ggml.pre` of tokenizers as LLaMA 3 and tekken have them."""
+_DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+"""Names of splits that are those of GPT-2, after a split around each digit."""
+_AS_GPT_2 = (
+    "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "mellum", "a.x-4.0", "gigachat", "exaone4", "granite-docling",
+)  # fmt: skip
+"""Names of the split of GPT-2."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +127,19 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
 
 
 def _complete_gguf_tokenizer(tokenizer: Any, path: str) -> None:
-    """Set what `transformers` 5.24 does not read from GGUF files with the tokenizer of LLaMA 3 or Mistral's tekken.
+    """Set what `transformers` 5.24 does not read from the tokenizer of a GGUF file, as llama.cpp does (`src/llama-vocab.cpp`).
 
-    A word of the vocabulary is one token without merges, and the start token is added if the file does not say whether
-    to add it, as older files of LLaMA 3 do not. Both are as in llama.cpp (`src/llama-vocab.cpp`).
+    * SmolLM2 and others split a text around each digit. `transformers` uses the split of GPT-2 for names that it does not
+      know.
+    * In LLaMA 3 and Mistral's tekken, a word of the vocabulary is one token without merges, and the start token is added
+      if the file does not say whether to add it, as older files of LLaMA 3 do not.
 
     Raises:
-        ArtifactError: for a version of `transformers` without the start token and the splits of most files.
+        ArtifactError: for an unknown split, or a version of `transformers` without the start token and most splits.
     """
     import gguf
     from packaging.version import Version
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
     fields = gguf.GGUFReader(path).fields
     split, adds_bos = (
@@ -142,8 +152,17 @@ def _complete_gguf_tokenizer(tokenizer: Any, path: str) -> None:
             f"{path}: transformers {version} gives wrong token ids for a GGUF file with this tokenizer "
             f"({split or 'unnamed'}). Install transformers 5.23 or later (Python 3.11 or later), or use the model folder."
         )
+    backend = tokenizer.backend_tokenizer
+    if isinstance(backend.pre_tokenizer, ByteLevel):
+        if split in _DIGITS_APART:
+            backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+        elif split not in _AS_GPT_2:
+            raise ArtifactError(
+                f"{path}: transformers does not split words as this tokenizer does ({split or 'unnamed'}). Use the model "
+                "folder."
+            )
     if split in _WORDS_WITHOUT_MERGES:
-        tokenizer.backend_tokenizer.model.ignore_merges = True
+        backend.model.ignore_merges = True
         if adds_bos is None:
             tokenizer.add_bos_token = True
 
@@ -196,6 +215,8 @@ def open_pretrained(
         model, report = getattr(transformers, class_name).from_pretrained(
             location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
         )
+        if location.gguf_file:
+            _check_gguf_layers(model, str(Path(location.name) / location.gguf_file))
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     code = (getattr(model.config, "auto_map", None) or {}).get("AutoModel")
     if code and not is_saved_encoder(Path(location.name)):
@@ -344,8 +365,8 @@ def _read_config(location: BackboneLocation, revision: str | None) -> tuple[Any,
 def _complete_gguf_config(config: Any, path: str) -> None:
     """Set what `transformers` 5.23 does not read from GGUF files of most families, such as LLaMA 3 and Gemma-3.
 
-    These are the scaling of rotary embeddings, biases of attention, and the scale of attention scores of Gemma. A file of
-    LLaMA 3 has a divisor for each frequency; they are compared with the divisors of the published models.
+    These are the scaling of rotary embeddings, biases, bidirectional attention, and the scale of attention scores of Gemma. A
+    file of LLaMA 3 has a divisor for each frequency; they are compared with the divisors of the published models.
 
     Raises:
         ArtifactError: for a scaling of another type.
@@ -356,8 +377,11 @@ def _complete_gguf_config(config: Any, path: str) -> None:
     reader = gguf.GGUFReader(path)
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     values = {name.partition(".")[2]: field for name, field in reader.fields.items()}  # without the architecture
-    if "blk.0.attn_q.bias" in tensors and hasattr(config, "attention_bias"):
-        config.attention_bias = True
+    for tensor, option in (("attn_q", "attention_bias"), ("ffn_up", "mlp_bias")):
+        if f"blk.0.{tensor}.bias" in tensors and hasattr(config, option):
+            setattr(config, option, True)
+    if "attention.causal" in values and not values["attention.causal"].contents():
+        config.is_causal = False
     if hasattr(config, "query_pre_attn_scalar"):  # the size of a head, except in the models of 27B
         is_27b = (config.model_type, config.num_hidden_layers) in (("gemma2", 46), ("gemma3_text", 62))
         size = config.hidden_size // config.num_attention_heads if is_27b else config.head_dim
@@ -379,6 +403,28 @@ def _complete_gguf_config(config: Any, path: str) -> None:
         scaling = "llama3" if np.allclose(plain / scaled, divisors, rtol=1e-4) else "of unknown parameters"
     if scaling not in ("none", "linear", "llama3"):
         raise ArtifactError(f"{path}: rotary scaling {scaling} of a GGUF file is not supported. Use the model folder.")
+
+
+def _check_gguf_layers(model: Any, path: str) -> None:
+    """Check that a model has all weights that the layers of a GGUF file have: `transformers` drops unknown ones.
+
+    Raises:
+        ArtifactError: for other numbers of weights.
+    """
+    import gguf
+
+    layers = [f"blk.{number}." for number in range(model.config.get_text_config().num_hidden_layers)]
+    in_file = sum(
+        int(tensor.n_elements) for tensor in gguf.GGUFReader(path).tensors if tensor.name.startswith(tuple(layers))
+    )
+    in_model = sum(
+        weight.numel() for name, weight in model.base_model.named_parameters() if re.match(r"\w+\.\d+\.", name)
+    )
+    if in_file != in_model:
+        raise ArtifactError(
+            f"{path}: the layers have {in_file:,} weights, and the {type(model).__name__} of transformers {in_model:,}. Use "
+            "the model folder."
+        )
 
 
 def is_made_bidirectional(backbone: nn.Module) -> bool:

@@ -235,7 +235,7 @@ def open_pretrained(
     if missing:
         raise ArtifactError(
             f"{location.name} lacks {len(missing)} tensors of the model, {missing[0]} first. The files are damaged or belong "
-            "to another architecture; fetch or save them again."
+            "to another architecture; fetch or save them again. For a GGUF file, use the model folder."
         )
     if location.gguf_file:
         for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):

@@ -27,7 +27,6 @@ from angle_llm.model.layers.lora import is_adapted, without_adapter
 from angle_llm.model.layers.quantized_layers import Bits
 from angle_llm.model.source.backbone import (
     BackboneLocation,
-    header_read_once,
     load_backbone,
     load_tokenizer,
     state_sizes,
@@ -41,6 +40,7 @@ from angle_llm.model.source.checks import (
 from angle_llm.model.source.composite import COMPOSITE
 from angle_llm.model.source.dense import read_dense, write_dense
 from angle_llm.model.source.encoder_card import EncoderCard
+from angle_llm.model.source.gguf_base import header_read_once
 from angle_llm.model.source.peft_adapter import fitted, read_peft_adapter
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.model.source.saved_adapter import LoraAdapter, read_adapter, write_composite_names
@@ -112,7 +112,7 @@ def load_parts(
         lora = read_peft_adapter(adapter_folder, base, prompt or known)
     # Weights and tokenizer, on the device: the probes run where the model will run.
     bits = None if bits == "auto" else bits
-    with header_read_once(source.backbone):
+    with header_read_once(source.backbone.gguf_file):
         backbone = load_backbone(source.backbone, dtype=dtype, revision=revision, bits=bits, device=device)
         tokenizer = load_tokenizer(*source.tokenizer)
     check_loaded(backbone, tokenizer, source.path)

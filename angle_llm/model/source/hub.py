@@ -91,7 +91,7 @@ def _fetch(repo: str, name: str, revision: str | None, problems: list[str]) -> P
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repo, name, revision=revision))
+        return Path(hf_hub_download(repo, name, revision=revision, local_files_only=bool(problems)))
     except LocalEntryNotFoundError as error:  # also an EntryNotFoundError
         if error.__cause__ is not None:
             problems.append(f"{type(error.__cause__).__name__}: {error.__cause__}")

@@ -386,3 +386,21 @@ def test_the_start_of_a_long_text_has_the_ids_of_the_whole_text(kind: str) -> No
     encode = partial(tokenizer, add_special_tokens=False, split_special_tokens=True, verbose=False)
     for most in (1, 10, 128):
         assert plain_ids(tokenizer, texts, most) == [encode(text)["input_ids"][:most] for text in texts]
+
+
+def test_texts_are_split_by_the_pattern_of_tekken(tmp_path: Path) -> None:
+    """`tokenizer.json` of Mistral-Small-3.1 splits as LLaMA-3, which keeps up to three digits together."""
+    TOKENIZERS["llama3"]().save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "config.json").write_text('{"model_type": "mistral", "transformers_version": "4.52.4"}')
+    for name, file, pieces in (
+        ("base", {}, ["123", "ab"]),
+        ("base", {"tekken.json": {"config": {"pattern": r"\p{N}|\p{L}+"}}}, ["1", "2", "3", "ab"]),
+        ("saved", {}, ["1", "2", "3", "ab"]),
+    ):
+        for file_name, content in file.items():
+            (tmp_path / name / file_name).write_text(json.dumps(content))
+        loaded = load_tokenizer(locate(str(tmp_path / name)))
+        assert [piece for piece, _ in loaded.backend_tokenizer.pre_tokenizer.pre_tokenize_str("123ab")] == pieces
+        loaded.save_pretrained(tmp_path / "saved")
+        (tmp_path / "saved" / "config.json").write_text("{}")
+        assert "fix_mistral_regex" not in (tmp_path / "saved" / "tokenizer_config.json").read_text()

@@ -22,6 +22,7 @@ from angle_llm.model.source.checks import (
     check_model_files,
     check_states,
     is_saved_encoder,
+    read_json,
 )
 from angle_llm.model.source.composite import COMPOSITE, TEXT_PREFIX, Composite, text_part
 from angle_llm.model.source.gguf_base import check_layers, complete_config, complete_tokenizer, header_read_once
@@ -96,14 +97,46 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
         ArtifactError: for a damaged file, or a GGUF file for which this version of `transformers` gives other token ids.
     """
     from transformers import AutoTokenizer
+    from transformers.utils import cached_file
 
+    arguments: dict[str, Any] = dict(location.arguments)
     with as_artifact_error(f"the tokenizer in {location.name}"), header_read_once(location.gguf_file):
+        tekken = (
+            None
+            if location.gguf_file
+            else cached_file(
+                location.name,
+                "tekken.json",
+                revision=revision,
+                _commit_hash=revision,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+        )
+        if tekken is not None:  # with any value, the tokenizer is not the one of the library mistral-common
+            arguments["fix_mistral_regex"] = False
         tokenizer = AutoTokenizer.from_pretrained(
-            location.name, revision=revision, trust_remote_code=False, **location.arguments
+            location.name, revision=revision, trust_remote_code=False, **arguments
         )
         if location.gguf_file is not None:
             complete_tokenizer(tokenizer, str(Path(location.name) / location.gguf_file))
+        if tekken is not None:
+            _split_as_tekken(tokenizer, tekken)
     return tokenizer
+
+
+def _split_as_tekken(tokenizer: Any, path: str) -> None:
+    """Split texts by the pattern of `tekken.json`, Mistral's own tokenizer file.
+
+    The pattern in `tokenizer.json` is another one in most of Mistral's models of 2024 and 2025.
+    """
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Sequence, Split
+
+    tokenizer.init_kwargs.pop("fix_mistral_regex", None)  # otherwise it is saved
+    splits = tokenizer.backend_tokenizer.pre_tokenizer
+    if isinstance(splits, Sequence) and isinstance(splits[0], Split):
+        splits[0] = Split(Regex(read_json(Path(path))["config"]["pattern"]), "isolated")
 
 
 def tokenizer_config_of(location: BackboneLocation, revision: str | None = None) -> Any:

@@ -20,11 +20,19 @@ from angle_llm.export.programs import program_notes
 from angle_llm.model.source.checks import MERGE_NAME, ArtifactError, is_saved_encoder, model_inside, read_json
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.resolve import is_hub_id
-from angle_llm.model.source.sentence_transformers_folder import opens_in_library
+from angle_llm.model.source.sentence_transformers_folder import OUR_POOLINGS, opens_in_library
 from angle_llm.prompts import SIDES
 
 REPORT_NAME = "verification.json"
 """Name of the file with the report that compares a merged or exported encoder with the encoder it was made from."""
+
+_TASK_TYPES = {
+    "spearman": "sentence-similarity",
+    "pearson": "sentence-similarity",
+    "accuracy": "text-classification",
+    "main_score": "feature-extraction",
+}
+"""Task on the hub of a metric; of other metrics, text-retrieval."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ def model_card(
     name = repo.rpartition("/")[2]
     results = []
     for task, metric, score in scores:
-        task_type = "sentence-similarity" if metric in ("spearman", "pearson") else "text-retrieval"
+        task_type = _TASK_TYPES.get(metric, "text-retrieval")
         results.append(EvalResult(task_type, task, task, metric, score, metric_name=f"{metric} x 100"))
     data = ModelCardData(
         library_name=LIBRARY if facts.form == LIBRARY else "angle_llm",
@@ -130,6 +138,7 @@ def model_card(
         "license": license,
         "parts": [f"{part['weight']:.4g} × `{file_name(part['name'])}`" for part in facts.origin.get("parts", ())],
         "scores": scores,
+        "poolings": OUR_POOLINGS,
         "settings": yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) if settings else "",
     }
     template = str(Path(__file__).with_name("model_card.md"))

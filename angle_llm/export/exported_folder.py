@@ -99,7 +99,7 @@ class SentenceTransformersModel(ProgramModel):
             MissingLibraryError: if sentence-transformers is not installed.
             ArtifactError: for a damaged folder.
         """
-        need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")
+        need_library("sentence_transformers", "a folder of sentence-transformers", "export")
         folder = Path(path).expanduser()
         facts = ExportFacts.read(folder)
         library: Any = importlib.import_module("sentence_transformers")

@@ -313,7 +313,7 @@ def check_paths(run: str | Path, out: str | Path) -> tuple[Path, Path, EncoderCa
     """Return the folder of a saved encoder, the folder to write, and the card of the encoder.
 
     Raises:
-        FileNotFoundError: if there is no saved encoder at `run`.
+        FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
         ArtifactError: if `out` has files, or would overwrite the encoder or its base.
     """
     source, target = Path(run).expanduser(), Path(out).expanduser()
@@ -323,9 +323,8 @@ def check_paths(run: str | Path, out: str | Path) -> tuple[Path, Path, EncoderCa
         )
     if target.is_dir() and any(target.iterdir()):
         raise ArtifactError(f"OUT {target} has files. Name a new folder.")
-    card = EncoderCard.read(source)
-    check_target(source, locate(card.base or str(source)), target)
-    return source, target, card
+    check_target(source, resolve_model(str(source)).backbone, target)
+    return source, target, EncoderCard.read(source)
 
 
 def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
@@ -431,7 +430,7 @@ def _open_composite(part: _Part, folder: Path) -> _Composite:
     from safetensors import safe_open
 
     card = part.card
-    location = None if card.base is None else locate(card.base)
+    location = None if card.base is None else locate(card.base, card.base_revision)
     composite = None if location is None else find_composite(location, card.base_revision)
     if location is None or composite is None:
         raise ArtifactError(

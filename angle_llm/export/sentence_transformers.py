@@ -109,7 +109,7 @@ def export_sentence_transformers(
     query = card.prompt.query
     prompts = dict[str, str]()
     default_name = None
-    base = load_config(locate(card.base or str(source)), card.base_revision)
+    base = load_config(locate(card.base or str(source), card.base_revision), card.base_revision)
     # As `library_prompts` needs it.
     is_prefix = query.tokenization == "joined" and not (query.tail or query.edits) and query.head == query.head.lstrip()
     included = tokenizers.query

@@ -85,7 +85,7 @@ def open_adapters_base(source: Path, card: EncoderCard) -> BaseWeights:
     Raises:
         FileNotFoundError, ArtifactError: if the base is missing, damaged, or has other weights than in training.
     """
-    location = replace(locate(card.base or ""), bidirectional=card.attention is not None)
+    location = replace(locate(card.base or "", card.base_revision), bidirectional=card.attention is not None)
     base = open_base(location, dtype=card.dtype, revision=card.base_revision, bits=card.bits)
     card.check_base(base.fingerprint(), card.dtype, source)
     if card.layers is not None:
@@ -114,7 +114,7 @@ def count_wrong(adapter: Path, model: str | Path, dtype: str) -> WeightsCount | 
     folder = Path(model).expanduser()
     try:
         name, revision = split_revision(str(model))
-        location = BackboneLocation(str(folder)) if folder.is_dir() else locate(name)
+        location = BackboneLocation(str(folder)) if folder.is_dir() else locate(name, revision)
         stored = None if location.gguf_file else open_base(location, dtype=dtype, revision=revision)
     except (OSError, ValueError):
         stored = None

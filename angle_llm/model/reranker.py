@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def _facts(path_or_id: str) -> tuple[BackboneLocation, str | None, str, str | None]:
     """Return location, revision, class of the weights or "", and the sentence-transformers class that saved a model, or None."""
     name, revision = split_revision(path_or_id)
-    location = locate(name)
+    location = locate(name, revision)
     folder = Path(location.name) if location.is_local else fetch_files(name, revision)[0]
     config = {} if location.gguf_file else read_json(folder / "config.json")
     saved_by = None

@@ -15,7 +15,7 @@ from kills import contents
 from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli
-from angle_llm.export.card import CardFacts
+from angle_llm.export.card import CardFacts, model_card
 from angle_llm.export.formats.onnx_folder import onnx_usage
 from angle_llm.export.merge import merge
 from angle_llm.export.push import PushError
@@ -305,6 +305,16 @@ def test_the_hub_reads_the_scores_of_the_card(
     (found,) = ModelCard(card[card.index("---\n") :]).data.eval_results
     assert (found.task_type, found.dataset_name, found.metric_type) == ("text-retrieval", "beir/scifact", "nDCG@10")
     assert (found.metric_value, found.metric_name) == (61.25, "nDCG@10 x 100")
+
+
+def test_the_card_of_a_model_with_all_weights_trained(tmp_path: Path) -> None:
+    encoder = tiny_encoder("llama")
+    for dimensions, line in ((None, "`hf download user/mine"), (8, "cannot store the number of dimensions")):
+        encoder.truncated(dimensions=dimensions).save_pretrained(tmp_path / "whole")
+        card = model_card(CardFacts.read(tmp_path / "whole"), "user/mine", scores=[("news", "accuracy", 90)])
+        assert line in card
+        assert "The model as it was trained." in card
+        assert ModelCard(card).data.eval_results[0].task_type == "text-classification"
 
 
 def test_the_code_for_onnx_shows_an_empty_prompt_of_documents(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
+from angle_llm.export.merge import check_paths
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.source.artifact import check_writable, write_earlier_names
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder
@@ -203,6 +204,8 @@ def test_a_moved_base_is_named_with_the_card_to_correct(adapter: Path, base: Pat
     moved = base.rename(base.with_name("moved"))
     with pytest.raises(FileNotFoundError, match=rf"{base}\..*{adapter / CARD_NAME}"):
         load(adapter)
+    with pytest.raises(FileNotFoundError, match=rf"{base}\..*{adapter / CARD_NAME}"):
+        check_paths(adapter, base.with_name("exported"))
     change_card(adapter, base=str(moved))
     assert load(adapter).encode(TEXTS).shape == (3, 32)
 

@@ -28,6 +28,7 @@ from transformers import (
     MptConfig,
     PretrainedConfig,
     T5Config,
+    T5EncoderModel,
     T5Model,
     XLNetConfig,
 )
@@ -112,6 +113,16 @@ def test_a_missing_path_is_refused_and_not_taken_for_a_hub_id(
         locate(name)
 
 
+def test_a_hub_id_beside_a_folder_of_its_first_part_needs_a_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Qwen").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no model at Qwen/Qwen3-4B\..* write Qwen/Qwen3-4B@main"):
+        locate("Qwen/Qwen3-4B")
+    assert locate("Qwen/Qwen3-4B", "main").name == "Qwen/Qwen3-4B"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_published_model_is_loaded_without_its_head(kind: str, tmp_path: Path) -> None:
     published = (
@@ -160,9 +171,10 @@ def test_auto_keeps_the_stored_dtype_and_a_name_overrides_it(stored: torch.dtype
         load_backbone(location, dtype="bfloat")
 
 
-def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [T5Model, T5EncoderModel])  # the second saves `is_encoder_decoder: false`
+def test_an_encoder_decoder_is_refused(model: Any, tmp_path: Path) -> None:
     config = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    T5Model(config).save_pretrained(tmp_path)
+    model(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=rf"{tmp_path}.*encoder-decoder \(t5\)"):
         load_backbone(locate(str(tmp_path)))
 

@@ -137,6 +137,20 @@ def test_an_adapter_of_peft_loads_the_base_that_it_names(
         load(tmp_path / "local", prompt="plain")
 
 
+def test_without_an_answer_of_the_hub_only_one_file_is_waited_for(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
+    rows = load("org/base").encode(TEXTS)
+    closed = "http://127.0.0.1:9"
+    monkeypatch.setattr(constants, "ENDPOINT", closed)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", closed + "/{repo_id}/resolve/{revision}/{filename}")
+    waits: list[float] = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+    assert np.array_equal(load("org/base").encode(TEXTS), rows)
+    assert 0 < len(waits) <= 5, "five attempts for each file that is asked for"
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_model_or_revision_missing_in_the_cache_is_an_error_with_its_name(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -157,7 +157,7 @@ class LlamaCppModel(ProgramModel):
             MissingLibraryError: if xllamacpp is not installed.
             ArtifactError: for a damaged folder, or a file that llama.cpp does not open.
         """
-        need_library("xllamacpp", "the comparison (--no-verify skips it)", "gguf")
+        need_library("xllamacpp", "the vectors of a GGUF file", "gguf")
         folder = Path(path).expanduser()
         self.usage = Usage.read(folder)
         self.prompts, self.max_length = self.usage.prompt, self.usage.max_length

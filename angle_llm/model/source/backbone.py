@@ -268,7 +268,8 @@ def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
     """Load the configuration of a backbone from config.json, or from the header of a GGUF file.
 
     Raises:
-        ArtifactError: for a composite model whose text model cannot be opened (see `composite.text_part`).
+        ArtifactError: for an encoder-decoder, a model that is stored quantized by another library than bitsandbytes, or a
+            composite model whose text model cannot be opened (see `composite.text_part`).
     """
     with header_read_once(location.gguf_file):
         return _read_config(location, revision)[0]
@@ -291,7 +292,14 @@ def _read_config(location: BackboneLocation, revision: str | None) -> tuple[Any,
         config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
         complete_config(config, str(Path(location.name) / location.gguf_file))
     config, composite = text_part(config, location.name)
-    if config.is_encoder_decoder:
+    stored = getattr(config, "quantization_config", None) or {}
+    if stored.get("quant_method", "bitsandbytes") != "bitsandbytes":
+        raise ArtifactError(
+            f"{location.name} is stored quantized ({stored['quant_method']}). Use the original model; --model.bits 4, 8 or fp8 "
+            "quantizes it."
+        )
+    # A folder of the encoder of T5 alone is not marked as an encoder-decoder.
+    if config.is_encoder_decoder or config.model_type in ("t5", "mt5", "umt5"):
         raise ArtifactError(
             f"{location.name} is an encoder-decoder ({config.model_type}). Use a decoder (LLaMA, Mistral, Qwen, …) or an encoder "
             "(BERT, RoBERTa, …)."

@@ -78,7 +78,7 @@ class ModelSource:
         if self.base is None:
             return replace(self.location, bidirectional=bidirectional)
         try:
-            return replace(locate(self.base[0]), bidirectional=bidirectional)
+            return replace(locate(*self.base), bidirectional=bidirectional)
         except FileNotFoundError as error:
             card = Path(self.location.name) / CARD_NAME
             raise FileNotFoundError(f"{error} It is the `base` in {card}. If it moved, change `base` there.") from error
@@ -151,7 +151,7 @@ def _find_model(path_or_id: str, revision: str | None) -> ModelSource:
     folder, commit = _local_path(path_or_id), None  # of a hub id, no folder exists
     location = BackboneLocation(str(folder))
     if not (is_saved_encoder(folder) or _is_adapter(folder)):
-        location = locate(path_or_id)
+        location = locate(path_or_id, revision)
         if not location.is_local:
             folder, commit = fetch_files(path_or_id, revision)
     # Kind of model.
@@ -185,7 +185,7 @@ def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> Mo
     base = next((str(path) for path in candidates if path.exists()), name)
     try:
         base_folder = _local_path(base)  # for a GGUF file, the file
-        if not locate(base).is_local:
+        if not locate(base, revision).is_local:
             base_folder, revision = fetch_files(base, revision)
             if _is_adapter(base_folder):
                 raise ArtifactError(f"{config_path}: the base {base} is an adapter, too. First merge it into its base.")
@@ -217,10 +217,11 @@ def split_revision(path_or_id: str) -> tuple[str, str | None]:
     return path_or_id, None
 
 
-def locate(path_or_id: str) -> BackboneLocation:
+def locate(path_or_id: str, revision: str | None = None) -> BackboneLocation:
     """Return the location of the model at a path or hub id, for `transformers`; a hub id is not looked up.
 
-    A path is a folder, a `.gguf` file, or `package:NAME/path/inside` for a file in the Python package NAME.
+    A path is a folder, a `.gguf` file, or `package:NAME/path/inside` for a file in the Python package NAME. A name with a
+    revision is a hub id, unless the path exists; `runs/typo` in a folder with `runs` is a path.
 
     Raises:
         FileNotFoundError: if the path is neither a model on this machine nor a valid hub id.
@@ -241,10 +242,14 @@ def locate(path_or_id: str) -> BackboneLocation:
                 "it with that library, or open the encoder it was made from."
             )
         return BackboneLocation(str(path))
-    looks_local = "/" in path_or_id and path.parent.is_dir()  # runs/typo, in a folder runs
-    if _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS and not looks_local:
+    looks_local = revision is None and "/" in path_or_id and path.parent.is_dir()
+    is_id = _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS
+    if is_id and not looks_local:
         return BackboneLocation(path_or_id)
-    raise FileNotFoundError(f"no model at {path}. {similar_paths(path)} {_FORMS}")
+    advice = (
+        f" For the model of the hub, write {path_or_id}@main, because a folder {path.parent} exists." if is_id else ""
+    )
+    raise FileNotFoundError(f"no model at {path}. {similar_paths(path)} {_FORMS}{advice}")
 
 
 def _local_path(reference: str) -> Path:

@@ -67,7 +67,7 @@ _MODALITIES: dict[str, Any] = dict.fromkeys(("text", "image", "audio", "video"),
 """Keys of `modality_config` and the supported values. With `message`, texts go through the chat template."""
 _TOKENIZER_ARGUMENTS = dict.fromkeys(("model_max_length", "padding_side", "use_fast", "trust_remote_code"))
 _MODEL_ARGUMENTS = dict.fromkeys(("add_pooling_layer", "attn_implementation", "use_safetensors", "trust_remote_code"))
-_OUR_POOLINGS = {ours: theirs for theirs, ours in LIBRARY_POOLINGS.items()} | {
+OUR_POOLINGS = {ours: theirs for theirs, ours in LIBRARY_POOLINGS.items()} | {
     "last-avg": "mean_tokens",
     "last-max": "max_tokens",
 }
@@ -220,11 +220,11 @@ def library_pooling(pooling: str, place: object) -> str:
     Raises:
         ArtifactError: if sentence-transformers does not have the pooling.
     """
-    if pooling not in _OUR_POOLINGS:
+    if pooling not in OUR_POOLINGS:
         raise ArtifactError(
-            f"{place} has pooling {pooling!r}; sentence-transformers supports {', '.join(_OUR_POOLINGS)}."
+            f"{place} has pooling {pooling!r}; sentence-transformers supports {', '.join(OUR_POOLINGS)}."
         )
-    return _OUR_POOLINGS[pooling]
+    return OUR_POOLINGS[pooling]
 
 
 def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str], str | None]:

@@ -40,8 +40,6 @@ class EncodedRequest(NamedTuple):
     tokens: int
 
 
-CONNECTION_SECONDS = 1.0
-"""Time between two checks whether the client of a waiting request has closed the connection."""
 Route: TypeAlias = Callable[[Request], Awaitable[Any]]
 """Answers a request with JSON content or a `Response`."""
 _TEI = ("/embed", "/")
@@ -269,12 +267,16 @@ class _Server:
         try:
             checked_texts(texts)
             encoding = asyncio.ensure_future(self._encode(texts, side, body.instruction))
+            closed = asyncio.ensure_future(
+                request.receive()
+            )  # the body is read, so only the end of the connection follows
             try:
-                while not (await asyncio.wait({encoding}, timeout=CONNECTION_SECONDS))[0]:
-                    if await request.is_disconnected():
-                        raise ClientDisconnect
+                await asyncio.wait({encoding, closed}, return_when=asyncio.FIRST_COMPLETED)
+                if not encoding.done():
+                    raise ClientDisconnect
             finally:
                 encoding.cancel()  # no effect on a result
+                closed.cancel()
             rows_ND, tokens = encoding.result()
         except ValueError as error:
             raise HTTPException(400, str(error)) from None

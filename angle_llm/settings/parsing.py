@@ -205,8 +205,8 @@ def read_yaml(name: str | Path, folder: str) -> Any:
 def bundled(name: str) -> Path:
     """Return the path of a file or folder that is installed with the package: in a wheel, or in a clone."""
     package = Path(__file__).parents[1]
-    is_clone = (package.parent / "pyproject.toml").is_file()
-    return package.parent / name if is_clone else package / f"bundled_{name}"
+    installed = package / f"bundled_{name}"
+    return installed if installed.exists() else package.parent / name
 
 
 def bundled_files(folder: str) -> dict[str, Path]:

@@ -133,7 +133,6 @@ def test_texts_of_a_closed_connection_are_not_computed(
         return encode_requests(encoder, requests)
 
     monkeypatch.setattr(app_module, "encode_requests", wait)
-    monkeypatch.setattr(app_module, "CONNECTION_SECONDS", 0.05)
     with served(make_app(encoder, ServeSettings(model="runs/tiny"))) as url, ThreadPoolExecutor(1) as pool:
         first = pool.submit(httpx.post, f"{url}/embed", json={"inputs": "first"}, timeout=60)
         until(lambda: computed == ["first"])

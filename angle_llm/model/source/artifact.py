@@ -41,9 +41,14 @@ from angle_llm.model.source.composite import COMPOSITE
 from angle_llm.model.source.dense import read_dense, write_dense
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.gguf_base import header_read_once
-from angle_llm.model.source.peft_adapter import fitted, read_peft_adapter
 from angle_llm.model.source.resolve import ModelSource
-from angle_llm.model.source.saved_adapter import LoraAdapter, read_adapter, write_composite_names
+from angle_llm.model.source.saved_adapter import (
+    LoraAdapter,
+    fitted,
+    read_adapter,
+    read_peft_adapter,
+    write_composite_names,
+)
 from angle_llm.model.source.sentence_transformers_folder import (
     SentenceTransformersFolder,
     library_prompts,

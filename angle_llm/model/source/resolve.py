@@ -20,8 +20,7 @@ from angle_llm.model.source.checks import (
 from angle_llm.model.source.dense import dense_folders
 from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.model.source.hub import fetch_files
-from angle_llm.model.source.peft_adapter import check_adapter_prompt
-from angle_llm.model.source.saved_adapter import CONFIG_NAME
+from angle_llm.model.source.saved_adapter import CONFIG_NAME, check_adapter_prompt
 from angle_llm.model.source.sentence_transformers_folder import (
     SentenceTransformersFolder,
     find_sentence_transformers,

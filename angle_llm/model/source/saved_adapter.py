@@ -1,7 +1,17 @@
 """Read a saved LoRA adapter, check that it fits a backbone, and apply it.
 
 Adapters with anything but LoRA, rsLoRA or DoRA on linear layers (trained embeddings, biases, a rank per layer) raise an
-error, because a merge would ignore it.
+error, because a merge would ignore it. Only safetensors files are read; no code from the folder runs.
+
+`read_peft_adapter` reads an adapter that peft or angle-emb saved:
+
+    adapter_config.json  adapter_model.safetensors     prompt, pooling and maximum length are arguments
+
+Such a folder has no `angle_llm.json`, in contrast to an adapter of this package. The tensor names contain the path of a
+layer in the trained model: with a language-model head (`CAUSAL_LM`: base_model.model.**model.**layers.0…) or without
+(`FEATURE_EXTRACTION`: base_model.model.layers.0…). If only a part of an adapter were applied, embeddings would be wrong
+without an error. So every tensor must match a layer and its shape, the rank must equal the rank in the configuration, and
+the base model must have the name in the configuration.
 """
 
 from __future__ import annotations
@@ -9,8 +19,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -20,7 +30,15 @@ from angle_llm.io import sha256_of, write_json
 from angle_llm.model.layers.fused_lora import use_fused_lora
 from angle_llm.model.layers.lora import LoraUpdate, is_transposed, peft_model
 from angle_llm.model.layers.quantization import bits_of
-from angle_llm.model.source.checks import ArtifactError, as_artifact_error, check_settings, read_json
+from angle_llm.model.source.backbone import absolute_name
+from angle_llm.model.source.checks import (
+    CARD_NAME,
+    ArtifactError,
+    as_artifact_error,
+    check_settings,
+    is_saved_encoder,
+    read_json,
+)
 from angle_llm.model.source.composite import COMPOSITE, Composite, text_name
 
 CONFIG_NAME = "adapter_config.json"
@@ -203,3 +221,61 @@ def write_composite_names(folder: Path, composite: Composite) -> None:
         "exclude_modules": rf"(?!{re.escape(composite.path)}\.).*",  # the names of the targets are also in the towers
     }
     write_json(folder / CONFIG_NAME, read_json(folder / CONFIG_NAME) | changes)
+
+
+# --- adapters of other libraries --------------------------------------------------------------------------------------
+
+
+def read_peft_adapter(folder: Path, base: str, prompt: object) -> LoraAdapter:
+    """Read and check an adapter that peft or angle-emb saved, before its base model is loaded.
+
+    `base` and the base name in the adapter configuration match if they are the same path or hub id, or have the same last
+    part. So `/models/Name`, a local copy, matches `org/Name`.
+
+    Raises:
+        FileNotFoundError: if the folder contains no adapter.
+        ArtifactError: for a damaged or unsupported adapter, or a base with another name.
+        ValueError: if `folder` is a saved encoder of this package, or `prompt` is None.
+    """
+    if is_saved_encoder(folder):
+        raise ValueError(
+            f"{folder} is a saved encoder, and its {CARD_NAME} names its base. Open it without a base: "
+            f"from_pretrained({str(folder)!r})."
+        )
+    check_adapter_prompt(folder, prompt)
+    adapter = read_adapter(folder)
+    # The adapter must belong to the base.
+    trained = str(adapter.config.get("base_model_name_or_path") or base)
+    same_name = PurePath(base).name.lower() == PurePath(trained).name.lower()
+    if absolute_name(base) != absolute_name(trained) and not same_name:
+        raise ArtifactError(
+            f"the adapter {folder} was trained on {trained}, not on {base}. If {base} is the same model under another name, "
+            f"write this name as base_model_name_or_path in {folder / CONFIG_NAME}."
+        )
+    return adapter
+
+
+def check_adapter_prompt(folder: Path, prompt: object) -> None:
+    """Raise `ValueError` if `prompt`, the prompt for an adapter in a folder without a card, is None."""
+    if prompt is None:
+        raise ValueError(
+            f"prompt: {folder} has no {CARD_NAME}, so the prompt of the adapter is unknown. Set --prompt (train: "
+            "--model.prompt; Python: prompt=…) to the prompt of its training, or to plain for the bare text."
+        )
+
+
+def fitted(adapter: LoraAdapter, folder: Path, backbone: nn.Module, base: str) -> LoraAdapter:
+    """Check that an adapter fits a backbone, and return it with the layer names of the backbone.
+
+    An adapter that was trained on a model with a head has a prefix before every layer name, which is removed.
+
+    Raises:
+        ArtifactError: if a layer is missing or has another shape; the message names adapter, base and layer.
+    """
+    root = f"{backbone.base_model_prefix}."
+    # For all layers or none: a model with a head has its whole backbone under the prefix.
+    if root[:-1] not in dict(backbone.named_modules()) and all(path.startswith(root) for path in adapter.updates):
+        updates = {path.removeprefix(root): update for path, update in adapter.updates.items()}
+        adapter = replace(adapter, updates=updates)
+    adapter.check_fits(backbone, f"the adapter {folder}", f"{base} ({type(backbone).__name__})")
+    return adapter

@@ -74,11 +74,16 @@ class Corpus:
             id_column: Name of the column with the ids; None: texts have no ids.
 
         Raises:
-            DataError: if the source does not exist, if a table has no column `column`, or if `column` is None and several
-                columns are possible.
+            DataError: if the source does not exist, if a table has no column `column`, if the source has text files only
+                and `column` is not `text`, or if `column` is None and several columns are possible.
         """
         rows = resolve_source(source)
         tables = [file for file in rows.files if not isinstance(file, TextFile)]
+        if column not in (None, "text") and not tables:
+            raise DataError(
+                f"{rows.name}: expected a table, because --column {column} is set; got text, where each line is a text. Omit "
+                "--column, or name a table (.csv, .tsv, .jsonl, .parquet)"
+            )
         if column is None and tables:
             names = tables[0].columns
             usual = [name for name in _USUAL_COLUMNS if name in names]

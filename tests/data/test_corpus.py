@@ -125,6 +125,7 @@ def test_bad_row_of_parquet_is_reported_with_its_number(id_column: str | None, r
         ("a.jsonl", '{"text": "x"}\n', {"column": "txt"}, "a.jsonl: no column 'txt'; columns: text"),
         ("a.tsv", "text\tb\n1\t2\n", {"id_column": "id"}, "a.tsv:2: no column 'id'; columns: text, b"),
         ("a.txt", "x\n", {"id_column": "id"}, "a.txt:1: no column 'id'"),
+        ("a.dat", "id\tbody\n1\tx\n", {"column": "body"}, r"a\.dat: expected a table, because --column body is set"),
         ("folder/a.md", "", {}, "folder"),
         ("a.txt", "", {}, r"a\.txt"),
         ("a.txt", "\n\n", {}, r"a\.txt"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from angle_llm.data.files.beir import documents_of, is_judged, warn
-from angle_llm.data.files.file_types import TextFile
+from angle_llm.data.files.file_types import TextFile, TsvFile
 from angle_llm.data.formats import DataError, RowError, read_text
 from angle_llm.data.sources import BadRow, Row, Source, find_path, resolve_source
 
@@ -93,6 +93,11 @@ class Corpus:
                     "rename it to text."
                 )
             column = (usual or names)[0]
+            if not usual and isinstance(tables[0], TsvFile):
+                warn(
+                    f"{tables[0].name}: the first line, {column!r:.60}, is read as the name of its only column. If it is a text, "
+                    "add a header line `text` before it"
+                )
             if column == "text" and "title" in names:
                 warn(
                     f"{tables[0].name}: the column title is not read. An encoder that was trained on titles and texts needs a "

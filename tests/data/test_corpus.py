@@ -81,6 +81,19 @@ def test_titles_that_are_not_read_get_a_warning(tmp_path: Path, capsys: pytest.C
     assert "corpus.jsonl: the column title is not read" in warning
 
 
+@pytest.mark.parametrize(("name", "content"), [("a.csv", '"How, then?"\nx\n'), ("a.tsv", "How, then?\nx\n")])
+def test_a_first_line_that_is_the_name_of_the_only_column_gets_a_warning(
+    name: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert texts(Corpus.open(tmp_path / name)) == ["x"]
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert f"{name}: the first line, 'How, then?', is read as the name of its only column" in warning
+    (tmp_path / name).write_text(f"sentence\n{content}")
+    assert len(texts(Corpus.open(tmp_path / name))) == 2
+    assert not capsys.readouterr().err
+
+
 def test_standard_input_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("one\nzwei – 2\n".encode())))
     corpus = Corpus.open("-")

@@ -253,7 +253,12 @@ def _value(row: Values, field: str) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """Convert a float without a fraction, such as 1.0, to an integer: pandas reads integers so if a value is missing."""
+    """Convert a float without a fraction, such as 1.0 or the text "1.0", to an integer.
+
+    pandas converts integers to such floats if a value is missing, and writes them to CSV files as texts.
+    """
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,9}\.0", value.strip()):
+        return int(float(value))
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

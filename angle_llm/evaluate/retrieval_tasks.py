@@ -3,7 +3,7 @@
 * Groups of texts: a file with a column of lists, such as the five captions of an image. The first text of a group is a
   query, and its later texts are the answers, among all other texts in the file.
 * BEIR folders: `queries.jsonl` and `corpus.jsonl` (`_id`, `text`, in the corpus optionally `title`), `qrels/NAME.tsv`
-  (`query-id`, `corpus-id`, `score`); or the Parquet files of NanoBEIR.
+  or .jsonl (`query-id`, `corpus-id`, `score`); or the Parquet files of NanoBEIR.
 * Files of questions and their answers, optionally with more candidates.
 * Files of texts with a class, compared with each other or with the texts of a reference file.
 """

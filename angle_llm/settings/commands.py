@@ -191,7 +191,7 @@ class RetrievalSettings(RowSettings, EvalSettings):
     """
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = ()
-    """BEIR folders with corpus.jsonl, queries.jsonl and qrels/test.tsv. FOLDER@NAME uses qrels/NAME.tsv instead."""
+    """BEIR folders with corpus.jsonl, queries.jsonl and qrels/test.tsv (or .jsonl). FOLDER@NAME uses qrels/NAME.tsv instead."""
 
     binary: bool = False
     """In BEIR folders, count every grade above 0 as 1 in nDCG. Default: grades are gains, as in trec_eval."""

@@ -402,7 +402,9 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
     for name in names:
         values = row[name]
         if not isinstance(values, list | tuple) or len(values) != counts[name]:
-            raise RowError(f"{name} is {values!r:.40}, expected a list of {counts[name]} numbers, one per text")
+            of_a_triple = positives == negatives == 1 and not isinstance(values, list | tuple)
+            advice = "; to ignore the column, set --format triple (train: --data.format triple)" if of_a_triple else ""
+            raise RowError(f"{name} is {values!r:.40}, expected a list of {counts[name]} numbers, one per text{advice}")
         for index, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, Real | Decimal) or not math.isfinite(value):
                 raise RowError(f"{name}[{index}] is {value!r:.40}, expected a finite number")

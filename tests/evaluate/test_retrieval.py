@@ -161,6 +161,19 @@ def test_a_beir_folder_is_read(tmp_path: Path) -> None:
         read_beir(beir_folder(tmp_path / "none", "q\td1\t0"))
 
 
+def test_judged_queries_without_an_answer_are_counted_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens(monkeypatch, Words)
+    for name, *judgements in (("some", "q\td1\t2", "2\td1\t0"), ("all", "q\td1\t2", "2\td1\t1")):
+        folder = beir_folder(tmp_path / name, *judgements)
+        retrieval_main(RetrievalSettings(model="m", folders=(str(folder),), json=tmp_path / "out.json"))
+        note = f"- {name}: 1 judged queries have no answer and are not counted.\n"
+        assert (note in capsys.readouterr().out) == (name == "some")
+        [task] = json.loads((tmp_path / "out.json").read_text())["tasks"].values()
+        assert (task["queries"], task["unanswered"]) == ((1, 1) if name == "some" else (2, 0))
+
+
 def test_a_text_that_the_tokenizer_drops_has_a_zero_vector() -> None:
     """BERT drops the zero-width space."""
     task = RetrievalTask(

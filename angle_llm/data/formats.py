@@ -207,7 +207,7 @@ def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float
         raise RowError(f"{field} is {value}: a boolean is not a score; write 1 or 0")
     hint = ""
     if str(value).strip().lower() in (*_NLI_LABELS, "2", "2.0"):
-        hint = ". If these are the classes of NLI (0 entailment, 1 neutral, 2 contradiction), set format to nli_pairs"
+        hint = ". If these are the classes of NLI (0 entailment, 1 neutral, 2 contradiction), their format is nli_pairs"
     try:
         score = float(value)
     except (TypeError, ValueError, OverflowError):

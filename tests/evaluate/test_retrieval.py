@@ -342,6 +342,10 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, monk
         RetrievalSettings(model="m", corpus=corpus)
     with pytest.raises(ValueError, match="--format belongs to --pairs"):
         RetrievalSettings(model="m", format="triple")
+    with pytest.raises(ValueError, match="--column belongs to --groups and --corpus"):
+        RetrievalSettings(model="m", pairs=(str(held_out),), column="text")
+    with pytest.raises(ValueError, match="--binary belongs to BEIR folders"):
+        RetrievalSettings(model="m", pairs=(str(held_out),), binary=True)
     other = write(tmp_path / "other/held.out.csv", held_out.read_text())
     (tmp_path / "deep").mkdir()
     folder = beir_folder(tmp_path / "deep/held.out", "q\td1\t2")

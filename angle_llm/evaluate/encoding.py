@@ -169,8 +169,8 @@ class EncoderFacts:
     prompt: dict[str, Any]
     pooling: str
     max_length: int
-    weights: int | None = None
-    """Number of weights; None in files of older versions."""
+    weights: int
+    """Number of weights."""
 
     @classmethod
     def of(cls, encoder: Any) -> EncoderFacts:

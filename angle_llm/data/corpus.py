@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from angle_llm.data.files.beir import documents_of, is_judged, warn
-from angle_llm.data.files.file_types import TextFile
+from angle_llm.data.files.file_types import TextFile, TsvFile
 from angle_llm.data.formats import DataError, RowError, read_text
 from angle_llm.data.sources import BadRow, Row, Source, find_path, resolve_source
 
@@ -74,11 +74,16 @@ class Corpus:
             id_column: Name of the column with the ids; None: texts have no ids.
 
         Raises:
-            DataError: if the source does not exist, if a table has no column `column`, or if `column` is None and several
-                columns are possible.
+            DataError: if the source does not exist, if a table has no column `column`, if the source has text files only
+                and `column` is not `text`, or if `column` is None and several columns are possible.
         """
         rows = resolve_source(source)
         tables = [file for file in rows.files if not isinstance(file, TextFile)]
+        if column not in (None, "text") and not tables:
+            raise DataError(
+                f"{rows.name}: expected a table, because --column {column} is set; got text, where each line is a text. Omit "
+                "--column, or name a table (.csv, .tsv, .jsonl, .parquet)"
+            )
         if column is None and tables:
             names = tables[0].columns
             usual = [name for name in _USUAL_COLUMNS if name in names]
@@ -88,6 +93,11 @@ class Corpus:
                     "rename it to text."
                 )
             column = (usual or names)[0]
+            if not usual and isinstance(tables[0], TsvFile):
+                warn(
+                    f"{tables[0].name}: the first line, {column!r:.60}, is read as the name of its only column. If it is a text, "
+                    "add a header line `text` before it"
+                )
             if column == "text" and "title" in names:
                 warn(
                     f"{tables[0].name}: the column title is not read. An encoder that was trained on titles and texts needs a "

@@ -264,10 +264,12 @@ def _check_settings(settings: DataSource, format: str, columns: dict[str, str], 
         column = columns[name]
         labels = next(filter(None, (file.label_names.get(column) for file in source.files)), None)
         if labels or (column in ("label", "labels") and "label_text" in source.columns):
+            # A command for scored pairs only has no flag for the format.
+            advice = f"For NLI classes, set `{settings.FLAGS}format nli_pairs`. " if settings.format == "auto" else ""
             raise DataError(
-                f"column {column!r} would be read as a score, but its numbers are the labels {labels or 'of label_text'}. For "
-                f"NLI classes, set `{settings.FLAGS}format nli_pairs`. If it is a score and 1 means similar, set "
-                f"`{settings.FLAGS}columns {name} {column}`; for another scale, also `{settings.FLAGS}score-range`, such as 1 0"
+                f"column {column!r} would be read as a score, but its numbers are the labels {labels or 'of label_text'}. "
+                f"{advice}If it is a score and 1 means similar, set `{settings.FLAGS}columns {name} {column}`; for another "
+                f"scale, also `{settings.FLAGS}score-range`, such as 1 0"
             )
     for column in settings.where:
         if column not in source.columns:

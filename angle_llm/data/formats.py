@@ -207,7 +207,7 @@ def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float
         raise RowError(f"{field} is {value}: a boolean is not a score; write 1 or 0")
     hint = ""
     if str(value).strip().lower() in (*_NLI_LABELS, "2", "2.0"):
-        hint = ". If these are the classes of NLI (0 entailment, 1 neutral, 2 contradiction), set format to nli_pairs"
+        hint = ". If these are the classes of NLI (0 entailment, 1 neutral, 2 contradiction), their format is nli_pairs"
     try:
         score = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -253,7 +253,12 @@ def _value(row: Values, field: str) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """Convert a float without a fraction, such as 1.0, to an integer: pandas reads integers so if a value is missing."""
+    """Convert a float without a fraction, such as 1.0 or the text "1.0", to an integer.
+
+    pandas converts integers to such floats if a value is missing, and writes them to CSV files as texts.
+    """
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,9}\.0", value.strip()):
+        return int(float(value))
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -397,7 +402,9 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
     for name in names:
         values = row[name]
         if not isinstance(values, list | tuple) or len(values) != counts[name]:
-            raise RowError(f"{name} is {values!r:.40}, expected a list of {counts[name]} numbers, one per text")
+            of_a_triple = positives == negatives == 1 and not isinstance(values, list | tuple)
+            advice = "; to ignore the column, set --format triple (train: --data.format triple)" if of_a_triple else ""
+            raise RowError(f"{name} is {values!r:.40}, expected a list of {counts[name]} numbers, one per text{advice}")
         for index, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, Real | Decimal) or not math.isfinite(value):
                 raise RowError(f"{name}[{index}] is {value!r:.40}, expected a finite number")

@@ -169,8 +169,8 @@ class EncoderFacts:
     prompt: dict[str, Any]
     pooling: str
     max_length: int
-    weights: int | None = None
-    """Number of weights; None in files of older versions."""
+    weights: int
+    """Number of weights."""
 
     @classmethod
     def of(cls, encoder: Any) -> EncoderFacts:
@@ -194,6 +194,34 @@ class EncoderFacts:
         return f"Prompt {self.prompt_name}, pooling {self.pooling}, at most {self.max_length} tokens."
 
 
+def encode_usable(
+    encoder: SentenceEncoder, texts: Sequence[str], instructions: Sequence[str | None] = (), **options: Any
+) -> Rows:
+    """Return the embeddings of N texts, (N, D): `encoder.encode`, but with zero vectors for texts without a token.
+
+    These texts are blank, or have only characters that the tokenizer drops, such as a zero-width space. `instructions`
+    is empty, or has the instruction of each text.
+    """
+    from angle_llm.model.vectors import untokenizable
+
+    # Letters and digits have tokens, so few texts are tokenized here.
+    usable = [
+        index
+        for index, text in enumerate(texts)
+        if any(map(str.isalnum, text)) or (text.strip() and not untokenizable(encoder, text))
+    ]
+    if any(instructions):
+        options["instruction"] = usable_instructions(encoder.prompt, [instructions[index] for index in usable])
+    rows_ND: Rows
+    if len(usable) == len(texts):
+        rows_ND = encoder.encode(texts, **options)
+        return rows_ND
+    rows_ND = np.zeros((len(texts), encoder.dimensions), dtype=np.float32)
+    if usable:
+        rows_ND[usable] = encoder.encode([texts[index] for index in usable], **options)
+    return rows_ND
+
+
 def encode_functions(
     encoder: SentenceEncoder, micro_batch_tokens: int | None = None, show_progress: bool = True
 ) -> tuple[Encode, Encode | None]:
@@ -206,9 +234,7 @@ def encode_functions(
     def function_of(chosen: SentenceEncoder) -> Encode:
         def function(texts: list[str], instruction: Sequence[str | None] = ()) -> Any:
             options: Any = {"micro_batch_tokens": micro_batch_tokens, "show_progress": show_progress}
-            if any(instruction):
-                options["instruction"] = usable_instructions(chosen.prompt, instruction)
-            return chosen.encode(texts, **options)
+            return encode_usable(chosen, texts, instruction, **options)
 
         return function
 

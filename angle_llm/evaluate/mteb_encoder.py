@@ -20,6 +20,7 @@ from mteb.models.model_meta import ScoringFunction
 from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from numpy.typing import NDArray
 
+from angle_llm.evaluate.encoding import encode_usable
 from angle_llm.model.encoder import SentenceEncoder
 
 
@@ -32,7 +33,8 @@ class MtebEncoder:
     `Reranking`, `Summarization`, …), side (`query`, `document`). Without a match, the encoder's prompt for documents is
     used if mteb passes documents, and its prompt for queries otherwise.
 
-    Blank texts, which occur in mteb's corpora, get a zero vector: similarity 0 with all texts.
+    Blank texts, which occur in mteb's corpora, and texts whose characters the tokenizer drops get a zero vector:
+    similarity 0 with all texts.
     """
 
     def __init__(
@@ -87,19 +89,17 @@ class MtebEncoder:
     ) -> NDArray[np.float32]:
         """Return the embeddings (N, D) of mteb's texts, with the prompt for the task and for queries or documents.
 
-        `inputs` yields batches with N texts in total. `prompt_type` is mteb's "query" or "document", or None. Blank
-        texts get zero vectors. Other arguments of mteb, such as `batch_size`, have no effect, except
+        `inputs` yields batches with N texts in total. `prompt_type` is mteb's "query" or "document", or None. Texts
+        without a token get zero vectors. Other arguments of mteb, such as `batch_size`, have no effect, except
         `show_progress_bar`.
         """
         texts = [text for batch in inputs for text in batch["text"]]
-        rows_ND = np.zeros((len(texts), self._query_encoder.dimensions), dtype=np.float32)
-        not_blank = [index for index, text in enumerate(texts) if text.strip()]
-        if not_blank:
-            rows_ND[not_blank] = self.encoder_for(task_metadata, prompt_type).encode(
-                [texts[index] for index in not_blank],
-                micro_batch_tokens=self._micro_batch_tokens,
-                show_progress=bool(kwargs.get("show_progress_bar", False)),
-            )
+        rows_ND: NDArray[np.float32] = encode_usable(
+            self.encoder_for(task_metadata, prompt_type),
+            texts,
+            micro_batch_tokens=self._micro_batch_tokens,
+            show_progress=bool(kwargs.get("show_progress_bar", False)),
+        )
         return rows_ND
 
     def encoder_for(self, task_metadata: Any, prompt_type: Any = None) -> SentenceEncoder:

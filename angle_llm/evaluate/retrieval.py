@@ -105,8 +105,9 @@ class RetrievalResult(TaskResult):
 
     `queries`, `candidates` and `answers` are numbers; `graded`: whether the answers have different grades. `ranks` has the
     ascending ranks of the answers of each query. `skipped` is the number of queries that skip a candidate, because the
-    candidate is the query itself. `digest` identifies the task (see `RetrievalTask.digest`). `reranked` has the metrics × 100
-    of each query after reranking, if any.
+    candidate is the query itself. `unanswered` is the number of judged queries without an answer, which are in no other number.
+    `digest` identifies the task (see `RetrievalTask.digest`). `reranked` has the metrics × 100 of each query after reranking,
+    if any.
     """
 
     queries: int
@@ -114,6 +115,7 @@ class RetrievalResult(TaskResult):
     answers: int
     graded: bool
     skipped: int
+    unanswered: int
     digest: str
     metrics: dict[str, Metric]
     query_ids: tuple[str, ...]
@@ -147,7 +149,7 @@ class EvaluatedModel:
         seconds = content["encode_seconds"]
         facts = {
             **encoder.columns(),
-            "weights, millions": None if encoder.weights is None else f"{encoder.weights / 1e6:,.0f}",
+            "weights, millions": f"{encoder.weights / 1e6:,.0f}",
             "dimensions": content["dimensions"],
             "texts per second": f"{content['texts'] / seconds:,.0f}" if seconds else None,
         }
@@ -368,6 +370,7 @@ def _evaluate(
         answers=sum(map(len, task.relevant)),
         graded=len({grade for grades in task.relevant for grade in grades.values()}) > 1,
         skipped=sum(candidate is not None for candidate in task.itself),
+        unanswered=task.unanswered,
         digest=task.digest,
         metrics=metrics,
         query_ids=task.query_ids,
@@ -529,4 +532,6 @@ def retrieval_report(results: RetrievalResults, ours: EvaluatedModel, comparison
             f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {answers}; "
             f"{task.skipped:,} queries are not compared with their own text or document."
         )
+        if task.unanswered:
+            notes.append(f"{task.label}: {task.unanswered:,} judged queries have no answer and are not counted.")
     return report(ours.name, tables, notes, results)

@@ -3,7 +3,7 @@
 * Groups of texts: a file with a column of lists, such as the five captions of an image. The first text of a group is a
   query, and its later texts are the answers, among all other texts in the file.
 * BEIR folders: `queries.jsonl` and `corpus.jsonl` (`_id`, `text`, in the corpus optionally `title`), `qrels/NAME.tsv`
-  (`query-id`, `corpus-id`, `score`); or the Parquet files of NanoBEIR.
+  or .jsonl (`query-id`, `corpus-id`, `score`); or the Parquet files of NanoBEIR.
 * Files of questions and their answers, optionally with more candidates.
 * Files of texts with a class, compared with each other or with the texts of a reference file.
 """
@@ -36,6 +36,8 @@ class RetrievalTask:
     of the candidate that is skipped for query q, because it is the query itself; None if there is none. `strict` is
     whether the metrics include strict accuracy (1 if the first R candidates are exactly the R answers of the query).
 
+    `unanswered` is the number of judged queries without an answer, which are no queries of the task.
+
     Only for texts with a class: `classes` has the class of each query, then of each candidate; all are encoded as queries.
     """
 
@@ -48,6 +50,7 @@ class RetrievalTask:
     query_ids: tuple[str, ...]
     strict: bool = False
     classes: tuple[str, ...] = ()
+    unanswered: int = 0
 
     @property
     def digest(self) -> str:
@@ -105,7 +108,7 @@ def read_beir(source: str | Path | Source, *, binary: bool = False) -> Retrieval
     """Read a retrieval task from a BEIR folder (corpus.jsonl, queries.jsonl, qrels/).
 
     `source` is FOLDER (judgements in qrels/test.tsv), FOLDER@NAME (qrels/NAME.tsv), or a file FOLDER/qrels/NAME.tsv.
-    Queries without a grade above 0 are skipped, as in trec_eval. `binary` replaces every grade above 0 by 1.
+    Queries without a grade above 0 are skipped, as in trec_eval, and counted. `binary` replaces every grade above 0 by 1.
 
     A query skips the candidate that has the id of the query, such as a bug report if its title is the query. The
     candidate is not skipped if it is a judged answer, or if the id is a plain number and the two texts differ: queries
@@ -157,6 +160,7 @@ def read_beir(source: str | Path | Source, *, binary: bool = False) -> Retrieval
         itself=tuple(map(skipped, answers)),
         source=judged.name,
         query_ids=tuple(answers),
+        unanswered=len(judged.judgements) - len(answers),
     )
 
 

@@ -121,6 +121,8 @@ class SearchSettings:
     def __post_init__(self) -> None:
         if not (self.queries or self.file) or not all(query.strip() for query in self.queries):
             raise SettingsError("search needs a text to search for, in quotes if it contains spaces, or --file.")
+        if self.column is not None and self.file is None:
+            raise SettingsError("--column belongs to --file, which is not set.")
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ class RetrievalSettings(RowSettings, EvalSettings):
     """
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = ()
-    """BEIR folders with corpus.jsonl, queries.jsonl and qrels/test.tsv. FOLDER@NAME uses qrels/NAME.tsv instead."""
+    """BEIR folders with corpus.jsonl, queries.jsonl and qrels/test.tsv (or .jsonl). FOLDER@NAME uses qrels/NAME.tsv instead."""
 
     binary: bool = False
     """In BEIR folders, count every grade above 0 as 1 in nDCG. Default: grades are gains, as in trec_eval."""
@@ -232,6 +234,8 @@ class RetrievalSettings(RowSettings, EvalSettings):
     def __post_init__(self) -> None:
         if self.rerank is None and self.top != RetrievalSettings.top:
             raise SettingsError("--top belongs to --rerank, which is not set.")
+        if self.binary and not self.folders:
+            raise SettingsError("--binary belongs to BEIR folders, got none.")
         if self.rerank is not None and self.classes:
             raise SettingsError(
                 "--rerank orders answers of queries, and texts of --classes have none. Omit one of them."
@@ -240,8 +244,8 @@ class RetrievalSettings(RowSettings, EvalSettings):
             raise SettingsError(
                 f"--format {self.format} belongs to --pairs; files of --classes are labelled_text. Omit it."
             )
-        sources_of = {"corpus": ["pairs"], "reference": ["classes"]}
-        for name, default in (vars(RowSettings()) | {"corpus": None, "reference": None}).items():
+        sources_of = {"corpus": ["pairs"], "reference": ["classes"], "column": ["groups", "corpus"]}
+        for name, default in (vars(RowSettings()) | dict.fromkeys(sources_of)).items():
             sources = sources_of.get(name, ["pairs", "classes"])
             if getattr(self, name) != default and not any(getattr(self, source) for source in sources):
                 raise SettingsError(f"--{name.replace('_', '-')} belongs to --{' and --'.join(sources)}, got none.")
@@ -448,6 +452,8 @@ class MineSettings(NegativeRules, RowSettings, EncoderOptions, MineFiles):
         _check_json_lines(self.out)
         if self.judge_margin and self.judge is None:
             raise SettingsError("--judge-margin belongs to --judge, which is not set.")
+        if self.column is not None and self.corpus is None:
+            raise SettingsError("--column belongs to --corpus, which is not set.")
 
 
 # --- data questions ---------------------------------------------------------------------------------------------------

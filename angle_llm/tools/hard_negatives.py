@@ -10,7 +10,6 @@ query and its positive or its negative in the input.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from angle_llm.data.order import random_order
 from angle_llm.data.positives import MiningData, Query
 from angle_llm.io import log
 from angle_llm.model.reranker import Reranker
@@ -289,11 +289,8 @@ def split_positives(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _sampled(count: int, rules: NegativeRules, example: int) -> Array:
     """Return the indices of the negatives among `count` candidates: the first ones, or random ones in ascending order.
 
-    `example`, the index of an example, makes the random choice differ between queries. The choice sorts by values of
-    `random()`, because only these values are the same in every version of Python.
+    `example`, the index of an example, makes the random choice differ between queries.
     """
     if rules.sampling == "top":
         return np.arange(min(rules.negatives, count))
-    generator = random.Random(_SEED * 2**64 + example)
-    keys = [generator.random() for _ in range(count)]
-    return np.array(sorted(sorted(range(count), key=keys.__getitem__)[: rules.negatives]), dtype=np.int64)
+    return np.sort(random_order(count, _SEED * 2**64 + example)[: rules.negatives])

@@ -441,10 +441,11 @@ def write_fixed(files: Sequence[tuple[DataSource, FileReport]], folder: Path, ou
 
 
 def json_row(row: Mapping[str, Any]) -> str:
-    """Return a row (column → value) as a line of JSON, with lone surrogates escaped. Decimals become floats."""
-    return printable(json.dumps(plain(row), ensure_ascii=False, default=_json_value)) + "\n"
+    """Return a row (column → value) as a line of JSON, with lone surrogates escaped.
 
-
-def _json_value(value: Any) -> float | str:
-    """Return a value that JSON cannot represent as a float if it is a decimal, else as text."""
-    return float(value) if isinstance(value, Decimal) else str(value)
+    Decimals become floats, and other values that JSON cannot represent texts.
+    """
+    text = json.dumps(
+        plain(row), ensure_ascii=False, default=lambda value: float(value) if isinstance(value, Decimal) else str(value)
+    )
+    return printable(text) + "\n"

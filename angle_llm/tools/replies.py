@@ -12,9 +12,15 @@ from typing import NamedTuple
 
 _FENCE = re.compile(r"\s*(```|~~~)")
 _MARKER = re.compile(
-    r"\A[\s\u200e\u200f]*(?:[(（]?\d{1,2}[.):、．）：]+(?!\d)|[①-⑳](?![和与到]|[、,]\s*[①-⑳])[、．.]?|[一二三四五六七八九十]{1,2}、(?![一二三四五六七八九十])|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*",
+    r"\A[\s\u200e\u200f]*(?:"
+    r"[(（]?\d{1,2}\\?[.):、．）：]+(?!\d|x\b)|\d{1,2}\s+[-–—]\s+(?!\d)"
+    r"|q(?:uestion)? ?\d{1,2}[.)](?!\d)|\*\*(?:q(?:uestion)? ?)?\d{1,2}[.):]\*\*"
+    r"|[①-⑳](?![和与到]|[、,]\s*[①-⑳])[、．.]?|[一二三四五六七八九十]{1,2}、(?![一二三四五六七八九十])"
+    r"|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*",
     re.IGNORECASE,
 )
+_HEADING = re.compile(r"\A\s*#{1,6}\s+")
+_TITLE = re.compile(r"(?:questions?|query|queries|q)\s*\d{0,3}[.:]?", re.IGNORECASE)
 _NUMBER = re.compile(r"(?:(?<=\s)|\A)\(?(\d{1,2})[.)]\s+")
 _LABEL = re.compile(
     r"\A\s*\**(?:(?:output|answer|response|input|question|q|query|keywords?|title|sentence"
@@ -46,8 +52,8 @@ def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
     """Parse the answer of a language model into lines, at least one, which are sentences or dropped lines.
 
     With `finished=False` the answer was cut off, and its last line is dropped. Lines inside <think> … </think> are dropped
-    as thoughts. If the answer contains a list, lines outside the list are dropped as remarks, and so are lines with two
-    numbered items. If the answer is a JSON list, each text is a line.
+    as thoughts. If the answer contains a list, lines outside the list are dropped as remarks. Lines with two numbered items,
+    and headings without a question, are also dropped as remarks. If the answer is a JSON list, each text is a line.
     """
     thoughts, end, rest = answer.rpartition("</think>")
     if not end and answer.lstrip().startswith("<think>"):
@@ -57,7 +63,7 @@ def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
         lines += [Line(item, None if item else "blank") for item in items]
         return lines or [Line(answer, "blank")]
     texts = rest.splitlines()
-    is_list = any(_MARKER.match(text) for text in texts)
+    is_list = any(map(_is_item, texts))
     dropped = [_why_dropped(text, is_list) for text in texts]
     last = max((index for index, reason in enumerate(dropped) if reason != "blank"), default=None)
     if not finished and last is not None:
@@ -75,10 +81,12 @@ def _why_dropped(line: str, is_list: bool) -> str | None:
     sentence = _without_marks(line)
     if not sentence:
         return "blank"
-    is_outside = _MARKER.match(line) is None and (is_list or _REMARK.match(line))
+    is_outside = not _is_item(line) and (is_list or _REMARK.match(line))
+    is_heading = _TITLE.fullmatch(sentence) or (_HEADING.match(line) and not sentence.endswith(("?", "？")))
     numbers = [int(number) for number in _NUMBER.findall(line)]
     has_two_items = len(numbers) > 1 and numbers[1] == numbers[0] + 1
-    return "remark" if is_outside or has_two_items or sentence.endswith((":", "：", ":**", "：**", "[", "{")) else None
+    is_remark = is_outside or is_heading or has_two_items or sentence.endswith((":", "：", ":**", "：**", "[", "{"))
+    return "remark" if is_remark else None
 
 
 def _json_list(answer: str) -> list[str] | None:
@@ -98,9 +106,17 @@ def _json_list(answer: str) -> list[str] | None:
     return [" ".join(item.encode(errors="replace").decode().split()) for item in value]
 
 
+def _is_item(line: str) -> bool:
+    """Return whether a line has a list marker and a text after it."""
+    bare = _without_quotes(line.strip())
+    marker = _MARKER.match(bare)
+    return marker is not None and marker.end() < len(bare)
+
+
 def _without_marks(line: str) -> str:
-    """Return a line without list marker, label such as `Output:`, and quotes or stars around the whole line."""
-    return _without_quotes(_LABEL.sub("", _MARKER.sub("", line.strip(), count=1), count=1).strip())
+    """Return a line without the signs of a heading, list marker, label such as `Output:`, and quotes or stars around it."""
+    bare = _without_quotes(_HEADING.sub("", line.strip(), count=1))
+    return _without_quotes(_LABEL.sub("", _MARKER.sub("", bare, count=1), count=1).strip())
 
 
 def _without_quotes(text: str) -> str:

@@ -1,6 +1,7 @@
 """Judged queries of a BEIR folder, read as groups."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,26 @@ def test_parquet_files_as_in_nanobeir_are_read(tmp_path: Path) -> None:
     assert [*corpus_texts(tmp_path)].count("two") == 2
     with pytest.raises(DataError, match="splits there: NanoA, NanoB"):
         read_beir(tmp_path)
+
+
+def test_judgements_in_json_lines_and_ids_in_the_column_id_as_in_mteb_are_read(tmp_path: Path) -> None:
+    due = read_beir(f"{write_folder(tmp_path / 'beir')}@train")
+    folder = tmp_path / "mteb" / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    for name, rows in (("corpus", CORPUS), ("queries", QUERIES)):
+        write_rows(
+            folder / f"{name}.jsonl", [{("id" if key == "_id" else key): row[key] for key in row} for row in rows]
+        )
+    rows = [dict(zip(("query-id", "corpus-id", "score"), line.split("\t"), strict=True)) for line in JUDGED]
+    write_rows(folder / "qrels/train.jsonl", [{**row, "score": int(row["score"])} for row in rows])
+    for source in (f"{folder}@train", folder / "qrels/train.jsonl"):
+        assert replace(read_beir(source), source="") == replace(due, source="")
+    assert [example.query for example in load_examples(DataSource(path=str(folder))).examples] == ["second?", "first?"]
+    with pytest.raises(DataError, match="splits there: train"):
+        read_beir(folder)
+    write_rows(folder / "qrels/train.jsonl", [rows[0], {"query-id": "q1", "score": 1}])
+    with pytest.raises(DataError, match=r"train\.jsonl:2: expected query-id, corpus-id, score"):
+        read_beir(f"{folder}@train")
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,19 @@ def test_titles_that_are_not_read_get_a_warning(tmp_path: Path, capsys: pytest.C
     assert "corpus.jsonl: the column title is not read" in warning
 
 
+@pytest.mark.parametrize(("name", "content"), [("a.csv", '"How, then?"\nx\n'), ("a.tsv", "How, then?\nx\n")])
+def test_a_first_line_that_is_the_name_of_the_only_column_gets_a_warning(
+    name: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert texts(Corpus.open(tmp_path / name)) == ["x"]
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert f"{name}: the first line, 'How, then?', is read as the name of its only column" in warning
+    (tmp_path / name).write_text(f"sentence\n{content}")
+    assert len(texts(Corpus.open(tmp_path / name))) == 2
+    assert not capsys.readouterr().err
+
+
 def test_standard_input_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("one\nzwei – 2\n".encode())))
     corpus = Corpus.open("-")
@@ -125,6 +138,7 @@ def test_bad_row_of_parquet_is_reported_with_its_number(id_column: str | None, r
         ("a.jsonl", '{"text": "x"}\n', {"column": "txt"}, "a.jsonl: no column 'txt'; columns: text"),
         ("a.tsv", "text\tb\n1\t2\n", {"id_column": "id"}, "a.tsv:2: no column 'id'; columns: text, b"),
         ("a.txt", "x\n", {"id_column": "id"}, "a.txt:1: no column 'id'"),
+        ("a.dat", "id\tbody\n1\tx\n", {"column": "body"}, r"a\.dat: expected a table, because --column body is set"),
         ("folder/a.md", "", {}, "folder"),
         ("a.txt", "", {}, r"a\.txt"),
         ("a.txt", "\n\n", {}, r"a\.txt"),

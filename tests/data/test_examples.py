@@ -290,8 +290,11 @@ def test_a_label_with_a_name_beside_it_is_no_score_unless_it_is_named(tmp_path: 
     """As in SetFit/rte, where 0 is entailment."""
     row = {"text1": "Who?", "text2": "He did.", "label": 0, "label_text": "entailment"}
     path = write(tmp_path / "x.jsonl", row)
-    with pytest.raises(DataError, match="its numbers are the labels of label_text"):
+    with pytest.raises(DataError, match=r"its numbers are the labels of label_text.*format nli_pairs"):
         load(path)
+    with pytest.raises(DataError, match="its numbers are the labels of label_text") as error:  # as `eval sts`
+        load(path, format="scored_pair")
+    assert "format" not in str(error.value)
     data = load(path, columns={"score": "label"}, score_range=(1, 0))
     assert data.examples == [ScoredPair("Who?", "He did.", 1.0)]
 

@@ -178,12 +178,13 @@ def test_queries_and_documents_have_their_own_prompts() -> None:
 
 
 @needs_mteb
-def test_text_of_white_space_has_a_zero_vector() -> None:
-    encoder = tiny_encoder("llama")
+def test_text_of_white_space_or_without_a_token_has_a_zero_vector() -> None:
+    encoder = tiny_encoder("bert")
     model = mteb_model(encoder)
-    rows = model.encode([{"text": ["", "a man", " \n"]}], task_metadata=None, hf_split="test", hf_subset="default")
+    texts = ["", "a man", " \n", "\u200b"]
+    rows = model.encode([{"text": texts}], task_metadata=None, hf_split="test", hf_subset="default")
     np.testing.assert_array_equal(rows[1], encoder.encode(["a man"])[0])
-    assert not rows[[0, 2]].any()
+    assert not rows[[0, 2, 3]].any()
     assert float(model.similarity(rows, rows)[0, 1]) == 0
     assert model.similarity_pairwise(rows[1:2], rows[1:2])[0] == pytest.approx(1, abs=1e-6)
 

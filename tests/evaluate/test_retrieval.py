@@ -13,13 +13,15 @@ from evaluate_samples import Words, hashed_words, opens, parsed, recorded, rows_
 from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
+from tiny import tiny_encoder
 
 from angle_llm.data import DataError
 from angle_llm.evaluate import retrieval as ranks
+from angle_llm.evaluate.encoding import encode_functions
 from angle_llm.evaluate.retrieval import answer_ranks, evaluate_retrieval, query_metrics, read_tasks, retrieval_main
-from angle_llm.evaluate.retrieval_tasks import read_beir, read_groups
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_beir, read_groups
 from angle_llm.export.push import _read_scores
-from angle_llm.prompts import PromptTemplate, Side, SidePrompts
+from angle_llm.prompts import PromptTemplate, Side, SidePrompts, instructed
 from angle_llm.settings.commands import RetrievalSettings
 
 
@@ -157,6 +159,32 @@ def test_a_beir_folder_is_read(tmp_path: Path) -> None:
         read_beir(beir_folder(tmp_path / "bad", "q\td9\t1"))
     with pytest.raises(ValueError, match=r"test\.tsv"):
         read_beir(beir_folder(tmp_path / "none", "q\td1\t0"))
+
+
+def test_judged_queries_without_an_answer_are_counted_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens(monkeypatch, Words)
+    for name, *judgements in (("some", "q\td1\t2", "2\td1\t0"), ("all", "q\td1\t2", "2\td1\t1")):
+        folder = beir_folder(tmp_path / name, *judgements)
+        retrieval_main(RetrievalSettings(model="m", folders=(str(folder),), json=tmp_path / "out.json"))
+        note = f"- {name}: 1 judged queries have no answer and are not counted.\n"
+        assert (note in capsys.readouterr().out) == (name == "some")
+        [task] = json.loads((tmp_path / "out.json").read_text())["tasks"].values()
+        assert (task["queries"], task["unanswered"]) == ((1, 1) if name == "some" else (2, 0))
+
+
+def test_a_text_that_the_tokenizer_drops_has_a_zero_vector() -> None:
+    """BERT drops the zero-width space."""
+    task = RetrievalTask(
+        "mine", ("a man", "\u200b"), ("a man", "\u200b", "!"), ({0: 1.0}, {2: 1.0}), (None,) * 2, "", ("1", "2")
+    )
+    for instruction in (None, "find it"):
+        encoder = tiny_encoder("bert", prompt=PromptTemplate("mine", "{instruction}: {text}", instruction="read it"))
+        of_instruction = replace(task, queries=tuple(instructed(text, instruction) for text in task.queries))
+        found = evaluate_retrieval(*encode_functions(encoder)[:1], [of_instruction], resamples=0)
+        assert found.zero_vectors == (1 if instruction is None else 2)
+        assert found.tasks["mine"].ranks[1] == (3,)
 
 
 def test_one_corpus_has_several_files_of_judgements(tmp_path: Path) -> None:
@@ -314,6 +342,10 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, monk
         RetrievalSettings(model="m", corpus=corpus)
     with pytest.raises(ValueError, match="--format belongs to --pairs"):
         RetrievalSettings(model="m", format="triple")
+    with pytest.raises(ValueError, match="--column belongs to --groups and --corpus"):
+        RetrievalSettings(model="m", pairs=(str(held_out),), column="text")
+    with pytest.raises(ValueError, match="--binary belongs to BEIR folders"):
+        RetrievalSettings(model="m", pairs=(str(held_out),), binary=True)
     other = write(tmp_path / "other/held.out.csv", held_out.read_text())
     (tmp_path / "deep").mkdir()
     folder = beir_folder(tmp_path / "deep/held.out", "q\td1\t2")

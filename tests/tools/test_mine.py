@@ -381,6 +381,8 @@ def test_a_reranker_judges_by_raw_scores(tmp_path: Path, base: Path, monkeypatch
         mine(tmp_path, base, pairs, "judged", judge=str(folder), **rules)
     with pytest.raises(SettingsError, match="--judge-margin belongs to --judge"):
         settings(judge=None, judge_margin=1.0)
+    with pytest.raises(SettingsError, match="--column belongs to --corpus"):
+        settings(column="body")
 
 
 def test_candidates_of_a_beir_folder_have_their_titles(tmp_path: Path, base: Path) -> None:

@@ -372,6 +372,31 @@ def test_a_line_with_two_questions_is_dropped() -> None:
     assert [reason for _, reason in read_answer("[]")] == ["blank"]
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "## Questions\n{}\n{}",
+        "### Question 1\n{}\n\n### Question 2\n{}",
+        "**Question 1**\n{}\n**Question 2:**\n{}",
+        "**1.**\n{}\n**2.**\n{}",
+        "# Search queries\n\n### {}\n### {}",
+        "### 1. {}\n### 2. {}",
+        "Two of them\n**1. {}**\n**2. {}**",
+        "Two of them\n**1.** {}\n**Q2.** {}",
+        "Two of them\nQ1. {}\nQuestion 2. {}",
+        "Two of them\n1 - {}\n2 – {}",
+        "Two of them\n1\\. {}\n2\\. {}",
+    ],
+)
+def test_headings_and_numbers_are_no_part_of_questions(reply: str) -> None:
+    assert [text for text, reason in read_answer(reply.format(*LIST)) if reason is None] == LIST
+
+
+def test_numbers_of_a_question_are_kept() -> None:
+    questions = ["3.x upgrade fails", "2 - 3 days for delivery", "Q3 2024 revenue", "**3** ways to pay"]
+    assert [line.text for line in read_answer("\n".join(questions)) if line.dropped is None] == questions
+
+
 @pytest.mark.parametrize("template", [None, "{% for turn in messages %}<s>{{ turn.content }}</s>{% endfor %}"])
 def test_special_tokens_in_a_message_are_text(tmp_path: Path, template: str | None) -> None:
     tokenizer = load_tokenizer(locate(str(save_tiny_base("llama", tmp_path / "base"))))

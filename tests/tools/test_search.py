@@ -19,6 +19,7 @@ from angle_llm.data import DataError
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
+from angle_llm.settings.commands import SearchSettings
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.tools.search import (
     VectorSearch,
@@ -178,6 +179,11 @@ def test_the_commands_embed_and_search(bases: list[str], tmp_path: Path, capsys:
     input.unlink()
     cli.run(["search", str(tmp_path / "stored"), "A cat runs.", "--top", "1"])
     assert "1.0000  6    A cat runs." in capsys.readouterr().out, "stored texts need no source"
+
+
+def test_a_column_without_a_file_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--column belongs to --file"):
+        SearchSettings(Path("vectors"), ("a man",), column="text")
 
 
 def test_two_prompts_embed_and_search_each_its_side(

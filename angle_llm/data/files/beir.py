@@ -1,8 +1,9 @@
 """Rows of a BEIR folder: queries with their judged documents.
 
-A BEIR folder contains `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`, each optionally with .gz; or, as NanoBEIR,
-the files SPLIT-00000-of-00001.parquet in the folders `corpus`, `queries` and `qrels`. The text of a document is its
-title and its text, joined by a space; both may be blank. A row is a query with its judged documents, in the columns of
+A BEIR folder contains `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv` (MTEB: `qrels/SPLIT.jsonl`), each optionally
+with .gz; or, as NanoBEIR, the files SPLIT-00000-of-00001.parquet in the folders `corpus`, `queries` and `qrels`. The id of
+a document or query is in the column `_id`, else in `id`. The text of a document is its title and its text, joined by a
+space; both may be blank. A row is a query with its judged documents, in the columns of
 Tevatron, so the row is read as a group. Documents with a score above 0 are positives, other documents negatives. Blank
 documents are skipped, and so are queries without a positive.
 """
@@ -22,6 +23,8 @@ QRELS = "qrels"
 """Name of the folder with the judgements of a BEIR folder."""
 _ONLY_SHARD = "-00000-of-00001.parquet"
 """End of the name of a Parquet file in a dataset of the hub, if the split has a single file."""
+_JUDGEMENTS = (".tsv", ".jsonl", _ONLY_SHARD)
+"""Ends of the names of files with judgements, without .gz."""
 _IDS = ("query-id", "corpus-id")
 
 
@@ -33,19 +36,21 @@ def is_judged(folder: Path) -> bool:
 def splits_of(folder: Path) -> list[str]:
     """Return the sorted names of the splits of a BEIR folder, from its files with judgements."""
     names = {path.name.removesuffix(".gz") for path in (folder / QRELS).iterdir()}
-    return sorted({split_of(name) for name in names if name.endswith((".tsv", _ONLY_SHARD))})
+    return sorted({split_of(name) for name in names if name.endswith(_JUDGEMENTS)})
 
 
 def split_of(name: str) -> str:
     """Return the split of a file with judgements: train for train.tsv.gz or train-00000-of-00001.parquet."""
-    return name.removesuffix(".gz").removesuffix(".tsv").removesuffix(_ONLY_SHARD)
+    name = name.removesuffix(".gz")
+    return name.removesuffix(next(filter(name.endswith, _JUDGEMENTS), ""))
 
 
 def _part_of(folder: Path, part: Literal["corpus", "queries", "qrels"], split: str) -> Path:
     """Return the path of a part of a BEIR folder for a split: the first existing file of those that the module lists."""
-    plain = folder / (f"{part}/{split}.tsv" if part == QRELS else f"{part}.jsonl")
-    paths = (plain, plain.with_name(f"{plain.name}.gz"), folder / part / f"{split}{_ONLY_SHARD}")
-    return next((path for path in paths if path.is_file()), plain)
+    names = [f"{part}/{split}.tsv", f"{part}/{split}.jsonl"] if part == QRELS else [f"{part}.jsonl"]
+    paths = [folder / f"{name}{packed}" for name in names for packed in ("", ".gz")]
+    paths.append(folder / part / f"{split}{_ONLY_SHARD}")
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
 class Judgement(NamedTuple):
@@ -70,6 +75,8 @@ def _read_judgements(path: Path, encoding: str) -> dict[str, list[Judgement]]:
     judgements: dict[str, dict[str, Judgement]] = {}  # query → document → judgement
     needed = _IDS if path.suffix == ".parquet" else (*_IDS, "score")
     for row in reader_of(path, encoding=encoding).good_rows(needed):
+        if not row.values.keys() >= set(needed):  # an object of JSON lines
+            raise DataError(f"{row.place}: expected {', '.join(needed)}, got {row.values!r:.80}")
         query, document = (str(row.values[name]) for name in _IDS)
         score = row.number("score") if "score" in row.values else 1.0
         first = judgements.setdefault(query, {}).setdefault(document, Judgement(row.line, document, score))
@@ -99,10 +106,11 @@ def _read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str
     text_of: dict[str, str] = {}
     for row in reader_of(path, encoding=encoding).good_rows():
         parts = [row.values.get(name) for name in ("title", "text")]
-        is_complete = {"_id", "text"} <= row.values.keys()
+        key_column = "_id" if "_id" in row.values else "id"
+        is_complete = {key_column, "text"} <= row.values.keys()
         if not is_complete or not all(isinstance(part, str | None) for part in parts):
             raise DataError(f"{row.place}: expected _id, text and optionally title, got {row.values!r:.80}")
-        key = str(row.values["_id"])
+        key = str(row.values[key_column])
         if key in seen:
             raise DataError(f"{row.place}: the id {key} occurs twice; remove one of the rows, or write another id")
         seen.add(key)

@@ -169,8 +169,8 @@ class EncoderFacts:
     prompt: dict[str, Any]
     pooling: str
     max_length: int
-    weights: int
-    """Number of weights."""
+    weights: int | None = None
+    """Number of weights; None in files of older versions."""
 
     @classmethod
     def of(cls, encoder: Any) -> EncoderFacts:

@@ -149,7 +149,7 @@ class EvaluatedModel:
         seconds = content["encode_seconds"]
         facts = {
             **encoder.columns(),
-            "weights, millions": f"{encoder.weights / 1e6:,.0f}",
+            "weights, millions": None if encoder.weights is None else f"{encoder.weights / 1e6:,.0f}",
             "dimensions": content["dimensions"],
             "texts per second": f"{content['texts'] / seconds:,.0f}" if seconds else None,
         }

@@ -8,7 +8,6 @@ import pytest
 from evaluate_samples import hashed_words, rows_of
 
 from angle_llm.evaluate import PUBLISHED, PUBLISHED_TASKS, PairScores, StsPair, StsTask, compare, evaluate
-from angle_llm.evaluate.encoding import EncoderFacts
 from angle_llm.evaluate.sts import StsResults, read_scores, sts_report
 from angle_llm.io import plain, write_json
 
@@ -130,10 +129,9 @@ def test_comparison_in_the_report() -> None:
 
 def test_saved_scores_are_read_exactly(tmp_path: Path) -> None:
     here = resampled("sts12", "sickr")
-    facts = EncoderFacts({"name": "plain"}, "mean", 128, 10)
-    write_json(tmp_path / "sts.json", plain({"model": "some/model", "encoder": facts, **here.to_dict()}))
+    write_json(tmp_path / "sts.json", plain({"model": "some/model", **here.to_dict()}))
     model, saved, _ = read_scores(tmp_path / "sts.json")
-    assert (model, list(saved)) == (f"some/model ({facts})", ["sts12", "sickr"])
+    assert (model, list(saved)) == ("some/model", ["sts12", "sickr"])
     for name, scores in saved.items():
         np.testing.assert_array_equal(scores[:2], here.scores[name][:2])
 

@@ -339,9 +339,6 @@ class ZeroStrategy(PartitionedStrategy):
         self._engine.step()
         return float(self._engine.get_global_grad_norm())
 
-    def zero_grad(self) -> None:
-        self._engine.zero_grad()
-
     @contextmanager
     def gather_params(self) -> Iterator[None]:
         full = self.full_weights() if self.stage == 3 else {}

@@ -80,6 +80,8 @@ class Checkpoints:
         self.folder = settings.run_path / FOLDER
         self._settings, self._strategy = settings, strategy
         self._parts = ResumableFolder(self.folder, identity, option="--run-dir")
+        self._unreadable: set[str] = set()
+        """Names of checkpoints that the disk failed to read. They are kept, because a network disk can recover."""
 
     def resume(self) -> Progress:
         """Load the checkpoint that `--resume` selects into model, optimizer and random generators; return its progress.
@@ -115,8 +117,8 @@ class Checkpoints:
     def _find(self, tensors: Tensors) -> dict[str, Any] | None:
         """Return the manifest values of the checkpoint to resume from; None if there is none. Called on rank 0.
 
-        The tensors of the checkpoint are added to `tensors`. Damaged checkpoints are skipped with a warning. Incomplete
-        and later checkpoints are removed.
+        The tensors of the checkpoint are added to `tensors`. Damaged and unreadable checkpoints are skipped with a warning.
+        Incomplete, damaged and later checkpoints are removed.
 
         Raises:
             CheckpointFileError: if no checkpoint is complete.
@@ -138,20 +140,22 @@ class Checkpoints:
             log(f"starting at step 1: --resume auto found no checkpoint in {self.folder}")
             return None
         # Newest complete checkpoint.
-        damaged: list[str] = []
+        problems: list[str] = []
         with self._parts:
             for name in reversed(names):
                 try:
                     values = self._read(name, tensors)
                 except (FolderError, OSError) as error:
-                    damaged.append(str(error))
+                    problems.append(str(error))
+                    if isinstance(error, OSError):
+                        self._unreadable.add(name)
                     continue
-                for problem in damaged:
+                for problem in problems:
                     log(f"warning: {problem}. Resuming from {name}.")
                 self._retain(_step_of(name))
                 return values
         advice = "start over with --resume never" if resume == "auto" else "use the newest complete one: --resume auto"
-        raise CheckpointFileError(f"no complete checkpoint: {'; '.join(damaged)}. Restore the files, or {advice}.")
+        raise CheckpointFileError(f"no complete checkpoint: {'; '.join(problems)}. Restore the files, or {advice}.")
 
     def _read(self, name: str, tensors: Tensors) -> dict[str, Any]:
         """Return the manifest values of the checkpoint `name`, and add its tensors to `tensors`.
@@ -195,8 +199,10 @@ class Checkpoints:
 
         try:
             with self._parts:
-                if not self._parts.is_whole(path.name):  # it exists if the run resumed from it and took no step
+                # It exists if the run resumed from it and took no step, or could not read it.
+                if path.name in self._unreadable or not self._parts.is_whole(path.name):
                     self._parts.write(path.name, fill, values)
+                    self._unreadable.discard(path.name)
                 self._retain(step)
         except (OSError, SafetensorError) as error:
             names = checkpoint_names(self.folder)
@@ -207,10 +213,13 @@ class Checkpoints:
         return path
 
     def _retain(self, step: int) -> None:
-        """Remove checkpoints of later steps than `step`; keep only the newest `checkpoint.keep` other checkpoints."""
+        """Remove checkpoints of later steps than `step`; keep only the newest `checkpoint.keep` other checkpoints.
+
+        Unreadable checkpoints are kept.
+        """
         names = checkpoint_names(self.folder)
         kept = [name for name in names if _step_of(name) <= step][-self._settings.checkpoint.keep :]
-        for name in set(names) - set(kept):
+        for name in set(names) - set(kept) - self._unreadable:
             self._parts.remove(name)
 
 

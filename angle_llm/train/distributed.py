@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from angle_llm.io import set_allocator
 from angle_llm.settings.parsing import SettingsError
 
 Value = TypeVar("Value")
@@ -102,6 +103,8 @@ class Processes:
         needs_group = with_deepspeed or int(os.environ.get("WORLD_SIZE", "1")) > 1
         on_cpu = _flag(os.environ, "ACCELERATE_USE_CPU") or (needs_group and not torch.accelerator.is_available())
         backend = "gloo" if on_cpu else "nccl" if torch.cuda.is_available() else None
+        if backend == "nccl":
+            set_allocator()
         started, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
         if backend == "nccl" and started > gpus:
             raise SettingsError(

@@ -1,6 +1,7 @@
 """Several processes give the result of one, with every strategy; unsupported launches are refused."""
 
 import importlib.util
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +17,7 @@ from programs import run
 from tiny import HYBRID, KINDS, tiny_encoder
 from transformers import CONFIG_MAPPING, AlbertConfig, AutoModel
 
+from angle_llm.io import ALLOCATOR
 from angle_llm.memory.step_memory import MemoryLedger
 from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
@@ -213,7 +215,11 @@ def test_use_cpu_holds_on_a_machine_with_gpus(use_cpu: str, backend: str, monkey
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu)
+    for variable in ALLOCATOR:
+        monkeypatch.setenv(variable, "")  # restores it at the end
+        monkeypatch.delenv(variable)
     processes = Processes.start()
+    assert (ALLOCATOR[0] in os.environ) == (backend == "nccl")
     assert processes.device.type == ("cpu" if use_cpu == "True" else "cuda")
     assert requested["cpu"] is (use_cpu == "True")
     assert requested["kwargs_handlers"][0].backend == backend

@@ -172,6 +172,7 @@ class StepForecast:
             moment_bytes=moments,
             bucket_numbers=state_sizes(bare)[1] ** 2,
             embedding_bytes=4 * columns * step_texts,
+            number_bytes=bare.dtype.itemsize,
             summed_bytes=4 * min(numbers, SUM_BUFFER + max((weight.numel() for weight in trained), default=0)),
             gathered_bytes=gathered_bytes(bare) if sharding.fsdp else 0,
         )

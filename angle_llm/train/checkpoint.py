@@ -15,8 +15,9 @@ import hashlib
 import math
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ FILES = ("weights", "optimizer")
 """Names of the safetensors files in a checkpoint."""
 Tensors = dict[str, dict[str, Tensor]]
 """Content of the safetensors files of a checkpoint: name in `FILES` → tensors by name."""
+Contents = dict[str, Callable[[], dict[str, Tensor]]]
+"""Functions that return the content of the safetensors files of a checkpoint, by name in `FILES`."""
 
 
 class CheckpointFileError(RuntimeError):
@@ -178,12 +181,14 @@ class Checkpoints:
             CheckpointFileError: if the disk is full or the folder is not writable; earlier checkpoints are kept.
         """
         strategy, processes = self._strategy, self._strategy.processes
-        tensors = {"optimizer": strategy.optimizer_state(), "weights": strategy.full_weights()}
+        contents: Contents = {"optimizer": strategy.optimizer_state, "weights": strategy.full_weights}
+        if processes.zero_stage:  # all ranks must call these methods; else rank 0 has one result in memory at a time
+            contents = {name: partial(dict, read()) for name, read in contents.items()}
         random_states = processes.gather(random_state(processes.device))
         values = {"progress": plain(progress), "random": random_states, "scale": plain(strategy.scale)}
-        return processes.from_main(lambda: self._write(progress.step, tensors, values))
+        return processes.from_main(lambda: self._write(progress.step, contents, values))
 
-    def _write(self, step: int, tensors: Tensors, values: dict[str, Any]) -> Path:
+    def _write(self, step: int, contents: Contents, values: dict[str, Any]) -> Path:
         """Write the checkpoint of an optimizer step, remove old checkpoints, and return its path. Called on rank 0.
 
         `values` goes to the manifest.
@@ -194,8 +199,8 @@ class Checkpoints:
         path = self.folder / f"step-{step:06d}"
 
         def fill(folder: Path) -> None:
-            for name, saved in tensors.items():
-                save_file(saved, folder / f"{name}.safetensors")
+            for name, read in contents.items():
+                save_file(read(), folder / f"{name}.safetensors")
 
         try:
             with self._parts:

@@ -20,6 +20,7 @@ from angle_llm.io import FolderError
 from angle_llm.resumable_folder import ResumableFolder
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import CheckpointSettings, OptimizerSettings, TrainSettings
+from angle_llm.train import checkpoint
 from angle_llm.train.checkpoint import CheckpointFileError, Checkpoints, Progress
 from angle_llm.train.distributed import Processes
 from angle_llm.train.strategies import DataParallelStrategy
@@ -215,6 +216,24 @@ def test_starting_over_removes_checkpoints_and_auto_reports_that_there_are_none(
     checkpoints = Checkpoints(other.settings, {**IDENTITY, "settings": "others"}, other.strategy)
     assert checkpoints.resume() == Progress()
     assert checkpoints.write(Progress(1)).is_dir()
+
+
+def test_a_file_is_written_before_the_content_of_the_next_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Small(tmp_path)
+    calls: list[str] = []
+    for owner, name in (
+        (small.strategy, "optimizer_state"),
+        (small.strategy, "full_weights"),
+        (checkpoint, "save_file"),
+    ):
+        original = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *given, name=name, original=original: (calls.append(name), original(*given))[1]
+        )
+    small.write(1)
+    assert calls == ["optimizer_state", "save_file", "full_weights", "save_file"]
 
 
 def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,8 @@ class PassCosts:
     """Bytes that the forward pass saves, whatever the number of tokens."""
     temporary_per_token: float
     """Bytes per token that both passes free again."""
+    largest_gradient: int
+    """Bytes of the largest gradient of a weight, which is temporary before it is added to those of earlier micro-batches."""
     in_blocks: bool
     """Whether a micro-batch is a sequence of whole blocks of FlexAttention."""
 
@@ -106,7 +108,8 @@ class PassCosts:
             tokens = micro_batches * padded_length(-(-tokens // micro_batches))
             micro_batch_tokens = padded_length(micro_batch_tokens)
         kept = self.kept_per_token * tokens + self.kept_per_micro_batch * micro_batches
-        return round(kept + self.temporary_per_token * min(tokens, max(micro_batch_tokens, longest_text)))
+        temporary = self.temporary_per_token * min(tokens, max(micro_batch_tokens, longest_text))
+        return round(kept + max(temporary, self.largest_gradient))
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,10 @@ class StepForecast:
             tokens = padded_length(self.texts.computed_tokens) if in_blocks else self.texts.computed_tokens
             temporary = (passes.peak - passes.kept) / tokens + 8 * logits
             copies = 2 * kept_copies(self.model.backbone, checkpointing=checkpointing) if self.autocasts else 0
-            self._costs[checkpointing] = PassCosts(passes.kept / tokens + 4 * logits, copies, temporary, in_blocks)
+            gradient = max((weight.nbytes for weight in self.model.parameters() if weight.requires_grad), default=0)
+            self._costs[checkpointing] = PassCosts(
+                passes.kept / tokens + 4 * logits, copies, temporary, gradient, in_blocks
+            )
         return self._costs[checkpointing]
 
     def memory(self, tokens: int, budget: TokenBudget) -> Memory:

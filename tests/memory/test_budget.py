@@ -236,6 +236,8 @@ def test_all_weights_in_bfloat16_are_in_the_forecast(
             boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=10_000)
         planned = forecast.memory(plan.computed_tokens, TokenBudget(10_000, 0, enabled)).activations
         assert ledger.peak < planned < 1.07 * ledger.peak
+    largest = max(weight.nbytes for weight in encoder.model.parameters())
+    assert forecast.costs(checkpointing=True).activations(1, 1, 1) > largest, "the gradient of the token embeddings"
     layers = LayerStack.of(encoder.model.backbone).layers
     copies = [2 * sum(one.weight.numel() for one in layer.modules() if isinstance(one, nn.Linear)) for layer in layers]
     others = 2 * product_weights(encoder.model.backbone) - sum(copies)  # the pooler of BERT

@@ -229,7 +229,7 @@ class DataParallelStrategy(SingleProcess):
             return
         total = 0.0
         for number, parameter in enumerate(self.weights.values(), 1):
-            for block in parameter.detach().flatten().split(CHECKED_AT_ONCE):
+            for block in torch.split(parameter.detach().flatten(), CHECKED_AT_ONCE):
                 values = (block.cpu() if block.device.type == "mps" else block).double()  # MPS has no float64
                 total += number * float(values.sum() + values.pow(2).sum())
         self.processes.check_equal("checksum of the trainable weights", f"{total:.17g}")

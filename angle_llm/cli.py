@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from angle_llm import __version__
-from angle_llm.io import discard_closed_pipes, is_closed, uses_windows_driver
+from angle_llm.io import discard_closed_pipes, is_closed, set_allocator
 from angle_llm.settings.commands import (
     CheckSettings,
     EmbedSettings,
@@ -41,12 +41,6 @@ NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", 
 These libraries read the variables when they are first imported."""
 CLOSED_PIPE = 128 + 13
 """Exit code when the reader of the output closed the pipe: 128 + SIGPIPE, a signal that Windows does not have."""
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables with the settings of torch's GPU memory allocator, read when torch is imported.
-
-`set_allocator` sets both: torch 2.9 reads the settings from PYTORCH_CUDA_ALLOC_CONF, but warns that this name is
-deprecated unless PYTORCH_ALLOC_CONF is set too. Later versions read either variable.
-"""
 
 _USAGE = """
 The encoder is saved in {model}. To use it:
@@ -263,16 +257,6 @@ def _flush_output() -> None:
     """Flush stdout, which raises an error if the disk is full; stdout is None if it was closed before the start."""
     if sys.stdout is not None:
         sys.stdout.flush()
-
-
-def set_allocator() -> None:
-    """Set environment variables that make torch's GPU allocator use expandable segments, unless a variable is set.
-
-    Micro-batches have many shapes, which fragment segments of a fixed size. Must be called before torch is imported. torch
-    has no expandable segments on Windows, and on some WSL2 systems their first allocation fails (pytorch#192330).
-    """
-    if not (uses_windows_driver() or any(variable in os.environ for variable in ALLOCATOR)):
-        os.environ |= dict.fromkeys(ALLOCATOR, "expandable_segments:True")
 
 
 if __name__ == "__main__":

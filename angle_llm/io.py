@@ -388,6 +388,26 @@ def uses_windows_driver() -> bool:
     return sys.platform == "win32" or "microsoft" in platform.release().lower()
 
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables with the settings of torch's GPU memory allocator, read when torch first uses a GPU.
+
+`set_allocator` sets both: torch 2.9 reads the settings from PYTORCH_CUDA_ALLOC_CONF, but warns that this name is
+deprecated unless PYTORCH_ALLOC_CONF is set too. Later versions read either variable.
+"""
+
+
+def set_allocator() -> None:
+    """Set environment variables that make torch's GPU allocator use expandable segments, unless a variable is set.
+
+    Micro-batches have many shapes, which fragment segments of a fixed size. Has no effect after the first use of a GPU. torch
+    has no expandable segments on Windows, and on some WSL2 systems their first allocation fails (pytorch#192330).
+    """
+    torch = sys.modules.get("torch")
+    is_late = torch is not None and torch.cuda.is_initialized()
+    if not (is_late or uses_windows_driver() or any(variable in os.environ for variable in ALLOCATOR)):
+        os.environ |= dict.fromkeys(ALLOCATOR, "expandable_segments:True")
+
+
 def progress_bar(
     name: str, total: int, unit: str, *, done: int = 0, enabled: bool = True, transient: bool = False
 ) -> tqdm[Any]:

@@ -43,6 +43,7 @@ from angle_llm.settings.parsing import (
 )
 from angle_llm.settings.train import DataSettings, EvaluationSettings, TrainSettings
 from angle_llm.train.callbacks import Callback, EarlyStopping, check_callbacks, names_of
+from angle_llm.train.checkpoint import check_examples
 from angle_llm.train.distributed import Processes
 from angle_llm.train.loading import check_cpu, check_partition, load_encoder, long_texts, with_supported_dtype
 from angle_llm.train.metrics import check_trackers
@@ -129,7 +130,10 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
             for line in (*evaluate.overlap_with(data), *evaluate.reversed_scores(settings)):
                 run.log(line)
 
-        # 3. Vectors of the texts from a guide or teacher encoder, before the weights of the model need memory.
+        # 3. Vectors of the texts from a guide or teacher encoder, before the weights of the model need memory. For other
+        # examples, they would replace the vectors of the run, which is refused later.
+        if others and not run.starts_over:
+            run.processes.from_main(lambda: check_examples(run.folder, data.digest))
         vectors = precompute_vectors(others, data, run.folder, run.processes.device, run.processes.from_main)
 
         # 4. The encoder: base model, prompt, pooling, adapter, head.

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from angle_llm.cli import set_allocator
+from angle_llm.io import set_allocator
 
-set_allocator()  # torch reads it when it is imported
+set_allocator()  # before the first use of the GPU
 
 import torch  # noqa: E402
 

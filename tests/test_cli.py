@@ -1,7 +1,6 @@
 """The command line: sub-commands, messages without tracebacks, exit codes, redirected output."""
 
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -252,28 +251,6 @@ def test_a_closed_output_pipe_needs_no_signal_of_unix(monkeypatch: pytest.Monkey
     with pytest.raises(SystemExit) as stopped:
         run_cli(closed)
     assert stopped.value.code == 141
-
-
-@pytest.mark.parametrize(
-    ("system", "release", "expandable"),
-    [
-        ("linux", "6.8.0-45-generic", True),
-        ("linux", "5.15.153.1-microsoft-standard-WSL2", False),
-        ("win32", "11", False),
-    ],
-)
-def test_expandable_segments_are_not_used_with_a_driver_of_windows(
-    system: str, release: str, expandable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(platform, "release", lambda: release)
-    for variable in cli.ALLOCATOR:
-        monkeypatch.setenv(variable, "")  # restores it at the end
-        monkeypatch.delenv(variable)
-    cli.set_allocator()
-    assert [os.environ.get(variable) for variable in cli.ALLOCATOR] == [
-        "expandable_segments:True" if expandable else None
-    ] * 2
 
 
 def test_an_interrupt_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

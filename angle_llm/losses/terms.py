@@ -9,9 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from hashlib import sha256
 from itertools import chain
-from types import CodeType
 from typing import NamedTuple
 
 import torch
@@ -245,31 +243,27 @@ def as_objective(loss: Loss) -> Objective:
 
 
 def described(value: object) -> str:
-    """Return a text that differs for losses that compute something else: classes with fields, functions with their code."""
+    """Return a text with the names, weights and fields of a loss, for the identity of a run.
+
+    A function is described by its name, because a Python version or a docstring changes its compiled code.
+    """
     if isinstance(value, SumOfTerms):
         return " + ".join(map(described, value.terms))
     if is_dataclass(value):
         listed = [f"{item.name}={described(getattr(value, item.name))}" for item in fields(value)]
         return f"{type(value).__qualname__}({', '.join(listed)})"
+    if isinstance(value, Term):
+        return f"{type(value).__qualname__}(name={value.name!r}, weight={value.weight!r})"
     if isinstance(value, partial):
         return f"{described(value.func)}({described(value.args)}, {described(value.keywords)})"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(described, value))}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {described(item)}' for key, item in value.items())}}}"
-    if isinstance(value, frozenset):
-        return f"{{{', '.join(sorted(map(described, value)))}}}"  # its own order differs between processes
+    if isinstance(value, list | tuple | frozenset):
+        items = map(described, value)  # the order of a set differs between processes
+        return f"[{', '.join(sorted(items) if isinstance(value, frozenset) else items)}]"
     if value is None or isinstance(value, str | bytes | int | float):
         return repr(value)
-    code: CodeType | None = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
-    if code is None:
-        return type(value).__qualname__
-    # Values that the function captured or has as defaults: plain ones, because others may refer to the function.
-    captured = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    captured += getattr(value, "__defaults__", None) or ()
-    plain = [item for item in captured if isinstance(item, str | int | float)]
-    content = f"{code.co_code!r} {code.co_names} {described(code.co_consts)} {plain}"
-    return f"{code.co_name} {sha256(content.encode()).hexdigest()[:8]}"
+    return getattr(value, "__name__", type(value).__qualname__)
 
 
 def mean_cosines(x_ND: Tensor, relation: Relation) -> dict[str, Tensor]:

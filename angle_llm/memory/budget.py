@@ -26,6 +26,7 @@ from angle_llm.model.heads import EmbeddingModel
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.lora import without_adapter
+from angle_llm.model.layers.low_memory_layers import use_low_memory_layers
 from angle_llm.model.layout.flex import padded_length
 from angle_llm.model.layout.micro_batches import TextGroup
 from angle_llm.model.meta_model import frozen_bytes, meta_backbone, put_in
@@ -95,6 +96,8 @@ class PassCosts:
     """Bytes that the forward pass saves, whatever the number of tokens."""
     temporary_per_token: float
     """Bytes per token that both passes free again."""
+    largest_gradient: int
+    """Bytes of the largest gradient of a weight, which is temporary before it is added to those of earlier micro-batches."""
     in_blocks: bool
     """Whether a micro-batch is a sequence of whole blocks of FlexAttention."""
 
@@ -105,7 +108,8 @@ class PassCosts:
             tokens = micro_batches * padded_length(-(-tokens // micro_batches))
             micro_batch_tokens = padded_length(micro_batch_tokens)
         kept = self.kept_per_token * tokens + self.kept_per_micro_batch * micro_batches
-        return round(kept + self.temporary_per_token * min(tokens, max(micro_batch_tokens, longest_text)))
+        temporary = self.temporary_per_token * min(tokens, max(micro_batch_tokens, longest_text))
+        return round(kept + max(temporary, self.largest_gradient))
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,8 @@ class StepForecast:
     """Encoder of the run, or its tiny copy."""
     model: EmbeddingModel
     """Model on the meta device, whose passes are counted."""
-    copies: int
-    """Bytes of the bfloat16 copies of weights that the graph of a micro-batch keeps under autocast."""
+    autocasts: bool
+    """Whether products are computed with bfloat16 copies of float32 weights."""
     texts: TextGroup
     """Texts of the micro-batch whose passes are counted."""
     step_tokens: int
@@ -157,6 +161,8 @@ class StepForecast:
         step_texts = max(sum(len(planned.batch) for planned in step.batches) for step in steps)
         # Sizes of weights and embeddings.
         bare: Any = without_adapter(backbone)
+        if kind == "cuda" and sharding.zero < 3:  # as `replace_layers_of_encoder` for weights on a GPU
+            use_low_memory_layers(backbone)
         weights = chain(backbone.parameters(), encoder.model.dense.parameters())
         trained = [parameter for parameter in weights if parameter.requires_grad]
         trained_bytes, numbers = sum(weight.nbytes for weight in trained), sum(weight.numel() for weight in trained)
@@ -172,6 +178,7 @@ class StepForecast:
             moment_bytes=moments,
             bucket_numbers=state_sizes(bare)[1] ** 2,
             embedding_bytes=4 * columns * step_texts,
+            number_bytes=bare.dtype.itemsize,
             summed_bytes=4 * min(numbers, SUM_BUFFER + max((weight.numel() for weight in trained), default=0)),
             gathered_bytes=gathered_bytes(bare) if sharding.fsdp else 0,
         )
@@ -179,7 +186,7 @@ class StepForecast:
             device,
             encoder,
             model=put_in(encoder.model, backbone, "flex" if kind == "cuda" else None),
-            copies=2 * product_weights(backbone) if settings.autocasts else 0,
+            autocasts=settings.autocasts,
             texts=max(largest.plan.groups, key=lambda group: group.computed_tokens),
             step_tokens=largest.plan.largest_share,
             batch_tokens=-(-largest.plan.largest_share // len(largest.batches)),
@@ -197,7 +204,7 @@ class StepForecast:
                 self.model.checkpoint_activations(True)
             micro_batch = self.texts.make()
             on_gpu = self.device.kind == "cuda"
-            passes = count_passes(self.model, micro_batch, on_gpu=on_gpu)
+            passes = count_passes(self.model, micro_batch, on_gpu=on_gpu, autocasts=self.autocasts)
             if checkpointing:
                 self.model.checkpoint_activations(False)
             # The meta model predicts no tokens. Cross-entropy keeps a logarithm per logit, its backward pass two gradients.
@@ -205,7 +212,11 @@ class StepForecast:
             in_blocks = on_gpu and micro_batch.sequence is not None
             tokens = padded_length(self.texts.computed_tokens) if in_blocks else self.texts.computed_tokens
             temporary = (passes.peak - passes.kept) / tokens + 8 * logits
-            self._costs[checkpointing] = PassCosts(passes.kept / tokens + 4 * logits, self.copies, temporary, in_blocks)
+            copies = 2 * kept_copies(self.model.backbone, checkpointing=checkpointing) if self.autocasts else 0
+            gradient = max((weight.nbytes for weight in self.model.parameters() if weight.requires_grad), default=0)
+            self._costs[checkpointing] = PassCosts(
+                passes.kept / tokens + 4 * logits, copies, temporary, gradient, in_blocks
+            )
         return self._costs[checkpointing]
 
     def memory(self, tokens: int, budget: TokenBudget) -> Memory:
@@ -252,6 +263,18 @@ def product_weights(backbone: nn.Module) -> int:
     """Return the number of weights in matrix products: all weight matrices except embeddings."""
     layers = [layer for layer in backbone.modules() if not isinstance(layer, nn.Embedding)]
     return sum(weight.numel() for layer in layers for weight in layer.parameters(recurse=False) if weight.ndim == 2)
+
+
+def kept_copies(backbone: nn.Module, *, checkpointing: bool) -> int:
+    """Return the number of weights whose copies the graph of a micro-batch keeps under autocast.
+
+    With activation checkpointing, the graph keeps the copies of the last layer, and of a layer that is computed again.
+    """
+    copies = product_weights(backbone)
+    if checkpointing:
+        sizes = [product_weights(layer) for layer in LayerStack.of(backbone).layers]
+        copies += sizes[-1] + max(sizes) - sum(sizes)
+    return copies
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,8 @@ class Device:
     """Number of elements in a gradient bucket of DeepSpeed."""
     embedding_bytes: int
     """Bytes of the embeddings in an optimizer step."""
+    number_bytes: int = 2
+    """Bytes of a number of the base weights, or of all weights if all are trained."""
     summed_bytes: int = 0
     """Maximum number of bytes of gradients that are summed over processes at a time, without DeepSpeed."""
     gathered_bytes: int = 0
@@ -144,8 +146,8 @@ class Device:
         """Bytes of the buffers for gradient reduction and for gathered weights."""
         if not self.sharding.zero:  # DataParallelStrategy copies gradients to sum them
             return self.gathered_bytes + (self.summed_bytes if self.sharding.processes > 1 else 0)
-        gathered = min(self.base_bytes + self.trained_bytes, 2 * LIVE_NUMBERS) if self.sharding.zero == 3 else 0
-        return 4 * self.bucket_numbers + gathered
+        gathered = min(self.base_bytes + self.trained_bytes, self.number_bytes * LIVE_NUMBERS)
+        return 4 * self.bucket_numbers + (gathered if self.sharding.zero == 3 else 0)
 
     @property
     def host_bytes(self) -> int:

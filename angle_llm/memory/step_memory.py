@@ -3,6 +3,7 @@
 `count_passes` runs a model on torch's `meta` device (see `model/meta_model`), where tensors have shapes but no values.
 `MemoryLedger` counts the storages that operations allocate, as long as they exist. Temporary memory inside an operation is
 not counted, except in attention, which `FusedKernels` replaces by an operation with the memory of a fused kernel.
+`Autocast` has the dtypes of autocast.
 
 Legend: attention: H heads, K key-value heads, Q queries, L keys, S dimensions of a head.
 """
@@ -15,12 +16,12 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from angle_llm.model.heads import EmbeddingModel
@@ -43,6 +44,8 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         super().__init__()  # type: ignore[no-untyped-call]
         self.live: int = 0
         self.peak: int = 0
+        self.holds = False
+        """Whether new tensors are held, not counted."""
         self._counted: Any = WeakIdKeyDictionary({tensor.untyped_storage(): True for tensor in held})
         """Keys: storages that are counted already, or held."""
 
@@ -57,8 +60,10 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return result
 
     def _count(self, storage: Any) -> None:
-        """Add a new storage to the live bytes until it is freed."""
+        """Add a new storage to the live bytes until it is freed, unless it is held."""
         self._counted[storage] = True
+        if self.holds:
+            return
         size = -(-storage.nbytes() // GRANULE) * GRANULE
         self.live += size
         self.peak = max(self.peak, self.live)
@@ -87,6 +92,45 @@ class FusedKernels(TorchFunctionMode):
         if func is functional.dropout and self.on_gpu:
             return _gpu_dropout(*args, **named)
         return func(*args, **named)
+
+
+_HALF: set[Any] = {
+    functional.linear, functional.conv1d, functional.scaled_dot_product_attention, torch.matmul, torch.bmm, torch.addmm,
+    torch.baddbmm, torch.einsum, torch.Tensor.matmul, torch.Tensor.__matmul__,
+}  # fmt: skip
+"""Functions that autocast computes in bfloat16."""
+_FLOAT32: set[Any] = {
+    functional.layer_norm, functional.group_norm, functional.softmax, functional.log_softmax, functional.softplus,
+    torch.softmax, torch.pow, torch.exp, torch.rsqrt, torch.cumsum, torch.Tensor.softmax, torch.Tensor.pow,
+    torch.Tensor.__pow__, torch.Tensor.exp, torch.Tensor.cumsum,
+}  # fmt: skip
+"""Functions that autocast computes in float32 on a GPU."""
+
+
+class Autocast(TorchFunctionMode):
+    """Context with the dtypes of autocast to bfloat16, which torch does not support on the meta device.
+
+    The copies of weights are not counted.
+    """
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        dtype = torch.bfloat16 if func in _HALF else torch.float32 if func in _FLOAT32 else None
+        if dtype is None:
+            return func(*args, **(kwargs or {}))
+        args, named = tree_map_only(Tensor, lambda tensor: self._cast(tensor, dtype), (args, kwargs or {}))
+        return func(*args, **named)
+
+    def _cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a floating-point tensor in `dtype`; other tensors are not changed."""
+        self._ledger.holds = isinstance(tensor, nn.Parameter)
+        try:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+        finally:
+            self._ledger.holds = False
 
 
 def _gpu_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -150,12 +194,15 @@ class PassMemory(NamedTuple):
     """Peak bytes in both passes."""
 
 
-def count_passes(model: EmbeddingModel, micro_batch: MicroBatch, *, on_gpu: bool) -> PassMemory:
+def count_passes(
+    model: EmbeddingModel, micro_batch: MicroBatch, *, on_gpu: bool, autocasts: bool = False
+) -> PassMemory:
     """Run the forward and backward passes of a micro-batch on the meta device, and count their memory.
 
     Args:
         model: a model on the meta device. Its weights get gradients, which are not counted.
         on_gpu: count as on a GPU, where attention is a fused kernel.
+        autocasts: count as under autocast to bfloat16, without the copies of weights.
     """
     gradients = []
     for parameter in model.parameters():
@@ -164,7 +211,8 @@ def count_passes(model: EmbeddingModel, micro_batch: MicroBatch, *, on_gpu: bool
             gradients.append(parameter.grad)
     ledger = MemoryLedger([*model.parameters(), *model.buffers(), *gradients])
     fused = on_gpu or micro_batch.longest_text > attention.PLAIN_ATTENTION_TOKENS
-    with ledger, FusedKernels(on_gpu=on_gpu) if fused else nullcontext():
+    kernels = FusedKernels(on_gpu=on_gpu) if fused else nullcontext()
+    with ledger, kernels, Autocast(ledger) if autocasts else nullcontext():
         rows_RD = model(**micro_batch.inputs(META))
         kept = ledger.live
         _backward((rows_RD * torch.empty_like(rows_RD)).sum())

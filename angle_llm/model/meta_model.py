@@ -160,7 +160,7 @@ def put_in(model: EmbeddingModel, backbone: Any, kernel: Kernel = None) -> Embed
     The model does not use autocast, and its head has no weights. `kernel` is the attention kernel for texts in one
     sequence.
     """
-    # Autocast does not support the meta device. Dense modules are left out, because they need little memory.
+    # `count_passes` computes as under autocast. Dense modules are left out, because they need little memory.
     options = replace(model.options, autocasts=False, attention_kernel=kernel)
     return EmbeddingModel(backbone, options, head=model.head.without_weights()).train()
 

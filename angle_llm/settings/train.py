@@ -308,6 +308,13 @@ class PretrainingSettings:
     """Probability that a token is masked, with task mntp. 80 % of the masked tokens become the mask token (or "_"), 10 % a
     random token, and 10 % stay."""
 
+    def __post_init__(self) -> None:
+        if self.task != "mntp" and self.mask_fraction != PretrainingSettings.mask_fraction:
+            raise SettingsError(
+                f"--pretraining.mask-fraction {self.mask_fraction}: expected --pretraining.task mntp, got {self.task}. Omit "
+                "--pretraining.mask-fraction."
+            )
+
 
 @settings_class
 class CheckpointSettings:
@@ -406,6 +413,12 @@ class TrainSettings:
             raise SettingsError(
                 "lora.rank 0 trains all weights, and float16 loses small gradients. Set model.dtype to bfloat16 or float32, or "
                 "lora.rank above 0."
+            )
+        unused = [name for name in ("dropout", "targets") if getattr(self.lora, name) != getattr(LoraSettings(), name)]
+        if self.lora.rank == 0 and unused:
+            raise SettingsError(
+                f"--lora.{unused[0]} has no effect with --lora.rank 0, which trains all weights without an adapter. Omit one of "
+                "them."
             )
         conflicts = {
             "nested": self.nested != NestedSettings(),

@@ -15,8 +15,9 @@ import hashlib
 import math
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from angle_llm.io import FolderError, log, plain
-from angle_llm.resumable_folder import ResumableFolder
+from angle_llm.io import FolderError, log, plain, read_object
+from angle_llm.resumable_folder import IDENTITY, ResumableFolder
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.strategies import DataParallelStrategy, GradientScale
@@ -39,6 +40,8 @@ FILES = ("weights", "optimizer")
 """Names of the safetensors files in a checkpoint."""
 Tensors = dict[str, dict[str, Tensor]]
 """Content of the safetensors files of a checkpoint: name in `FILES` → tensors by name."""
+Contents = dict[str, Callable[[], dict[str, Tensor]]]
+"""Functions that return the content of the safetensors files of a checkpoint, by name in `FILES`."""
 
 
 class CheckpointFileError(RuntimeError):
@@ -80,6 +83,8 @@ class Checkpoints:
         self.folder = settings.run_path / FOLDER
         self._settings, self._strategy = settings, strategy
         self._parts = ResumableFolder(self.folder, identity, option="--run-dir")
+        self._unreadable: set[str] = set()
+        """Names of checkpoints that the disk failed to read. They are kept, because a network disk can recover."""
 
     def resume(self) -> Progress:
         """Load the checkpoint that `--resume` selects into model, optimizer and random generators; return its progress.
@@ -115,8 +120,8 @@ class Checkpoints:
     def _find(self, tensors: Tensors) -> dict[str, Any] | None:
         """Return the manifest values of the checkpoint to resume from; None if there is none. Called on rank 0.
 
-        The tensors of the checkpoint are added to `tensors`. Damaged checkpoints are skipped with a warning. Incomplete
-        and later checkpoints are removed.
+        The tensors of the checkpoint are added to `tensors`. Damaged and unreadable checkpoints are skipped with a warning.
+        Incomplete, damaged and later checkpoints are removed.
 
         Raises:
             CheckpointFileError: if no checkpoint is complete.
@@ -138,20 +143,22 @@ class Checkpoints:
             log(f"starting at step 1: --resume auto found no checkpoint in {self.folder}")
             return None
         # Newest complete checkpoint.
-        damaged: list[str] = []
+        problems: list[str] = []
         with self._parts:
             for name in reversed(names):
                 try:
                     values = self._read(name, tensors)
                 except (FolderError, OSError) as error:
-                    damaged.append(str(error))
+                    problems.append(str(error))
+                    if isinstance(error, OSError):
+                        self._unreadable.add(name)
                     continue
-                for problem in damaged:
+                for problem in problems:
                     log(f"warning: {problem}. Resuming from {name}.")
                 self._retain(_step_of(name))
                 return values
         advice = "start over with --resume never" if resume == "auto" else "use the newest complete one: --resume auto"
-        raise CheckpointFileError(f"no complete checkpoint: {'; '.join(damaged)}. Restore the files, or {advice}.")
+        raise CheckpointFileError(f"no complete checkpoint: {'; '.join(problems)}. Restore the files, or {advice}.")
 
     def _read(self, name: str, tensors: Tensors) -> dict[str, Any]:
         """Return the manifest values of the checkpoint `name`, and add its tensors to `tensors`.
@@ -174,12 +181,14 @@ class Checkpoints:
             CheckpointFileError: if the disk is full or the folder is not writable; earlier checkpoints are kept.
         """
         strategy, processes = self._strategy, self._strategy.processes
-        tensors = {"optimizer": strategy.optimizer_state(), "weights": strategy.full_weights()}
+        contents: Contents = {"optimizer": strategy.optimizer_state, "weights": strategy.full_weights}
+        if processes.zero_stage:  # all ranks must call these methods; else rank 0 has one result in memory at a time
+            contents = {name: partial(dict, read()) for name, read in contents.items()}
         random_states = processes.gather(random_state(processes.device))
         values = {"progress": plain(progress), "random": random_states, "scale": plain(strategy.scale)}
-        return processes.from_main(lambda: self._write(progress.step, tensors, values))
+        return processes.from_main(lambda: self._write(progress.step, contents, values))
 
-    def _write(self, step: int, tensors: Tensors, values: dict[str, Any]) -> Path:
+    def _write(self, step: int, contents: Contents, values: dict[str, Any]) -> Path:
         """Write the checkpoint of an optimizer step, remove old checkpoints, and return its path. Called on rank 0.
 
         `values` goes to the manifest.
@@ -190,13 +199,15 @@ class Checkpoints:
         path = self.folder / f"step-{step:06d}"
 
         def fill(folder: Path) -> None:
-            for name, saved in tensors.items():
-                save_file(saved, folder / f"{name}.safetensors")
+            for name, read in contents.items():
+                save_file(read(), folder / f"{name}.safetensors")
 
         try:
             with self._parts:
-                if not self._parts.is_whole(path.name):  # it exists if the run resumed from it and took no step
+                # It exists if the run resumed from it and took no step, or could not read it.
+                if path.name in self._unreadable or not self._parts.is_whole(path.name):
                     self._parts.write(path.name, fill, values)
+                    self._unreadable.discard(path.name)
                 self._retain(step)
         except (OSError, SafetensorError) as error:
             names = checkpoint_names(self.folder)
@@ -207,10 +218,13 @@ class Checkpoints:
         return path
 
     def _retain(self, step: int) -> None:
-        """Remove checkpoints of later steps than `step`; keep only the newest `checkpoint.keep` other checkpoints."""
+        """Remove checkpoints of later steps than `step`; keep only the newest `checkpoint.keep` other checkpoints.
+
+        Unreadable checkpoints are kept.
+        """
         names = checkpoint_names(self.folder)
         kept = [name for name in names if _step_of(name) <= step][-self._settings.checkpoint.keep :]
-        for name in set(names) - set(kept):
+        for name in set(names) - set(kept) - self._unreadable:
             self._parts.remove(name)
 
 
@@ -222,6 +236,16 @@ def checkpoint_names(folder: Path) -> list[str]:
 def _step_of(name: str) -> int:
     """Return the optimizer step in the name of a checkpoint: 120 for `step-000120`."""
     return int(name.removeprefix("step-"))
+
+
+def check_examples(run_folder: Path, digest: str) -> None:
+    """Raise `FolderError` if a run directory has checkpoints of a run with other examples; `digest` as in `Mixture`."""
+    folder = run_folder / FOLDER
+    if (read_object(folder / IDENTITY) or {}).get("examples", digest) != digest:
+        raise FolderError(
+            f"{folder} has checkpoints of a run with other examples. Choose another --run-dir, or remove the folder; to resume, "
+            "use the original training data."
+        )
 
 
 def named_checkpoint(folder: Path, resume: str) -> str:

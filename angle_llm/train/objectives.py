@@ -133,15 +133,15 @@ def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:
 
 
 def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
-    """Check that `false_negatives` and `hardness_strength` have an effect in at least one of the objectives.
+    """Check that the options of the in-batch term have an effect in at least one of the objectives.
 
-    Both change the in-batch term only, so they need `in_batch_weight` above 0.
+    They need `in_batch_weight` above 0.
 
     Raises:
         SettingsError: names the setting without effect.
     """
     unset = ObjectiveSettings()
-    for name in ("false_negatives", "hardness_strength"):
+    for name in ("false_negatives", "hardness_strength", "contrastive_form"):
         users = [objective for objective in objectives if getattr(objective, name) != getattr(unset, name)]
         if users and not any(objective.in_batch_weight for objective in users):
             raise SettingsError(

@@ -16,9 +16,10 @@ from angle_llm.data.formats import DataError
 from angle_llm.data.mixture import Mixture
 from angle_llm.losses import AngleObjective
 from angle_llm.memory import device_memory
-from angle_llm.memory.budget import USABLE, StepForecast, best_budget, choose_budget
+from angle_llm.memory.budget import USABLE, StepForecast, best_budget, choose_budget, product_weights
 from angle_llm.memory.device_memory import Sharding
 from angle_llm.memory.step_memory import MemoryLedger, count_passes
+from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.meta_model import meta_backbone
 from angle_llm.model.source.dense import Dense
@@ -107,12 +108,12 @@ def test_the_largest_useful_budgets_that_fit(
     assert found.fits == (expected[:2] != (256, 0))
 
 
-def counted(encoder: Any, settings: TrainSettings, kind: str = "cpu") -> StepForecast:
+def counted(encoder: Any, settings: TrainSettings, kind: str = "cpu", zero: int = 0) -> StepForecast:
     data = Mixture.of(load_examples(DataSource(limit=40)).examples)
     lora = settings.lora if settings.lora.rank else None
     config = without_adapter(encoder.model.backbone).config
     backbone = meta_backbone(config, torch.float32, lora)
-    return StepForecast.of(settings, encoder, backbone, data, [AngleObjective()], Sharding(), kind)
+    return StepForecast.of(settings, encoder, backbone, data, [AngleObjective()], Sharding(1, zero), kind)
 
 
 def test_trained_dense_modules_are_in_the_forecast() -> None:
@@ -213,23 +214,51 @@ def test_the_choice_and_its_reason_are_logged(
     assert choose(fixed, encoder) == TokenBudget(5, 6, True)
 
 
+HALF = TrainSettings(batch_size=16, lora=LoraSettings(rank=0), model=ModelSettings(dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_all_weights_in_bfloat16_are_in_the_forecast(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bfloat16 copy of each matrix per kept micro-batch."""
-    exact = TrainSettings(batch_size=16, lora=LoraSettings(rank=0), model=ModelSettings(dtype="float32"))
-    half = replace(exact, model=ModelSettings(dtype="bfloat16"))
-    encoder = tiny_encoder("llama", max_length=100)
-    before = counted(encoder, exact).full(CPU_BUDGET)
-    encoder.model = encoder.model.changed(autocasts=True)
-    matrices = sum(one.weight.numel() for one in encoder.model.modules() if isinstance(one, torch.nn.Linear))
-    copies = 2 * matrices * 8  # 8 micro-batches of 2,048 tokens
-    assert counted(encoder, half).full(CPU_BUDGET).activations == before.activations + copies
+    """The dtypes of autocast, and a bfloat16 copy of each matrix per kept micro-batch."""
+    encoder = tiny_encoder(kind, max_length=100)
+    encoder.model = encoder.model.requires_grad_(True).changed(autocasts=True).train()
+    forecast = counted(encoder, HALF)
+    batch = TextBatch.from_examples(load_examples(DataSource(limit=40)).examples)
+    plan = encoder.plan(batch.texts, 10_000)
+    for enabled in (False, True):
+        encoder.model.checkpoint_activations(enabled)
+        weights = list(encoder.model.parameters())
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        with MemoryLedger([*weights, *encoder.model.buffers(), *(weight.grad for weight in weights)]) as ledger:
+            boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=10_000)
+        planned = forecast.memory(plan.computed_tokens, TokenBudget(10_000, 0, enabled)).activations
+        assert ledger.peak < planned < 1.07 * ledger.peak
+    largest = max(weight.nbytes for weight in encoder.model.parameters())
+    assert forecast.costs(checkpointing=True).activations(1, 1, 1) > largest, "the gradient of the token embeddings"
+    layers = LayerStack.of(encoder.model.backbone).layers
+    copies = [2 * sum(one.weight.numel() for one in layer.modules() if isinstance(one, nn.Linear)) for layer in layers]
+    others = 2 * product_weights(encoder.model.backbone) - sum(copies)  # the pooler of BERT
+    assert forecast.costs(checkpointing=False).kept_per_micro_batch == others + sum(copies)
+    assert forecast.costs(checkpointing=True).kept_per_micro_batch == others + 2 * copies[0], "last and recomputed"
 
     monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 64 * 2**30)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
-    choose(half, encoder)
+    choose(HALF, encoder)
     assert "graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
+
+
+def test_trained_layers_are_replaced_in_the_forecast_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ZeRO-3, weights are loaded on the CPU, where layers are not replaced."""
+    encoder = tiny_encoder("llama", max_length=100)
+    replaced, of_zero_3 = counted(encoder, HALF, "cuda"), counted(encoder, HALF, "cuda", zero=3)
+    monkeypatch.setenv("ANGLE_LLM_PLAIN", "1")
+    plain = counted(encoder, HALF, "cuda").costs(checkpointing=False)
+    assert of_zero_3.costs(checkpointing=False) == plain
+    assert replaced.costs(checkpointing=False).kept_per_token < plain.kept_per_token
+    assert of_zero_3.device.number_bytes == 4
 
 
 def test_a_model_without_a_forecast_gets_the_defaults(

@@ -28,7 +28,7 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.order import Draws
 from angle_llm.losses import Relation
 from angle_llm.memory.budget import ROUND_TOKENS, USABLE
-from angle_llm.memory.device_memory import GIB, LOSS_BLOCKS, LOSS_COPIES, Device, Sharding
+from angle_llm.memory.device_memory import GIB, LIVE_NUMBERS, LOSS_BLOCKS, LOSS_COPIES, Device, Sharding
 from angle_llm.memory.plan import forecast, render
 from angle_llm.memory.step_memory import META, FusedKernels, MemoryLedger, PassMemory, count_passes
 from angle_llm.model import meta_model
@@ -269,6 +269,8 @@ def test_zero_stages_partition_memory() -> None:
     assert alone.exchange == GIB // 2
     assert device(Sharding()).memory(5 * GIB).exchange == 0
     assert alone.activations == zero3.activations == 5 * GIB
+    in_float32 = replace(device(Sharding(4, 3)), number_bytes=4).memory(5 * GIB)
+    assert in_float32.exchange - zero3.exchange == 2 * LIVE_NUMBERS
     offloaded = device(Sharding(4, 3, "optimizer"))
     assert offloaded.memory(5 * GIB).optimizer == 0
     assert offloaded.host_bytes == GIB // 2

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from transformers import (
     XLNetConfig,
 )
 
+from angle_llm.io import ALLOCATOR
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.quantization import dequantize
 from angle_llm.model.source import backbone
@@ -329,3 +333,35 @@ def test_a_model_with_code_of_its_own_is_a_warning_or_refused(tmp_path: Path) ->
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ArtifactError, match=r"needs Python code of its repository \(modeling.Model\)"):
         load_backbone(locate(str(base)))
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "used", "expandable"),
+    [
+        ("linux", "6.8.0-45-generic", False, True),
+        ("linux", "6.8.0-45-generic", True, False),
+        ("linux", "5.15.153.1-microsoft-standard-WSL2", False, False),
+        ("win32", "11", False, False),
+    ],
+)
+def test_expandable_segments_are_set_before_the_first_use_of_a_gpu(
+    system: str, release: str, used: bool, expandable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a driver of Windows, they are not used."""
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "release", lambda: release)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for variable in ALLOCATOR:
+        monkeypatch.setenv(variable, "")  # restores it at the end
+        monkeypatch.delenv(variable)
+    backbone.torch_device("cpu")
+    assert not any(variable in os.environ for variable in ALLOCATOR)
+    backbone.torch_device("cuda")
+    assert [os.environ.get(variable) for variable in ALLOCATOR] == [
+        "expandable_segments:True" if expandable else None
+    ] * 2
+    monkeypatch.setenv(ALLOCATOR[0], "")
+    monkeypatch.delenv(ALLOCATOR[1], raising=False)
+    backbone.torch_device("cuda")
+    assert ALLOCATOR[1] not in os.environ, "a value of the user is kept"

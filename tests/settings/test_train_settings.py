@@ -224,11 +224,26 @@ OTHER_LOSS = {"in_batch_weight": 0, "cosine_weight": 1}
         ({"false_negatives": {"scope": "all"}}, r"false_negatives\.scope"),
         ({"false_negatives": {"margin": 0}, **OTHER_LOSS}, "false_negatives"),
         ({"hardness_strength": 1, **OTHER_LOSS}, "hardness_strength"),
+        ({"contrastive_form": "forward", **OTHER_LOSS}, "contrastive_form"),
     ],
 )
 def test_settings_without_effect_are_refused(objective: dict[str, Any], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         make_losses(settings_from_dict(TrainSettings, {"objective": objective}, "test"))
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"pretraining": {"task": "simcse", "mask_fraction": 0.3}}, "mask-fraction 0.3"),
+        ({"pretraining": {"mask_fraction": 0.3}}, "mask-fraction 0.3"),
+        ({"lora": {"rank": 0, "dropout": 0.1}}, "lora.dropout"),
+        ({"lora": {"rank": 0, "targets": ["q_proj"]}}, "lora.targets"),
+    ],
+)
+def test_settings_of_another_task_or_without_an_adapter_are_refused(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        settings_from_dict(TrainSettings, values, "test")
 
 
 def test_odd_nested_dimensions_are_refused_with_an_angle() -> None:

@@ -17,8 +17,10 @@ from runs import checkpoint_names
 from torch import nn
 
 from angle_llm.io import FolderError
+from angle_llm.resumable_folder import ResumableFolder
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import CheckpointSettings, OptimizerSettings, TrainSettings
+from angle_llm.train import checkpoint
 from angle_llm.train.checkpoint import CheckpointFileError, Checkpoints, Progress
 from angle_llm.train.distributed import Processes
 from angle_llm.train.strategies import DataParallelStrategy
@@ -127,6 +129,29 @@ def test_damage_is_reported_and_the_previous_checkpoint_used(
     assert checkpoint_names(tmp_path) == ["step-000001", "step-000002"], "the damaged one is removed"
 
 
+def test_a_checkpoint_that_the_disk_fails_to_read_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Small(tmp_path).write(1, 2, 3)
+    check = ResumableFolder.check
+
+    def fails(self: ResumableFolder, name: str) -> Any:
+        if name == "step-000003":
+            raise OSError(errno.EIO, "Input/output error", name)
+        return check(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableFolder, "check", fails)
+        small = Small(tmp_path, seed=1)
+        assert small.checkpoints.resume().step == 2
+        assert "Input/output error: 'step-000003'. Resuming from step-000002" in capsys.readouterr().out
+        small.checkpoints.write(Progress(2))
+        assert checkpoint_names(tmp_path) == ["step-000001", "step-000002", "step-000003"]
+        small.checkpoints.write(Progress(3, evaluated=3))  # replaces it
+    fresh = Small(tmp_path, seed=1).checkpoints.resume()
+    assert (fresh.step, fresh.evaluated) == (3, 3)
+
+
 def test_all_damaged_is_an_error_that_names_each(tmp_path: Path) -> None:
     small = Small(tmp_path).write(1, 2)
     (small.folder / "step-000002/optimizer.safetensors").unlink()
@@ -191,6 +216,24 @@ def test_starting_over_removes_checkpoints_and_auto_reports_that_there_are_none(
     checkpoints = Checkpoints(other.settings, {**IDENTITY, "settings": "others"}, other.strategy)
     assert checkpoints.resume() == Progress()
     assert checkpoints.write(Progress(1)).is_dir()
+
+
+def test_a_file_is_written_before_the_content_of_the_next_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Small(tmp_path)
+    calls: list[str] = []
+    for owner, name in (
+        (small.strategy, "optimizer_state"),
+        (small.strategy, "full_weights"),
+        (checkpoint, "save_file"),
+    ):
+        original = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *given, name=name, original=original: (calls.append(name), original(*given))[1]
+        )
+    small.write(1)
+    assert calls == ["optimizer_state", "save_file", "full_weights", "save_file"]
 
 
 def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Several processes give the result of one, with every strategy; unsupported launches are refused."""
 
 import importlib.util
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +17,8 @@ from programs import run
 from tiny import HYBRID, KINDS, tiny_encoder
 from transformers import CONFIG_MAPPING, AlbertConfig, AutoModel
 
+from angle_llm.io import ALLOCATOR
+from angle_llm.memory.step_memory import MemoryLedger
 from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.run import resolve_models
@@ -23,7 +26,7 @@ from angle_llm.settings.parsing import MissingLibraryError, SettingsError
 from angle_llm.settings.train import ModelSettings, OptimizerSettings, TrainSettings
 from angle_llm.train.distributed import Processes, _deepspeed_plugin, check_launch
 from angle_llm.train.step import matmul_precision
-from angle_llm.train.strategies import FsdpStrategy
+from angle_llm.train.strategies import DataParallelStrategy, FsdpStrategy
 
 
 def program(name: str, *arguments: str) -> str:
@@ -46,6 +49,21 @@ def test_any_number_of_processes_gives_the_same_adapter_in_float64(tmp_path: Pat
 
 def test_options_of_the_loss_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     assert program("distributed_runs.py", str(tmp_path), "options").count("adapters by") == 2
+
+
+def test_the_check_of_replicas_copies_no_whole_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(3000, 2000, bias=False)
+    checked: list[float] = []
+    monkeypatch.setattr(Processes, "check_equal", lambda _self, _name, value: checked.append(float(value)))
+    for world_size in (1, 2):
+        strategy = DataParallelStrategy(model, OptimizerSettings(), Processes(world_size=world_size))
+        with MemoryLedger([model.weight]) as ledger:
+            strategy.check_replicas()
+        assert ledger.peak < 12 * model.weight.numel()
+    values = model.weight.detach().double()
+    assert checked == [pytest.approx(float(values.sum() + values.pow(2).sum()))], (
+        "a single process has nothing to compare"
+    )
 
 
 @pytest.mark.slow
@@ -197,7 +215,11 @@ def test_use_cpu_holds_on_a_machine_with_gpus(use_cpu: str, backend: str, monkey
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu)
+    for variable in ALLOCATOR:
+        monkeypatch.setenv(variable, "")  # restores it at the end
+        monkeypatch.delenv(variable)
     processes = Processes.start()
+    assert (ALLOCATOR[0] in os.environ) == (backend == "nccl")
     assert processes.device.type == ("cpu" if use_cpu == "True" else "cuda")
     assert requested["cpu"] is (use_cpu == "True")
     assert requested["kwargs_handlers"][0].backend == backend

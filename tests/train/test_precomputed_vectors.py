@@ -192,6 +192,12 @@ def test_a_run_with_a_guide_and_a_teacher_resumes(guide: Path, tmp_path: Path) -
     fine_tune(whole)
     assert outcome(whole.run_path) == expected
     (whole.run_path / "result.json").unlink()
+    before = (whole.run_path / "vectors/guide/vectors.npy").read_bytes()
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, groups[1:])))
+    with pytest.raises(FolderError, match="other examples"):
+        fine_tune(whole)
+    assert (whole.run_path / "vectors/guide/vectors.npy").read_bytes() == before, "a refused run changes no file"
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, groups)))
     vectors = np.load(whole.run_path / "vectors/guide/vectors.npy", mmap_mode="r+")
     vectors[0] += 1
     vectors.flush()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from angle_llm.io import set_allocator
 from angle_llm.model.layers.fingerprint import ORIGINAL, weights_fingerprint
 from angle_llm.model.layers.quantization import bits_of, check_bits, quantize
 from angle_llm.model.layers.quantized_layers import Bits
@@ -74,19 +75,23 @@ def torch_dtype(name: str) -> torch.dtype:
 def torch_device(name: str | torch.device | None) -> torch.device:
     """Return the torch device with a name; for None, the GPU (also MPS of a Mac) if there is a GPU, else the CPU.
 
+    For a CUDA device, the allocator is set (`set_allocator`).
+
     Raises:
         ValueError: for a CUDA device that this machine does not have.
         RuntimeError: for an unknown device.
     """
     if name is None:
         mps = "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device("cuda" if torch.cuda.is_available() else mps)
+        name = "cuda" if torch.cuda.is_available() else mps
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
             f"device {str(device)!r}: torch can use {torch.cuda.device_count()} CUDA devices of this machine. Use cpu, or "
             "unset device."
         )
+    if device.type == "cuda":
+        set_allocator()
     return device
 
 

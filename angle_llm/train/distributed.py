@@ -407,6 +407,8 @@ class ProcessWatch:
         self._lost_seconds = int(os.environ.get("ANGLE_LLM_LOST_SECONDS", LOST_SECONDS))
         self._stopped = threading.Event()
         self._last = LEFT
+        self._handles: dict[int, int] = {}
+        """Rank → pidfd (file descriptor) of its process, on this machine; unlike a process id, it is not reused."""
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._exchange_counters, self._watch)]
 
     def __enter__(self) -> ProcessWatch:
@@ -417,6 +419,10 @@ class ProcessWatch:
             self._ranks = [str(rank) for rank in range(self._processes.world_size)]
             self._store.set(self._ranks[self._processes.rank], "0,0,")  # as in `_exchange_counters`
             self._process_ids = self._processes.gather((_machine(), socket.gethostname(), os.getpid()))
+            for rank, (machine, _, pid) in enumerate(self._process_ids):
+                if machine == _machine():
+                    with suppress(OSError, AttributeError):  # Linux only
+                        self._handles[rank] = os.pidfd_open(pid)
             self._counters = self._store.multi_get(self._ranks)  # every rank has set its counter before the gather
             for thread in self._threads:
                 thread.start()
@@ -437,6 +443,8 @@ class ProcessWatch:
         exchanging.join(self._lost_seconds if left else 2 * INTERVAL)  # without LEFT, this rank counts as lost
         if self._processes.is_main and not left:
             time.sleep(2 * INTERVAL)  # the store can end with this process: other ranks must read it before
+        for handle in self._handles.values():
+            os.close(handle)
 
     def _exchange_counters(self) -> None:
         """Increment the counter of this rank and read the counters of all ranks, every `INTERVAL` seconds (thread)."""
@@ -493,9 +501,12 @@ class ProcessWatch:
             is_alive: whether the rank ends itself, with a message of its own.
         """
         machine, host, pid = self._process_ids[rank]
-        if machine == _machine() and not (is_alive or what.startswith(FAILED)):
+        if not (is_alive or what.startswith(FAILED)):
             with suppress(OSError):  # the process may have ended
-                os.kill(pid, signal.SIGKILL)
+                if rank in self._handles:
+                    signal.pidfd_send_signal(self._handles[rank], signal.SIGKILL)
+                elif machine == _machine():  # no handles, as on macOS
+                    os.kill(pid, signal.SIGKILL)
         if self._processes.is_main:
             time.sleep(2 * INTERVAL)  # as in __exit__
         lost = f"rank {rank} (host {host}, process {pid}) {what}"

@@ -414,12 +414,6 @@ class TrainSettings:
                 "lora.rank 0 trains all weights, and float16 loses small gradients. Set model.dtype to bfloat16 or float32, or "
                 "lora.rank above 0."
             )
-        unused = [name for name in ("dropout", "targets") if getattr(self.lora, name) != getattr(LoraSettings(), name)]
-        if self.lora.rank == 0 and unused:
-            raise SettingsError(
-                f"--lora.{unused[0]} has no effect with --lora.rank 0, which trains all weights without an adapter. Omit one of "
-                "them."
-            )
         conflicts = {
             "nested": self.nested != NestedSettings(),
             "objective.*": self.pretraining.task == "mntp" and self.objective != ObjectiveSettings(),

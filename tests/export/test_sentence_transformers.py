@@ -258,7 +258,7 @@ def test_correlations_of_the_folder_are_compared(run: Path, tmp_path: Path, caps
 def test_a_bad_export_is_not_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(find_sentence_transformers._OUR_POOLINGS, "last", "mean_tokens")
+    monkeypatch.setitem(find_sentence_transformers.OUR_POOLINGS, "last", "mean_tokens")
     with pytest.raises(SystemExit, match="1"):
         cli.run(["export", str(run), str(tmp_path / "out")])
     assert "was not written" in capsys.readouterr().err

@@ -102,7 +102,7 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
         ArtifactError: for a damaged file, or a GGUF file for which this version of `transformers` gives other token ids.
     """
     from transformers import AutoTokenizer
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     arguments: dict[str, Any] = dict(location.arguments)
     with as_artifact_error(f"the tokenizer in {location.name}"), header_read_once(location.gguf_file):

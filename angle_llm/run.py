@@ -130,8 +130,8 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
             for line in (*evaluate.overlap_with(data), *evaluate.reversed_scores(settings)):
                 run.log(line)
 
-        # 3. Vectors of the texts from a guide or teacher encoder, before the weights of the model need memory. For other
-        # examples, they would replace the vectors of the run, which is refused later.
+        # 3. Vectors of the texts from a guide or teacher encoder, before the weights of the model need memory. Checked first:
+        # with other training data, the vectors of the run would be replaced before the run is refused.
         if others and not run.starts_over:
             run.processes.from_main(lambda: check_examples(run.folder, data.digest))
         vectors = precompute_vectors(others, data, run.folder, run.processes.device, run.processes.from_main)

@@ -96,7 +96,7 @@ class Corpus:
             if not usual and isinstance(tables[0], TsvFile):
                 warn(
                     f"{tables[0].name}: the first line, {column!r:.60}, is read as the name of its only column. If it is a text, "
-                    "add a header line `text` before it"
+                    "add a header line `text` before it; if it is the name, set --column"
                 )
             if column == "text" and "title" in names:
                 warn(

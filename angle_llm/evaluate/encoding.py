@@ -204,7 +204,7 @@ def encode_usable(
     """
     from angle_llm.model.vectors import untokenizable
 
-    # Letters and digits have tokens, so few texts are tokenized here.
+    # Only texts without letters and digits are tokenized here: nearly all others have tokens.
     usable = [
         index
         for index, text in enumerate(texts)

@@ -399,9 +399,8 @@ def read_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:
     if not (sources := [*judged, *pairs, *groups, *classes]):
         raise ValueError("no task: name a BEIR folder, or set --pairs, --groups or --classes.")
     tasks = [read_beir(source, binary=settings.binary) for source in judged]
-    tasks += [
-        read_answers(settings.source_of(source.text), settings.corpus, settings.column, source) for source in pairs
-    ]
+    column = None if settings.groups else settings.column
+    tasks += [read_answers(settings.source_of(source.text), settings.corpus, column, source) for source in pairs]
     tasks += [read_groups(source, settings.column) for source in groups]
     reference = None if settings.reference is None else settings.source_of(settings.reference)
     tasks += [read_classes(settings.source_of(source.text), source, reference) for source in classes]

@@ -32,7 +32,7 @@ _TASK_TYPES = {
     "accuracy": "text-classification",
     "main_score": "feature-extraction",
 }
-"""Task on the hub of a metric; of other metrics, text-retrieval."""
+"""Metric → type of its task on the hub; other metrics are text-retrieval."""
 
 
 @dataclass(frozen=True)

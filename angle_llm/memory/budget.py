@@ -97,7 +97,7 @@ class PassCosts:
     temporary_per_token: float
     """Bytes per token that both passes free again."""
     largest_gradient: int
-    """Bytes of the largest gradient of a weight, which is temporary before it is added to those of earlier micro-batches."""
+    """Bytes of the largest gradient of a weight. It exists until it is added to the accumulated gradient."""
     in_blocks: bool
     """Whether a micro-batch is a sequence of whole blocks of FlexAttention."""
 

@@ -102,7 +102,7 @@ class Device:
     embedding_bytes: int
     """Bytes of the embeddings in an optimizer step."""
     number_bytes: int = 2
-    """Bytes of a number of the base weights, or of all weights if all are trained."""
+    """Bytes per element of the base weights."""
     summed_bytes: int = 0
     """Maximum number of bytes of gradients that are summed over processes at a time, without DeepSpeed."""
     gathered_bytes: int = 0

@@ -44,8 +44,8 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         super().__init__()  # type: ignore[no-untyped-call]
         self.live: int = 0
         self.peak: int = 0
-        self.holds = False
-        """Whether new tensors are held, not counted."""
+        self.ignores_new = False
+        """Whether new tensors are not counted."""
         self._counted: Any = WeakIdKeyDictionary({tensor.untyped_storage(): True for tensor in held})
         """Keys: storages that are counted already, or held."""
 
@@ -60,9 +60,9 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return result
 
     def _count(self, storage: Any) -> None:
-        """Add a new storage to the live bytes until it is freed, unless it is held."""
+        """Add a new storage to the live bytes until it is freed, unless `ignores_new` is set."""
         self._counted[storage] = True
-        if self.holds:
+        if self.ignores_new:
             return
         size = -(-storage.nbytes() // GRANULE) * GRANULE
         self.live += size
@@ -126,11 +126,11 @@ class Autocast(TorchFunctionMode):
 
     def _cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a floating-point tensor in `dtype`; other tensors are not changed."""
-        self._ledger.holds = isinstance(tensor, nn.Parameter)
+        self._ledger.ignores_new = isinstance(tensor, nn.Parameter)
         try:
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
         finally:
-            self._ledger.holds = False
+            self._ledger.ignores_new = False
 
 
 def _gpu_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -267,9 +267,8 @@ class _Server:
         try:
             checked_texts(texts)
             encoding = asyncio.ensure_future(self._encode(texts, side, body.instruction))
-            closed = asyncio.ensure_future(
-                request.receive()
-            )  # the body is read, so only the end of the connection follows
+            # The body is read, so only the end of the connection follows.
+            closed = asyncio.ensure_future(request.receive())
             try:
                 await asyncio.wait({encoding, closed}, return_when=asyncio.FIRST_COMPLETED)
                 if not encoding.done():

@@ -217,8 +217,8 @@ class RetrievalSettings(RowSettings, EvalSettings):
     other texts of the file."""
 
     column: str | None = None
-    """Column with the lists of --groups, or with the texts of --corpus. None: captions, texts or set for --groups; text
-    or sentence for --corpus."""
+    """Column with the lists of --groups; without --groups, with the texts of --corpus. None: captions, texts or set for
+    --groups; text or sentence for --corpus."""
 
     against: tuple[str, ...] = ()
     """Compare with other models, query by query: differences with 95 % interval and p-value. A value is a model, opened
@@ -248,7 +248,9 @@ class RetrievalSettings(RowSettings, EvalSettings):
         for name, default in (vars(RowSettings()) | dict.fromkeys(sources_of)).items():
             sources = sources_of.get(name, ["pairs", "classes"])
             if getattr(self, name) != default and not any(getattr(self, source) for source in sources):
-                raise SettingsError(f"--{name.replace('_', '-')} belongs to --{' and --'.join(sources)}, got none.")
+                raise SettingsError(
+                    f"--{name.replace('_', '-')} belongs to --{' or --'.join(sources)}, which is not set."
+                )
 
 
 @settings_class
@@ -478,8 +480,9 @@ class LanguageModelSettings:
     """Language models that generate texts, their sampling, and limits on requests and cost."""
 
     llm: tuple[str, ...] = ()
-    """local:MODEL (a folder, a .gguf file, a hub id, package:NAME/path), run with transformers; or URL#MODEL, such as
-    http://127.0.0.1:8000/v1#MODEL, a server with OpenAI's chat completions API. Every model gets all requests."""
+    """local:MODEL (a folder, a .gguf file, ID or ID@REVISION on the hub, package:NAME/path), run with transformers; or
+    URL#MODEL, such as http://127.0.0.1:8000/v1#MODEL, a server with OpenAI's chat completions API. Every model gets all
+    requests."""
     seed: int = 42
     """Seed from which the seed of each request is derived."""
     max_new_tokens: Positive = 128

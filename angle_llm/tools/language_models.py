@@ -236,13 +236,14 @@ class LocalModel:
         from transformers import GenerationConfig
 
         from angle_llm.model.source.backbone import load_tokenizer, open_pretrained
-        from angle_llm.model.source.resolve import locate
+        from angle_llm.model.source.resolve import locate, split_revision
 
         settings = self._settings
-        location = locate(self.name.removeprefix(LOCAL))
-        tokenizer = load_tokenizer(location)
+        name, revision = split_revision(self.name.removeprefix(LOCAL))
+        location = locate(name, revision)
+        tokenizer = load_tokenizer(location, revision)
         tokenizer.padding_side = "left"
-        model = open_pretrained("AutoModelForCausalLM", location, dtype=settings.dtype).eval()
+        model = open_pretrained("AutoModelForCausalLM", location, dtype=settings.dtype, revision=revision).eval()
         end_ids = model.generation_config.eos_token_id or tokenizer.eos_token_id
         end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.convert_ids_to_tokens(end_ids[0])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 _FENCE = re.compile(r"\s*(```|~~~)")
 _MARKER = re.compile(
     r"\A[\s\u200e\u200f]*(?:"
-    r"[(（]?\d{1,2}\\?[.):、．）：]+(?!\d|x\b)|\d{1,2}\s+[-–—]\s+(?!\d)"
+    r"[(（]?\d{1,2}\\?[.):、．）：]+(?!\d|x\b)|1?\d\s+[-–—]\s+(?![\d\s])"
     r"|q(?:uestion)? ?\d{1,2}[.)](?!\d)|\*\*(?:q(?:uestion)? ?)?\d{1,2}[.):]\*\*"
     r"|[①-⑳](?![和与到]|[、,]\s*[①-⑳])[、．.]?|[一二三四五六七八九十]{1,2}、(?![一二三四五六七八九十])"
     r"|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*",
@@ -64,7 +64,9 @@ def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
         return lines or [Line(answer, "blank")]
     texts = rest.splitlines()
     is_list = any(map(_is_item, texts))
-    dropped = [_why_dropped(text, is_list) for text in texts]
+    levels = {(_HEADING.match(text) or [None])[0] for text in texts if text.strip()}
+    are_headings = len(levels) == 1 and None not in levels
+    dropped = [_why_dropped(text, is_list, are_headings) for text in texts]
     last = max((index for index, reason in enumerate(dropped) if reason != "blank"), default=None)
     if not finished and last is not None:
         dropped[last] = dropped[last] or "cut"
@@ -74,15 +76,19 @@ def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
     return lines or [Line(answer, "blank")]
 
 
-def _why_dropped(line: str, is_list: bool) -> str | None:
-    """Return the reason to drop a line of an answer, None for a sentence. `is_list`: the answer contains a list."""
+def _why_dropped(line: str, is_list: bool, are_headings: bool) -> str | None:
+    """Return the reason to drop a line of an answer, None for a sentence.
+
+    `is_list`: the answer contains a list. `are_headings`: all its lines are headings of one level.
+    """
     if _FENCE.match(line):
         return "fence"
     sentence = _without_marks(line)
     if not sentence:
         return "blank"
     is_outside = not _is_item(line) and (is_list or _REMARK.match(line))
-    is_heading = _TITLE.fullmatch(sentence) or (_HEADING.match(line) and not sentence.endswith(("?", "？")))
+    is_sentence = are_headings or _is_item(line) or sentence.endswith(("?", "？"))
+    is_heading = _TITLE.fullmatch(sentence) or (_HEADING.match(line) and not is_sentence)
     numbers = [int(number) for number in _NUMBER.findall(line)]
     has_two_items = len(numbers) > 1 and numbers[1] == numbers[0] + 1
     is_remark = is_outside or is_heading or has_two_items or sentence.endswith((":", "：", ":**", "：**", "[", "{"))
@@ -108,7 +114,7 @@ def _json_list(answer: str) -> list[str] | None:
 
 def _is_item(line: str) -> bool:
     """Return whether a line has a list marker and a text after it."""
-    bare = _without_quotes(line.strip())
+    bare = _without_quotes(_HEADING.sub("", line.strip(), count=1))
     marker = _MARKER.match(bare)
     return marker is not None and marker.end() < len(bare)
 

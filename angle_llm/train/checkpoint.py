@@ -149,9 +149,10 @@ class Checkpoints:
                 try:
                     values = self._read(name, tensors)
                 except (FolderError, OSError) as error:
-                    problems.append(str(error))
                     if isinstance(error, OSError):
                         self._unreadable.add(name)
+                        error = OSError(f"{self.folder / name} cannot be read: {error}")
+                    problems.append(str(error))
                     continue
                 for problem in problems:
                     log(f"warning: {problem}. Resuming from {name}.")
@@ -220,11 +221,11 @@ class Checkpoints:
     def _retain(self, step: int) -> None:
         """Remove checkpoints of later steps than `step`; keep only the newest `checkpoint.keep` other checkpoints.
 
-        Unreadable checkpoints are kept.
+        Unreadable checkpoints are kept too.
         """
-        names = checkpoint_names(self.folder)
+        names = [name for name in checkpoint_names(self.folder) if name not in self._unreadable]
         kept = [name for name in names if _step_of(name) <= step][-self._settings.checkpoint.keep :]
-        for name in set(names) - set(kept) - self._unreadable:
+        for name in set(names) - set(kept):
             self._parts.remove(name)
 
 

@@ -125,7 +125,7 @@ def test_unusable_files_are_refused() -> None:
             task(rows)
     with pytest.raises(SettingsError, match="--reference belongs to --classes"):
         RetrievalSettings(model="m", pairs=("a.jsonl",), reference="b.jsonl")
-    with pytest.raises(SettingsError, match="--format belongs to --pairs and --classes"):
+    with pytest.raises(SettingsError, match="--format belongs to --pairs or --classes"):
         RetrievalSettings(model="m", format="group")
     with pytest.raises(SettingsError, match="--format group belongs to --pairs; files of --classes"):
         RetrievalSettings(model="m", format="group", classes=("a.jsonl",))

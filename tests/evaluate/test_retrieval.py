@@ -342,7 +342,7 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, monk
         RetrievalSettings(model="m", corpus=corpus)
     with pytest.raises(ValueError, match="--format belongs to --pairs"):
         RetrievalSettings(model="m", format="triple")
-    with pytest.raises(ValueError, match="--column belongs to --groups and --corpus"):
+    with pytest.raises(ValueError, match="--column belongs to --groups or --corpus"):
         RetrievalSettings(model="m", pairs=(str(held_out),), column="text")
     with pytest.raises(ValueError, match="--binary belongs to BEIR folders"):
         RetrievalSettings(model="m", pairs=(str(held_out),), binary=True)

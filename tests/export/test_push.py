@@ -309,7 +309,7 @@ def test_the_hub_reads_the_scores_of_the_card(
 
 def test_the_card_of_a_model_with_all_weights_trained(tmp_path: Path) -> None:
     encoder = tiny_encoder("llama")
-    for dimensions, line in ((None, "`hf download user/mine"), (8, "cannot store the number of dimensions")):
+    for dimensions, line in ((None, "`hf download user/mine"), (8, "does not support a number of dimensions")):
         encoder.truncated(dimensions=dimensions).save_pretrained(tmp_path / "whole")
         card = model_card(CardFacts.read(tmp_path / "whole"), "user/mine", scores=[("news", "accuracy", 90)])
         assert line in card

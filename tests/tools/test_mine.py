@@ -402,7 +402,7 @@ def test_candidates_of_a_beir_folder_have_their_titles(tmp_path: Path, base: Pat
         assert not any(set(row["positives"]) & set(row["negatives"]) for row in rows)
     corpus = folder / "corpus.jsonl"
     corpus.write_text('{"_id": "d0", "text": 3}\n')
-    with pytest.raises(DataError, match=r"corpus\.jsonl:1: expected _id, text .*'text': 3"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl:1: expected _id or id, text .*'text': 3"):
         list(corpus_texts(folder, None))
 
 

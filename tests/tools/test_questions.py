@@ -393,8 +393,16 @@ def test_headings_and_numbers_are_no_part_of_questions(reply: str) -> None:
 
 
 def test_numbers_of_a_question_are_kept() -> None:
-    questions = ["3.x upgrade fails", "2 - 3 days for delivery", "Q3 2024 revenue", "**3** ways to pay"]
+    questions = [
+        "3.x upgrade fails", "2 - 3 days for delivery", "2 -  3 days", "24 - hour plumber", "Q3 2024 revenue",
+        "**3** ways to pay",
+    ]  # fmt: skip
     assert [line.text for line in read_answer("\n".join(questions)) if line.dropped is None] == questions
+
+
+@pytest.mark.parametrize("reply", ["### 1. reset password\n### 2. slow login", "# reset password\n\n# slow login"])
+def test_a_reply_of_headings_alone_is_kept(reply: str) -> None:
+    assert [text for text, reason in read_answer(reply) if reason is None] == ["reset password", "slow login"]
 
 
 @pytest.mark.parametrize("template", [None, "{% for turn in messages %}<s>{{ turn.content }}</s>{% endfor %}"])

@@ -137,14 +137,14 @@ def test_a_checkpoint_that_the_disk_fails_to_read_is_kept(
 
     def fails(self: ResumableFolder, name: str) -> Any:
         if name == "step-000003":
-            raise OSError(errno.EIO, "Input/output error", name)
+            raise OSError(errno.EIO, "Input/output error")
         return check(self, name)
 
     with monkeypatch.context() as patch:
         patch.setattr(ResumableFolder, "check", fails)
         small = Small(tmp_path, seed=1)
         assert small.checkpoints.resume().step == 2
-        assert "Input/output error: 'step-000003'. Resuming from step-000002" in capsys.readouterr().out
+        assert "step-000003 cannot be read: [Errno 5] Input/output error. Resuming from" in capsys.readouterr().out
         small.checkpoints.write(Progress(2))
         assert checkpoint_names(tmp_path) == ["step-000001", "step-000002", "step-000003"]
         small.checkpoints.write(Progress(3, evaluated=3))  # replaces it

@@ -109,7 +109,7 @@ def _read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str
         key_column = "_id" if "_id" in row.values else "id"
         is_complete = {key_column, "text"} <= row.values.keys()
         if not is_complete or not all(isinstance(part, str | None) for part in parts):
-            raise DataError(f"{row.place}: expected _id, text and optionally title, got {row.values!r:.80}")
+            raise DataError(f"{row.place}: expected _id or id, text and optionally title, got {row.values!r:.80}")
         key = str(row.values[key_column])
         if key in seen:
             raise DataError(f"{row.place}: the id {key} occurs twice; remove one of the rows, or write another id")

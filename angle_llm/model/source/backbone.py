@@ -102,23 +102,11 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
         ArtifactError: for a damaged file, or a GGUF file for which this version of `transformers` gives other token ids.
     """
     from transformers import AutoTokenizer
-    from transformers.utils.hub import cached_file
 
     arguments: dict[str, Any] = dict(location.arguments)
     with as_artifact_error(f"the tokenizer in {location.name}"), header_read_once(location.gguf_file):
-        tekken = (
-            None
-            if location.gguf_file
-            else cached_file(
-                location.name,
-                "tekken.json",
-                revision=revision,
-                _commit_hash=revision,
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
-            )
-        )
-        if tekken is not None:  # with any value, the tokenizer is not the one of the library mistral-common
+        tekken = _find_tekken(location, revision)
+        if tekken is not None:  # any value makes transformers ignore mistral-common
             arguments["fix_mistral_regex"] = False
         tokenizer = AutoTokenizer.from_pretrained(
             location.name, revision=revision, trust_remote_code=False, **arguments
@@ -130,10 +118,40 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
     return tokenizer
 
 
+def _find_tekken(location: BackboneLocation, revision: str | None) -> str | None:
+    """Return the path of `tekken.json`, the tokenizer file of Mistral, beside a model; None if there is none."""
+    from huggingface_hub import try_to_load_from_cache
+    from transformers import PreTrainedConfig
+    from transformers.utils.hub import cached_file
+
+    if location.is_local or location.gguf_file:
+        path = Path(location.name) / "tekken.json"
+        return str(path) if path.is_file() and not location.gguf_file else None
+    model_type = PreTrainedConfig.get_config_dict(location.name, revision=revision)[0].get("model_type", "")
+    if not any(family in model_type for family in ("stral", "mixtral", "voxtral")):
+        return None
+    found: str | None = cached_file(
+        location.name,
+        "tekken.json",
+        revision=revision,
+        _commit_hash=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if found is None and try_to_load_from_cache(location.name, "tekken.json", revision=revision) is None:
+        warnings.warn(
+            f"without the hub, it is unknown whether {location.name} has tekken.json, which decides how texts are split. Load "
+            "it once with a connection.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return found
+
+
 def _split_as_tekken(tokenizer: Any, path: str) -> None:
     """Split texts by the pattern of `tekken.json`, Mistral's own tokenizer file.
 
-    The pattern in `tokenizer.json` is another one in most of Mistral's models of 2024 and 2025.
+    In most Mistral models of 2024 and 2025, `tokenizer.json` has another pattern.
     """
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Sequence, Split
@@ -185,6 +203,8 @@ def open_pretrained(
         check_model_files(Path(location.name))
     with as_artifact_error(location.name), _without_load_report(), header_read_once(location.gguf_file):
         config, composite = _read_config(location, revision)
+        if class_name == "AutoModel":  # a generator of texts may be quantized
+            _check_stored_weights(config, location)
         if composite is not None:
             arguments["key_mapping"] = {TEXT_PREFIX: ""}
         if composite is not None or location.bidirectional or location.gguf_file:
@@ -277,7 +297,22 @@ def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
             composite model whose text model cannot be opened (see `composite.text_part`).
     """
     with header_read_once(location.gguf_file):
-        return _read_config(location, revision)[0]
+        config = _read_config(location, revision)[0]
+    _check_stored_weights(config, location)
+    return config
+
+
+def _check_stored_weights(config: Any, location: BackboneLocation) -> None:
+    """Raise `ArtifactError` for a backbone that is stored quantized by another library than bitsandbytes.
+
+    Adapters and merges need its weights as numbers, which `transformers` gives on some machines only.
+    """
+    stored = getattr(config, "quantization_config", None) or {}
+    if stored.get("quant_method", "bitsandbytes") != "bitsandbytes":
+        raise ArtifactError(
+            f"{location.name}: expected unquantized weights, got {stored['quant_method']}. Use the unquantized model; in "
+            "training, --model.bits 4, 8 or fp8 quantizes it."
+        )
 
 
 def find_composite(location: BackboneLocation, revision: str | None = None) -> Composite | None:
@@ -297,12 +332,6 @@ def _read_config(location: BackboneLocation, revision: str | None) -> tuple[Any,
         config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
         complete_config(config, str(Path(location.name) / location.gguf_file))
     config, composite = text_part(config, location.name)
-    stored = getattr(config, "quantization_config", None) or {}
-    if stored.get("quant_method", "bitsandbytes") != "bitsandbytes":
-        raise ArtifactError(
-            f"{location.name} is stored quantized ({stored['quant_method']}). Use the original model; --model.bits 4, 8 or fp8 "
-            "quantizes it."
-        )
     # A folder of the encoder of T5 alone is not marked as an encoder-decoder.
     if config.is_encoder_decoder or config.model_type in ("t5", "mt5", "umt5"):
         raise ArtifactError(

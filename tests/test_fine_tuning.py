@@ -473,7 +473,10 @@ def test_a_run_resumes_with_a_loss_of_the_same_name_and_weight(common: dict[str,
         return fine_tune(data=PAIRS, loss=loss, **settings)
 
     first = train(squares)
-    edited = lambda embeddings, relation: embeddings.pow(2).mean()  # noqa: E731
+
+    def edited(embeddings: Any, relation: Any) -> Any:
+        return embeddings.pow(2).mean()
+
     edited.__name__ = "squares"
     assert train(edited).best == first.best
     with pytest.raises(FolderError, match="loss"):
@@ -635,7 +638,7 @@ class Plain(Term):
         self.weight = weight
 
     def prepare(self, pairs: BatchPairs) -> BatchTerm:
-        raise NotImplementedError
+        raise AssertionError("the term is only described")
 
 
 def test_the_identity_of_a_run_has_names_and_fields_of_its_loss_and_callbacks() -> None:

@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from tiny import save_tiny_base, tiny_encoder, train_a_little
 
 from angle_llm import SentenceEncoder
+from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.model.source.hub import ADAPTER_FILES
 from angle_llm.settings.train import LoraSettings
@@ -135,6 +136,17 @@ def test_an_adapter_of_peft_loads_the_base_that_it_names(
     (tmp_path / "local" / "adapter_config.json").write_text('{"base_model_name_or_path": "org/none"}')
     with pytest.raises(FileNotFoundError, match=r"org/none is not on this machine.*local/adapter_config\.json"):
         load(tmp_path / "local", prompt="plain")
+
+
+@pytest.mark.filterwarnings("ignore:without the hub")
+@pytest.mark.parametrize("model_type", ["mistral", "pixtral", "llama"])
+def test_tekken_is_fetched_for_the_families_of_mistral(model_type: str, hub: Hub, tmp_path: Path) -> None:
+    files = files_of(save_tiny_base("llama", tmp_path / "base"))
+    config = json.loads(files["config.json"]) | {"model_type": model_type}
+    tekken = json.dumps({"config": {"pattern": "x"}}).encode()
+    hub.put("org/base", files | {"config.json": json.dumps(config).encode(), "tekken.json": tekken})
+    load_tokenizer(BackboneLocation("org/base"))
+    assert ("tekken.json" in hub.fetched()) is (model_type != "llama")
 
 
 def test_without_an_answer_of_the_hub_only_one_file_is_waited_for(

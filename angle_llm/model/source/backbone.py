@@ -128,7 +128,7 @@ def _find_tekken(location: BackboneLocation, revision: str | None) -> str | None
         path = Path(location.name) / "tekken.json"
         return str(path) if path.is_file() and not location.gguf_file else None
     model_type = PreTrainedConfig.get_config_dict(location.name, revision=revision)[0].get("model_type", "")
-    if not any(family in model_type for family in ("stral", "mixtral", "voxtral")):
+    if "tral" not in model_type:  # Mistral, Mixtral, Ministral, Pixtral, Voxtral
         return None
     found: str | None = cached_file(
         location.name,

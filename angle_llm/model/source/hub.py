@@ -41,8 +41,7 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
     from huggingface_hub import snapshot_download
 
     # Files that show what the repository contains.
-    # The first is in few repositories, so that it is waited for, and no other file, if the hub does not answer.
-    names = (EXPORT_NAME, CARD_NAME, ADAPTER_FILES[0], MODULES_NAME, "config.json")
+    names = (CARD_NAME, EXPORT_NAME, ADAPTER_FILES[0], MODULES_NAME, "config.json")
     problems: list[str] = []
     files = {name: file for name in names if (file := _fetch(repo, name, revision, problems))}
     if not files:

@@ -240,7 +240,7 @@ def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     except BrokenPipeError:
         sys.exit(CLOSED_PIPE)
     except Exception as error:
-        is_known = isinstance(error, ValueError | OSError | TypeError | RuntimeError | ImportError)
+        is_known = isinstance(error, ValueError | OSError | TypeError | RuntimeError | ImportError | FloatingPointError)
         if is_known and not os.environ.get(DEBUG_VARIABLE):
             is_ours = type(error).__module__.startswith("angle_llm.")
             hint = "" if is_ours else f"\n({DEBUG_VARIABLE}=1 shows the traceback.)"

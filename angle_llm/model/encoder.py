@@ -392,6 +392,7 @@ class SentenceEncoder:
             TypeError: if a text is not a string; the message gives its position.
             ValueError: if a text is empty or has no tokens, if queries and documents have different prompts (use
                 `encode_query` and `encode_document`), or for an instruction that is too long or has no place in the prompt.
+            FloatingPointError: if an embedding is not finite, as after an overflow in float16.
         """
         started = time.perf_counter()
         texts = checked_texts(texts)
@@ -407,12 +408,20 @@ class SentenceEncoder:
                 planned = slice(first, first + TEXTS_PLANNED)
                 yield planned, self.tokenize(texts[planned], first, instructions[planned])
 
+        def store(planned: slice, block_ND: Rows) -> None:
+            for row in np.flatnonzero(~np.isfinite(block_ND).all(axis=1)):
+                raise FloatingPointError(
+                    f"text {planned.start + row} ({texts[planned][row][:80]!r}): the embedding is not finite. Load the model in "
+                    "bfloat16 or float32, or check its weights."
+                )
+            rows_ND[planned] = block_ND
+
         with progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True) as progress:
             encode_blocks(
                 self.model,
                 self.plan_ids,
                 blocks(),
-                rows_ND.__setitem__,  # rows_ND[planned] = embeddings of the block
+                store,
                 micro_batch_tokens=micro_batch_tokens,
                 progress=progress.update,
                 overlap=len(texts) > TEXTS_PLANNED,

@@ -98,7 +98,8 @@ def store_vectors(
         option: flag that names the folder, for error messages.
 
     Raises:
-        DataError: for a text without tokens, before any text is embedded; for a vector that is 0 or not finite.
+        DataError: for a text without tokens, before any text is embedded; for a vector that is 0.
+        FloatingPointError: for a vector that is not finite.
         FolderError: if another process computes the same vectors.
     """
     identity = {**identity, "version": _VERSION}
@@ -151,12 +152,8 @@ def _write_part(encoder: SentenceEncoder, texts: Sequence[SidedText], folder: Pa
         plain, instructions = split_instructions(texts[row].text for row in rows)
         usable = usable_instructions(of_side.prompt, instructions)
         vectors_ND[rows] = of_side.encode(plain, instruction=usable, show_progress=True)
-    is_bad_N = ~(np.isfinite(vectors_ND).all(axis=1) & vectors_ND.any(axis=1))
-    if is_bad_N.any():
-        raise DataError(
-            f"text {texts[int(is_bad_N.argmax())].shown()}: its vector is 0 or not finite, so it has no cosine. Load or save "
-            "the model in bfloat16 or float32, check its weights, or remove the row"
-        )
+    for row in np.flatnonzero(~vectors_ND.any(axis=1)).tolist():
+        raise DataError(f"text {texts[row].shown()}: its vector is 0, so it has no cosine. Remove the row")
     np.save(folder / "vectors.npy", vectors_ND)
     np.save(folder / "keys.npy", np.frombuffer(b"".join(text.key for text in texts), dtype=np.uint64))
 
@@ -305,7 +302,8 @@ def vectors_of(material: MiningData, encoder: SentenceEncoder, folder: Path) -> 
     and candidates as documents.
 
     Raises:
-        DataError: for a text without tokens, before any text is embedded; for a vector that is 0 or not finite.
+        DataError: for a text without tokens, before any text is embedded; for a vector that is 0.
+        FloatingPointError: for a vector that is not finite.
         FolderError: if another process computes the same vectors.
     """
     # The stored rows: a row per text, or with two prompts a row per query and a row per document.

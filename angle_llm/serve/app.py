@@ -279,11 +279,10 @@ class _Server:
             rows_ND, tokens = encoding.result()
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
+        except FloatingPointError as error:
+            raise HTTPException(500, str(error)) from None
         finally:
             self._waiting -= len(texts)
-        if not np.isfinite(rows_ND).all():
-            reason = "the vector of a text is not finite; load the model in bfloat16 or float32 (--dtype)."
-            raise HTTPException(500, reason)
         rows_ND = rows_ND[:, : body.dimensions]
         if normalize:
             rows_ND = unit_rows(rows_ND, np.float32)

@@ -270,6 +270,21 @@ def test_a_corpus_is_planned_in_blocks_with_the_same_rows(monkeypatch: pytest.Mo
         encoder_of("llama").encode([*TEXTS[:7], " "])
 
 
+@pytest.mark.parametrize("planned", [2, 100])
+def test_an_embedding_that_is_not_finite_is_an_error(planned: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the text, also in a later block."""
+    encoder = tiny_encoder("bert")
+    (row,) = encoder.encode(["spoilt"])
+
+    def spoil(_: Any, __: Any, rows: torch.Tensor) -> None:
+        rows[(rows - torch.from_numpy(row)).abs().amax(dim=1) < 1e-5] = torch.nan
+
+    encoder.model.register_forward_hook(spoil)
+    monkeypatch.setattr("angle_llm.model.encoder.TEXTS_PLANNED", planned)
+    with pytest.raises(FloatingPointError, match=r"text 3 \('spoilt'\): the embedding is not finite"):
+        encoder.encode(["a", "b", "c", "spoilt", "d"])
+
+
 def test_one_text_in_place_of_a_list_is_refused() -> None:
     with pytest.raises(TypeError, match=r"list|sequence"):
         encoder_of("llama").encode("one text")

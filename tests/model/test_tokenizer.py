@@ -9,7 +9,6 @@ import importlib.util
 import json
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 

@@ -96,7 +96,7 @@ check: $(EXTRAS)/installed_extras  # types of optional packages too
 bench: $(VENV)/installed
 	$(BIN)/python eval/speed.py --json .bench/speed.json --plot .bench/speed.png
 
-# Seconds: draws docs/results.csv as one page, docs/report.html; needs no model and no data.
+# Seconds: draws docs/results.csv as one page, runs/report.html; needs no model and no data.
 report: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[report]'
 	$(BIN)/python eval/report.py

@@ -1,7 +1,7 @@
 """Build an HTML page and the pictures of docs/results.md from docs/results.csv. Needs no model, data or network.
 
 python eval/report.py
-python eval/report.py --results docs/results.csv --page docs/report.html --pictures docs/pictures
+python eval/report.py --pictures docs/pictures
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Settings:
     """Results file; runs.csv in the same folder is read too."""
     grids: Path = Path("eval/grids")
     """Folder of grid files, for titles and for rows without results."""
-    page: Path = Path("docs/report.html")
+    page: Path = Path("runs/report.html")
     """HTML page to write."""
     pictures: Path | None = None
     """Folder for the pictures of docs/results.md. None: write only the page."""

@@ -66,7 +66,8 @@ class Settings:
     data_dir: Path
     """Folder that replaces DATA/ in the paths of the grid."""
     results: Path = Path("docs/results.csv")
-    """Results file. runs.csv in the same folder holds the settings, command, commit and date of each run."""
+    """Results file. runs.csv in the same folder holds the settings, command, commit and date of each run. For another
+    name than results.csv, such as new.csv, its name is new.runs.csv."""
     runs: Path = Path("runs")
     """Folder of the trained models: RUNS/GRID/ROW-seedN."""
     rows: tuple[str, ...] = ()
@@ -86,7 +87,7 @@ def main(settings: Settings) -> None:
 
     Raises:
         SettingsError: if the grid or the settings of a row are invalid; nothing has run then.
-        ExperimentError: if an experiment cannot run; finished experiments keep their results.
+        ExperimentError: at the end, if experiments could not run; finished experiments keep their results.
     """
     data_dir = settings.data_dir.expanduser().resolve()
     if not data_dir.is_dir():
@@ -98,16 +99,24 @@ def main(settings: Settings) -> None:
     selected = experiments(grid, data_dir, settings.rows, settings.seeds)
     # The commit is read before training, because the checkout may change during training.
     results, made_by = Results(settings.results), commit()
+    errors = []
     for number, one in enumerate(selected, 1):
         known = results.of(one.key)[1]
-        missing = missing_kinds(one, known)
+        missing, other = missing_kinds(one, known), other_settings(one, known)
         if settings.list:
-            print(f"{one.name:40} {'missing: ' + ', '.join(missing) if missing else 'has a result'}")
+            state = f"missing: {', '.join(missing)}" if missing else "has a result"
+            print(f"{one.name:40} {'has a result with other settings: ' + ', '.join(other) if other else state}")
             continue
         print(f"[{number}/{len(selected)}] {grid.name}: {one.name}", flush=True)
-        if settings.again or missing or other_settings(one, known):
-            run_experiment(grid, one, settings, data_dir, results, made_by)
+        if settings.again or missing or other:
+            try:
+                run_experiment(grid, one, settings, data_dir, results, made_by)
+            except (ExperimentError, FileNotFoundError) as error:
+                errors.append(f"{one.name}: {error}")
+                print(f"  did not run: {error}", flush=True)
             compare(every, settings, results)
+    if errors:
+        raise ExperimentError("\n".join([f"{len(errors)} of {len(selected)} experiments did not run.", *errors]))
 
 
 def run_experiment(
@@ -162,7 +171,8 @@ def compare(every: Sequence[Experiment], settings: Settings, results: Results) -
     current = [one for one in every if one.key in by_key and not other_settings(one, by_key[one.key])]
     cached = {one.key: load_cached(folder(one, settings)) for one in current}
     of_grid = [line for line in measured if line["grid"] == every[0].grid]
-    results.replace_differences(every[0].grid, differences(current, of_grid, cached))
+    rows = {one.row for one in current}
+    results.replace_differences(every[0].grid, rows, differences(current, of_grid, cached))
 
 
 def other_settings(one: Experiment, known: Line | None) -> list[str]:

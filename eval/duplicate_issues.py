@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 import tyro
 from issues.github import Found, GitHub, Issue, Key, read_repositories, read_targets, read_token
-from issues.texts import Claim, find_claims, issue_text, mark, mentioned_pairs
+from issues.texts import Claim, find_claims, is_duplicate_label, issue_text, mark, mentioned_pairs
 
 from angle_llm.cli import run_cli
 from angle_llm.data import DataError
@@ -256,7 +256,9 @@ class NegativePool:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         self._keys, self._random = [issue.key for issue in issues], random.Random(seed)
-        self._labels = [{label.name for label in issue.labels} for issue in issues]
+        self._labels = [
+            {label.name for label in issue.labels if not is_duplicate_label(label.name)} for issue in issues
+        ]
         self._index_of = {key: index for index, key in enumerate(self._keys)}
         vectorizer = TfidfVectorizer(token_pattern=r"\S+", sublinear_tf=True)
         self._rows_NV = vectorizer.fit_transform(words[key][:20_000] for key in self._keys)

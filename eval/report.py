@@ -17,7 +17,9 @@ from typing import Any
 import jinja2
 import pandas as pd
 import tyro
-from ablation_parts.grid import Grid, experiments, load_grid
+import yaml
+from ablation_parts.grid import Grid, changed, experiments, load_grid
+from ablation_parts.results import runs_path
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from report_figures import FIGURES, PICTURES
@@ -26,6 +28,7 @@ from scipy import stats
 
 from angle_llm.cli import run_cli
 from angle_llm.io import write_text
+from angle_llm.settings.parsing import flags_of
 
 WHAT = ["grid", "row", "kind", "task", "text", "metric", "reference"]
 """Columns of the results file that identify a value, except the seed."""
@@ -83,7 +86,7 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     measured = pd.read_csv(
         path, dtype={"seed": str} | numbers, keep_default_na=False, na_values={c: [""] for c in numbers}
     )
-    return measured, pd.read_csv(path.with_name("runs.csv"), dtype=str, keep_default_na=False)
+    return measured, pd.read_csv(runs_path(path), dtype=str, keep_default_na=False)
 
 
 def speed_rows(name: str, comparisons: Any) -> pd.DataFrame:
@@ -115,16 +118,20 @@ def add_speed(path: Path, results: Path) -> None:
     """Add the output of `eval/speed.py --json` to the results file, and replace an earlier output with the same file name."""
     now = json.loads(path.read_text(encoding="utf-8"))
     new, machine = speed_rows(path.stem, now), now["machine"]
+    switches = [f"--{name}" for name, value in now["settings"].items() if value is True]
+    values = {name: value for name, value in now["settings"].items() if not isinstance(value, bool)}
+    versions = {row: ", ".join(map(" ".join, of.items())) for row, of in now["packages"].items()}
     run = {
         "date": now["finished"][:10],
         "machine": f"{machine['cores']} cores, {machine['processor']}, {machine['system']}",
-        "command": "python eval/speed.py " + " ".join(f"--{k} {v}" for k, v in now["settings"].items() if v),
+        "command": " ".join(["python eval/speed.py", *switches, *flags_of(values)]),
         "settings": "{}",
         "measures": "{}",
     }
-    new_runs = new[["grid", "row", "seed"]].drop_duplicates().assign(label=lambda lines: lines.row, **run)
+    new_runs = new[["grid", "row", "seed"]].drop_duplicates()
+    new_runs = new_runs.assign(label=new_runs.row, versions=new_runs.row.map(versions).fillna(""), **run)
     new = new.assign(**{c: [f"{x:.7g}" if pd.notna(x) else "" for x in new[c]] for c in ("value", "n")})
-    for file, added in ((results, new), (results.with_name("runs.csv"), new_runs)):
+    for file, added in ((results, new), (runs_path(results), new_runs)):
         old = pd.read_csv(file, dtype=str, keep_default_na=False)
         table = pd.concat([old[old.grid != path.stem], added])[old.columns]
         table = table.sort_values(["grid", "row", "seed"], kind="stable")
@@ -201,7 +208,7 @@ def section(name: str, grid: Grid, data: pd.DataFrame, runs: pd.DataFrame) -> di
     first, rest = list[tuple[str, Markup]](), list[tuple[str, Markup]]()
     for (kind, metric), values in of.groupby(["kind", "metric"], sort=False):
         pivot = {
-            "index": "label",
+            "index": ["label", "reference"] if kind == "difference" else "label",
             "columns": "task",
             "values": "cell",
             "aggfunc": "first",
@@ -210,9 +217,11 @@ def section(name: str, grid: Grid, data: pd.DataFrame, runs: pd.DataFrame) -> di
         }
         table = (f"{kind}: {metric}", html(values.pivot_table(**pivot)))
         (first if metric in ("spearman", "accuracy", "times ours") else rest).append(table)
-    planned = [one.key[1:] for one in experiments(grid, Path("DATA"))] if grid.rows else []
-    done = set(zip(runs.row, runs.seed, strict=True))
-    missing = [f"{row} seed {seed}".removesuffix(" seed ") for row, seed in planned if (row, seed) not in done]
+    planned = experiments(grid, Path("DATA")) if grid.rows else []
+    recorded = dict(zip(zip(runs.row, runs.seed, strict=True), runs.settings, strict=True))
+    missing = [one.name for one in planned if one.key[1:] not in recorded]
+    measured = [one for one in planned if one.key[1:] in recorded]
+    other = [one.name for one in measured if changed(yaml.safe_load(recorded[one.key[1:]]), one.given)]
     return {
         "name": name,
         "title": grid.title,
@@ -221,6 +230,7 @@ def section(name: str, grid: Grid, data: pd.DataFrame, runs: pd.DataFrame) -> di
         "rest": rest,
         "runs": html(runs.drop(columns=["grid", "measures"]).set_index("row")),
         "missing": missing,
+        "other": other,
     }
 
 
@@ -243,7 +253,7 @@ def minus(text: str) -> str:
 
 def html(table: pd.DataFrame) -> Markup:
     """Convert a table to HTML."""
-    table.index.name = table.columns.name = None
+    table = table.rename_axis(index=[None] * table.index.nlevels, columns=None)
     return Markup(table.to_html(border=0, escape=True))
 
 

@@ -11,6 +11,7 @@ the library does not support is refused. Differences between the libraries:
 * Groups with the same number of negatives form a dataset, and a batch comes from one dataset.
 * A batch contains no text twice (`NO_DUPLICATES`); a row that fits in no batch is skipped.
 * The library chooses the order of the examples.
+* The library trains on the CPU, also beside a run on a GPU.
 
 Needs pip install 'sentence-transformers[train]'.
 """

@@ -75,7 +75,7 @@ class RaySettings(EncoderOptions, RayFiles):
     on_bad_row: Literal["error", "null"] = "error"
     """What to do with a text that is null, empty or without tokens. error: stop. null: write null as its vector."""
     workers: Positive = 2
-    """Number of workers; a worker is a process with an encoder."""
+    """Number of workers; a worker is a process with an encoder. On a CPU it has one thread."""
     gpus_per_worker: NonNegativeFloat = 0
     """Number of GPUs that Ray reserves for a worker."""
     block_rows: Positive = 4096

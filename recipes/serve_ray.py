@@ -57,7 +57,7 @@ class RayServeSettings(ServeSettings):
     port: Annotated[int, Ge(1), Le(65_535)] = 8000
     """Port to listen on, on each machine."""
     replicas: Positive = 2
-    """Number of encoders, each in a process with the model."""
+    """Number of encoders, each in a process with the model. On a CPU an encoder has one thread."""
     gpus_per_replica: NonNegativeFloat = 0
     """Number of GPUs that Ray reserves for an encoder."""
     address: str | None = None

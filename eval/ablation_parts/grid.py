@@ -122,7 +122,8 @@ class Experiment:
     seed: int | None
     """Seed of the row. None: the model is not trained and does not depend on a seed."""
     given: dict[str, Any]
-    """Settings as stated in the grid. They are recorded with the results, to detect results of other settings."""
+    """Settings as stated in the grid, and under `after` the settings of the earlier stage. They are recorded with the
+    results, to detect results of other settings."""
     settings: TrainSettings
     """All settings of the run with real paths. For a row without training, only `model` is used."""
     after: str | None
@@ -214,7 +215,7 @@ def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Seq
                         row=name,
                         label=row.label or name,
                         seed=seed,
-                        given=given,
+                        given=given | _earlier_stage(grid, row, seed, where),
                         settings=settings_from_dict(TrainSettings, below(given, data_dir), where),
                         after=row.after,
                         measures=settings_from_dict(Measures, measures, f"{where}: measures"),
@@ -254,6 +255,14 @@ def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]
     return values | {"seed": seed, "data": data}
 
 
+def _earlier_stage(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]:
+    """Return the settings of the row that `row` continues, and of the rows before, under the key `after`."""
+    if row.after is None:
+        return {}
+    before = grid.rows[row.after]
+    return {"after": _given(grid, before, seed, where) | _earlier_stage(grid, before, seed, where)}
+
+
 def below(value: Any, data_dir: Path) -> Any:
     """Replace `DATA/` by the data folder in a string, list or dictionary, also in a list of datasets `DATA/a:2,DATA/b`.
 
@@ -269,5 +278,9 @@ def below(value: Any, data_dir: Path) -> Any:
 
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the dotted names of the settings that differ between two nested dictionaries."""
+    """Return the dotted names of the settings that differ between recorded settings and the settings of a grid.
+
+    `after` is compared if it is recorded.
+    """
+    now = {name: value for name, value in now.items() if name != "after" or name in then}
     return sorted({line.split()[0] for line in (*differences(then, now), *differences(now, then))})

@@ -51,7 +51,8 @@ SCORE_BINS = 5
 
 def encoder_options(model: ModelSettings) -> dict[str, Any]:
     """Return the arguments of `SentenceEncoder.from_pretrained` that open a base model in the same way as training."""
-    return {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "bits", "attention")}
+    options = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "attention")}
+    return options if model.bits is None else options | {"bits": model.bits}  # otherwise the bits of a saved encoder
 
 
 def measure(encoder: SentenceEncoder, measures: Measures, kind: str, data_dir: Path, scores: Path) -> list[Measurement]:

@@ -12,7 +12,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class Results:
     """
 
     def __init__(self, path: Path) -> None:
-        self.paths = {path: MEASUREMENTS, path.with_name("runs.csv"): RUNS}
+        self.paths = {path: MEASUREMENTS, runs_path(path): RUNS}
         self.lock = FileLock(f"{path}.lock")
 
     def read(self) -> tuple[list[Line], list[Line]]:
@@ -68,9 +68,10 @@ class Results:
         return measurements, runs
 
     def of(self, key: Key) -> tuple[list[Line], Line | None]:
-        """Return the measurements of a run (grid, row, seed) and its line in runs.csv, None if it is not recorded."""
+        """Return the measurements of a run (grid, row, seed), and its line in runs.csv, None without measurements."""
         measurements, runs = self.read()
-        return [m for m in measurements if key_of(m) == key], next((run for run in runs if key_of(run) == key), None)
+        of_run = [m for m in measurements if key_of(m) == key]
+        return of_run, next((run for run in runs if of_run and key_of(run) == key), None)
 
     def record(self, key: Key, run: Line, found: Iterable[Measurement]) -> None:
         """Add measurements of a run to the results file, and replace its earlier measurements of the same kinds.
@@ -85,11 +86,15 @@ class Results:
             measurements = [m for m in measurements if key_of(m) != key or m["kind"] in keep]
             self._write([*measurements, *new], [*(r for r in runs if key_of(r) != key), named | run])
 
-    def replace_differences(self, grid: str, found: Iterable[Measurement]) -> None:
-        """Replace all recorded differences between the rows of a grid."""
+    def replace_differences(self, grid: str, rows: Collection[str], found: Iterable[Measurement]) -> None:
+        """Replace the recorded differences between `rows` of a grid."""
+
+        def is_replaced(line: Line) -> bool:
+            return line["grid"] == grid and line["kind"] == "difference" and {line["row"], line["reference"]} <= {*rows}
+
         with self.lock:
             measurements, runs = self.read()
-            rest = [m for m in measurements if m["grid"] != grid or m["kind"] != "difference"]
+            rest = [line for line in measurements if not is_replaced(line)]
             self._write([*rest, *(line_of({"grid": grid} | one) for one in found)], runs)
 
     def _write(self, *tables: list[Line]) -> None:
@@ -100,6 +105,11 @@ class Results:
             writer.writeheader()
             writer.writerows(sorted(lines, key=lambda line: (*key_of(line), line.get("kind", ""))))
             write_text(path, text.getvalue())
+
+
+def runs_path(results: Path) -> Path:
+    """Return the path of runs.csv beside a results file; NAME.runs.csv if the results file has another name."""
+    return results.with_name("runs.csv" if results.name == "results.csv" else f"{results.stem}.runs.csv")
 
 
 def key_of(line: Mapping[str, str]) -> Key:

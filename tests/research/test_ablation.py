@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import signal
 import time
@@ -236,16 +237,45 @@ def test_a_merge_of_trained_models_is_a_row_without_training_and_a_teacher(folde
     assert lines(results, row="taught", kind="training")
 
 
-def test_results_of_other_settings_are_refused(folder: Path, results: Path) -> None:
+def test_results_of_other_settings_are_refused(folder: Path, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if the settings of an earlier stage have changed. Recorded differences of these rows are kept."""
     write_grid(folder, "{sts: [stsb-dev]}", ("one: {}", "one: {train: {optimizer: {learning_rate: 0.5}}}"))
     before = results.read_bytes()
     try:
         for again in (False, True):
             with pytest.raises(RuntimeError, match=r"(?s)one-seed1.*optimizer\.learning_rate"):
                 main(replace(settings_in(folder), rows=("one",), again=again))
+        with pytest.raises(RuntimeError, match=r"(?s)two-seed1.*after\.optimizer\.learning_rate"):
+            main(replace(settings_in(folder), rows=("two",)))
+        capsys.readouterr()
+        main(replace(settings_in(folder), list=True))
+        listed = capsys.readouterr().out
+        main(replace(settings_in(folder), rows=("as-is",), again=True))
     finally:
         write_grid(folder)
+    assert re.search(r"as-is +has a result\n", listed)
+    assert re.search(r"one-seed1 +has a result with other settings: optimizer\.learning_rate\n", listed)
+    assert re.search(r"two-seed1 +has a result with other settings: after\.optimizer\.learning_rate\n", listed)
     assert results.read_bytes() == before
+
+
+def test_a_row_that_cannot_run_stops_no_other_row(folder: Path, results: Path) -> None:
+    """Results with another name have their own file of runs."""
+    missing = "lost: {train: null, model: {path: RUNS/tiny/nowhere-seed1/model}}"
+    write_grid(folder, "{sts: [stsb-dev]}", ("one: {}", f"{missing}\n  one: {{}}"))
+    before = {path: path.read_bytes() for path in (results, folder / "runs.csv")}
+    new = replace(settings_in(folder), results=folder / "new.csv", rows=("lost", "one"))
+    try:
+        with pytest.raises(RuntimeError, match=r"1 of 2 experiments did not run\.\nlost: .*nowhere-seed1"):
+            main(new)
+        (folder / "new.csv").unlink()  # runs without results are measured again
+        main(replace(new, rows=("one",)))
+    finally:
+        write_grid(folder)
+    assert {path: path.read_bytes() for path in before} == before
+    assert [run["row"] for run in lines(folder / "new.runs.csv")] == ["one"]
+    (value,) = lines(folder / "new.csv", kind="sts", metric="spearman", task="stsb-dev")
+    assert value in lines(results, row="one")
 
 
 @pytest.mark.slow

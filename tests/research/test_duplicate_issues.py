@@ -292,7 +292,7 @@ def test_issues_that_mention_each_other_are_not_negatives(github: FakeGitHub, tm
 def test_negatives_with_a_common_label(github: FakeGitHub, tmp_path: Path) -> None:
     fill(github, count=60)
     for number in range(1, 61):
-        github.issues["a/b", number]["labels"] = [{"name": f"area {number % 3}"}]
+        github.issues["a/b", number]["labels"] = [{"name": f"area {number % 3}"}, {"name": "duplicate"}]
     rows = build(github, tmp_path / "out", negatives={"labels": 1})
     pairs = [[int(row[name].split("#")[1]) for name in ("id1", "id2")] for row in rows if row["kind"] == "labels"]
     assert len(pairs) == 12

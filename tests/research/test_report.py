@@ -60,11 +60,14 @@ def test_measured_rows_are_not_listed_as_missing(data: pd.DataFrame) -> None:
     _, runs = report.read(RESULTS)
     grid = load_grid(ROOT / "eval" / "grids" / "encoder.yaml")
     assert grid.rows["all-average"].train is None
-    missing = report.section("encoder", grid, data, runs)["missing"]
-    assert not [name for name in missing if name.split()[0] == "all-average"]
+    before = report.section("encoder", grid, data, runs)
+    assert not [name for name in before["missing"] if name.startswith("all-average-")]
+    settings = "{model: {path: RUNS/other}}"
+    runs.loc[(runs.row == "all-average") & (runs.seed == "2"), "settings"] = settings
     runs = runs[(runs.row != "all-average") | (runs.seed != "1")]
-    without = report.section("encoder", grid, data, runs)["missing"]
-    assert set(without) - set(missing) == {"all-average seed 1"}
+    after = report.section("encoder", grid, data, runs)
+    assert set(after["missing"]) - set(before["missing"]) == {"all-average-seed1"}
+    assert set(after["other"]) - set(before["other"]) == {"all-average-seed2"}
 
 
 def test_a_speed_comparison_is_added(tmp_path: Path) -> None:
@@ -80,13 +83,22 @@ def test_a_speed_comparison_is_added(tmp_path: Path) -> None:
         },
     }
     machine = {"cores": 2, "processor": "p", "system": "s"}
-    written = {"finished": "2026-11-23T00:00", "machine": machine, "settings": {"train": True}, "scenarios": [scenario]}
+    written = {
+        "finished": "2026-11-23T00:00",
+        "machine": machine,
+        "packages": {"angle-emb": {"torch": "2.13.0", "peft": "0.18.1"}},
+        "settings": {"train": True, "encode": False, "encode_batch": 32, "max_length": [256, 50], "json": None},
+        "scenarios": [scenario],
+    }
     (tmp_path / "speed.json").write_text(json.dumps(written), encoding="utf-8")
     for _ in range(2):
         report.add_speed(tmp_path / "speed.json", tmp_path / "results.csv")
     measured, listed = report.read(tmp_path / "results.csv")
     assert len(measured[measured.grid == "speed"]) == 12
-    assert len(listed[listed.grid == "speed"]) == 6
+    listed_now = listed[listed.grid == "speed"]
+    assert len(listed_now) == 6
+    assert set(listed_now.command) == {"python eval/speed.py --train --encode-batch 32 --max-length 256 50"}
+    assert set(listed_now[listed_now.row == "angle-emb"].versions) == {"torch 2.13.0, peft 0.18.1"}
     written_as = pd.read_csv(tmp_path / "results.csv", dtype=str, keep_default_na=False).query("row == 'other'")
     assert written_as[["value", "n"]].to_numpy().tolist() == [["3.141593", "16"], ["1", ""], ["", "16"], ["1", ""]]
     before = RESULTS.read_text(encoding="utf-8").splitlines()

@@ -18,7 +18,7 @@ class ServeSettings(EncoderOptions):
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The encoder to serve, such as runs/nli/model; as in `angle-llm embed --model`."""
     host: str = "127.0.0.1"
-    """Address to listen on. 0.0.0.0: all addresses of this machine; set a token then."""
+    """Address to listen on. 0.0.0.0: all addresses of this machine; set a token in ANGLE_LLM_SERVER_TOKEN then."""
     port: Annotated[int, Ge(0), Le(65_535)] = 8000
     """Port to listen on. 0: a free port."""
     name: str | None = None

@@ -10,9 +10,9 @@ The output of `--out NAME.jsonl`:
     NAME.report.json       settings, counts of requests, and counts of lines by style and reason
     NAME.journal.jsonl     all replies: the same command resumes, and other filters need no new requests
 
-Filters drop a question that a search cannot learn from: copied from its passage, in another language, repeated, also
-written for another document, or whose document is not among the first results of an encoder (round-trip consistency of
-Promptagator, arXiv 2209.11755, section 3.2).
+Filters drop a question that a search cannot learn from: copied from its passage, in another language, repeated, or whose
+document is not among the first results of an encoder (round-trip consistency of Promptagator, arXiv 2209.11755,
+section 3.2).
 """
 
 from __future__ import annotations

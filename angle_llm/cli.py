@@ -144,7 +144,9 @@ COMMANDS = {
     "data questions": Command(
         QuestionSettings, "tools.questions:questions_main", "Write questions for documents with a language model."
     ),
-    "data score": Command(ScoreSettings, "tools.mine:score_main", "Score pairs by an encoder or a reranker, as a teacher."),
+    "data score": Command(
+        ScoreSettings, "tools.mine:score_main", "Score pairs by an encoder or a reranker, as a teacher."
+    ),
     "merge": Command(
         MergeSettings,
         "export.commands:merge_main",

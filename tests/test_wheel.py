@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
+import programs
 import pytest
 from tiny import save_tiny_base
 
@@ -36,11 +37,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+def environment(site: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+
+
 def run(site: Path, folder: Path, *words: str) -> str:
     """Return the output of a command in a folder, with the package of the wheel and without the clone."""
-    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment(site), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def launch(site: Path, folder: Path, *words: str) -> str:
+    """Return the output of `accelerate launch`. It starts the program in a new interpreter, with the package of the wheel."""
+    done = programs.run("accelerate", "launch", *words, cwd=folder, environment=environment(site))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -69,10 +80,10 @@ def test_a_recipe_trains_in_a_folder_of_init(processes: int, site: Path, tmp_pat
     base = save_tiny_base("llama", tmp_path / "base")
     flags = ["--model.path", str(base), "--model.max-length", "100", "--lora.rank", "2", "--data.limit", "8"]
     flags += ["--batch-size", "4", "--max-steps", "1", "--evaluation.tasks"]
-    launch = ["-m", "accelerate.commands.launch", "--num_processes", str(processes)]
+    options = ["--num_processes", str(processes)]
     if processes == 2:
-        launch += ["--config_file", "deepspeed_configs/data_parallel.yaml", "--main_process_port", "0"]
-    shown = run(site, folder, *launch, *words.split(), *flags)
+        options += ["--config_file", "deepspeed_configs/data_parallel.yaml", "--main_process_port", "0"]
+    shown = launch(site, folder, *options, *words.split(), *flags)
     assert f"process 0 of {processes}" in shown
     assert (folder / "runs/starter/model/adapter_model.safetensors").is_file()
     assert not [path for path in folder.rglob("__pycache__") if path.parent.name != "recipes"]

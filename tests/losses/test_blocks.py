@@ -18,7 +18,7 @@ from angle_llm.losses import AngleObjective, Relation, blocks
 from angle_llm.losses.contrastive import CONTRASTIVE_FORMS
 from angle_llm.losses.similarity import ANGLE_FORMS
 
-ROWS, COLUMNS, PAIRS = 60, 8, 150
+ROWS, COLUMNS, PAIRS = 40, 8, 100
 
 
 @contextmanager
@@ -86,8 +86,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 @one_in(2, "form, angle", CONTRASTIVE_FORMS, ANGLE_FORMS)
 def test_there_is_one_gradient_and_no_other_large_tensor(form: str, angle: str) -> None:
-    """N × D = 4800. The anchors times candidates are over 100,000, the pairs times columns 9600."""
-    rows, pairs, elements = 600, 1200, 1024
+    """N × D = 1920. The anchors times candidates are over 10,000, the pairs times columns 3840."""
+    rows, pairs, elements = 240, 480, 410
     x_ND, left_P, right_P, score_P = batch(rows=rows, pairs=pairs)
     x_ND.requires_grad_()
     with block_elements(elements), Tensors() as forward:
@@ -101,8 +101,8 @@ def test_there_is_one_gradient_and_no_other_large_tensor(form: str, angle: str) 
 
 
 def test_cosines_of_a_teacher_need_no_large_matrix() -> None:
-    """N × D = 4800; the cosines of all texts would be 360,000. The teacher's vectors are scaled, which copies them."""
-    rows, elements = 600, 1024
+    """N × D = 1600; the cosines of all texts would be 40,000. The teacher's vectors are scaled, which copies them."""
+    rows, elements = 200, 340
     x_ND, taught = batch(rows=rows)[0].requires_grad_(), AngleObjective(in_batch_weight=0, teacher_similarity_weight=1)
     none = torch.zeros(0, dtype=torch.long)
     known = Relation(none, none, torch.zeros(0), teacher_vectors=batch(1, rows)[0])

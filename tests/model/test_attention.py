@@ -170,15 +170,15 @@ def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float
     compiled = compiled_flex(counter)
     cap = None if softcap is None else torch.tensor(softcap)
     draw, lengths = random.Random(0), set()
-    for number in range(8):
-        texts = sorted({tuple(draw.randrange(50) for _ in range(8)) for _ in range(32 * (1 + number % 7))})
+    for count in (32, 64, 96, 160, 32):
+        texts = sorted({tuple(draw.randrange(50) for _ in range(8)) for _ in range(count)})
         ids_1T, sequence = one_sequence(texts, causal=True)
         tokens = max(2, -(-ids_1T.shape[1] // BLOCK)) * BLOCK
         lengths.add(tokens)
         query, key, value = (torch.randn(1, heads, tokens, 8, requires_grad=with_gradients) for heads in (6, 3, 3))
         mask = block_mask(sequence, tokens, CPU)
         output = compiled(query, key, value, mask, cap, 0.3, True)
-    assert len(lengths) >= 6
+    assert len(lengths) == 4
     assert counter.frame_count <= 2
     # float32 sums in another order
     torch.testing.assert_close(output, flex_call(query, key, value, mask, cap, 0.3, True), rtol=1e-5, atol=1e-5)

@@ -24,7 +24,7 @@ TINY = (
     "--model.path tiny --model.dtype float32 --model.max-length 100 --lora.rank 4 --batch-size 2 --accumulation 1 "
     "--max-steps 1"
 )
-STARTER = "--data.path starter:nli_triples.jsonl.gz --data.format triple --data.limit 4"
+TRIPLES = "--data.path triples.jsonl --data.format triple"
 
 
 def blocks(language: str) -> list[str]:
@@ -70,6 +70,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pairs.jsonl").write_text(
         "".join(json.dumps({"query": f"Who eats {n}?", "answer": f"Man {n} does."}) + "\n" for n in range(6))
     )
+    triples = [
+        {"anchor": f"Man {n} eats.", "positive": f"Someone eats {n}.", "negative": f"Man {n} sleeps."} for n in range(4)
+    ]
+    (folder / "triples.jsonl").write_text("".join(json.dumps(triple) + "\n" for triple in triples))
     (folder / "texts.txt").write_text("A man eats.\nSomeone eats.\n")
     (folder / "DATA/stsb").mkdir(parents=True)
     rows = [f"A man eats {n}.\tSomeone eats {m}.\t{m}" for n in range(3) for m in range(4)]
@@ -107,7 +111,7 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
         trains = {"recipes/llama2_nli.py", "recipes/sts_finetune.py", "train", "plan"}
         training = "--help" not in arguments and not trains.isdisjoint(arguments)
         arguments += shlex.split(TINY) if training else []
-        arguments += shlex.split(STARTER) if training and "--data.path" not in arguments else []
+        arguments += shlex.split(TRIPLES) if training and "--data.path" not in arguments else []
         if training and "--run-dir" not in arguments:  # a finished run is refused
             arguments += ["--run-dir", f"runs/line{RUNNING.index(line)}"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an activated environment

@@ -102,16 +102,17 @@ def main(settings: Settings) -> None:
     errors = []
     for number, one in enumerate(selected, 1):
         known = results.of(one.key)[1]
-        missing, other = missing_kinds(one, known), other_settings(one, known)
+        missing = missing_kinds(one, known)
+        changes = other_settings(one, known)
         if settings.list:
             state = f"missing: {', '.join(missing)}" if missing else "has a result"
-            print(f"{one.name:40} {'has a result with other settings: ' + ', '.join(other) if other else state}")
+            print(f"{one.name:40} {'has a result with other settings: ' + ', '.join(changes) if changes else state}")
             continue
         print(f"[{number}/{len(selected)}] {grid.name}: {one.name}", flush=True)
-        if settings.again or missing or other:
+        if settings.again or missing or changes:
             try:
                 run_experiment(grid, one, settings, data_dir, results, made_by)
-            except (ExperimentError, FileNotFoundError) as error:
+            except (RuntimeError, ValueError, OSError, FloatingPointError) as error:
                 errors.append(f"{one.name}: {error}")
                 print(f"  did not run: {error}", flush=True)
             compare(every, settings, results)
@@ -171,8 +172,7 @@ def compare(every: Sequence[Experiment], settings: Settings, results: Results) -
     current = [one for one in every if one.key in by_key and not other_settings(one, by_key[one.key])]
     cached = {one.key: load_cached(folder(one, settings)) for one in current}
     of_grid = [line for line in measured if line["grid"] == every[0].grid]
-    rows = {one.row for one in current}
-    results.replace_differences(every[0].grid, rows, differences(current, of_grid, cached))
+    results.replace_differences(every[0].grid, set(cached), differences(current, of_grid, cached))
 
 
 def other_settings(one: Experiment, known: Line | None) -> list[str]:

@@ -96,8 +96,8 @@ def main() -> None:
                     seed=seed,
                     run_dir=f"{folder}/run",
                 )
-            values = accuracies(encoded(frozen, texts), frozen_test)
-            values += accuracies(encoded(result.encoder, texts), encoded(result.encoder, tested))
+                trained = [encoded(result.encoder, some) for some in (texts, tested)]
+            values = accuracies(encoded(frozen, texts), frozen_test) + accuracies(*trained)
             print(name, seed, [round(value, 1) for value in values], flush=True)
             for method, value in zip(METHODS, values, strict=True):
                 scores[method].append(value)

@@ -40,7 +40,7 @@ class Settings:
     """Input and output files of the report."""
 
     results: Path = Path("docs/results.csv")
-    """Results file; runs.csv in the same folder is read too."""
+    """Results file; its file of runs, in the same folder, is read too."""
     grids: Path = Path("eval/grids")
     """Folder of grid files, for titles and for rows without results."""
     page: Path = Path("runs/report.html")
@@ -81,7 +81,7 @@ def main(settings: Settings) -> None:
 
 
 def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read the measurements of a results file, and the runs of runs.csv in the same folder."""
+    """Read the measurements of a results file, and the runs of its file of runs."""
     numbers = dict.fromkeys(("value", "low", "high", "n", "p"), float)
     measured = pd.read_csv(
         path, dtype={"seed": str} | numbers, keep_default_na=False, na_values={c: [""] for c in numbers}

@@ -201,10 +201,10 @@ class Worker:
         if reasons and self._settings.on_bad_row == "error":
             raise bad_row(table, column, min(reasons), f"{reasons[min(reasons)]}. Fix it, or set --on-bad-row null")
         good = [row for row in range(len(texts)) if row not in reasons]
-        rows_ND = self._encoder.encode([texts[row] for row in good])
-        finite_N = np.isfinite(rows_ND).all(axis=1)
-        if not finite_N.all():
-            raise bad_row(table, column, good[int(finite_N.argmin())], "the vector is not finite. Check the weights")
+        try:
+            rows_ND = self._encoder.encode([texts[row] for row in good])
+        except FloatingPointError as error:
+            raise DataError(str(error)) from None
         flat = pyarrow.array(np.ascontiguousarray(rows_ND).reshape(-1))
         vectors = pyarrow.FixedSizeListArray.from_arrays(flat, self._encoder.dimensions)
         if reasons:

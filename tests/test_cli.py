@@ -194,6 +194,13 @@ def test_the_debug_variable_shows_the_traceback(
     assert 'raise_it(DataError("ours"))' in capsys.readouterr().err
 
 
+def test_an_embedding_that_is_not_finite_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        run_cli(lambda: raise_it(FloatingPointError("not finite")))
+    assert done.value.code == 2
+    assert capsys.readouterr().err.startswith("error: not finite\n")
+
+
 def test_an_unexpected_error_has_its_traceback_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     """Code 1 is a result of `verify` and `data check`."""
     with pytest.raises(SystemExit) as done:

@@ -656,12 +656,12 @@ def test_the_identity_of_a_run_has_names_and_fields_of_its_loss_and_callbacks() 
 
 
 class OrderedSet(frozenset[str]):
-    """A set whose items are in the given order, as those of a set of texts are in another order in every process."""
+    """A set with a fixed order of items; the order of a usual set of texts differs between processes."""
 
     def __new__(cls, items: Sequence[str]) -> "OrderedSet":
-        made = super().__new__(cls, items)
-        made.items = items
-        return made
+        ordered = super().__new__(cls, items)
+        ordered.items = items
+        return ordered
 
     items: Sequence[str]
 
@@ -672,7 +672,7 @@ class OrderedSet(frozenset[str]):
 def test_the_identity_of_a_run_is_the_same_in_every_process() -> None:
     """The order of a set of texts depends on PYTHONHASHSEED."""
     names = ["guide", "teacher", "text", "group"]
-    terms = [FunctionTerm("own", print, needs=OrderedSet(each)) for each in (names, names[::-1])]
+    terms = [FunctionTerm("own", print, needs=OrderedSet(order)) for order in (names, names[::-1])]
     assert [list(term.needs) for term in terms] == [names, names[::-1]]
     assert described(terms[0]) == described(terms[1])
     assert all(repr(name) in described(terms[0]) for name in names)

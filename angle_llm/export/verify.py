@@ -246,7 +246,10 @@ def _encode(form: Form, kind: str, name: str, texts: Sequence[str], score: Score
     if isinstance(form, SentenceEncoder):
         convert_to_float32(form)
     by_side = _by_side(form, sides)
-    rows_ND = _rows(by_side, texts)
+    try:
+        rows_ND = _rows(by_side, texts)
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{name}: {error}") from None
     prompts = [form.prompts.of(side) for side in (SIDES if sides[0] is None else sides) if side]
     facts = FormFacts(
         name=name,

@@ -411,8 +411,8 @@ class SentenceEncoder:
         def store(planned: slice, block_ND: Rows) -> None:
             for row in np.flatnonzero(~np.isfinite(block_ND).all(axis=1)):
                 raise FloatingPointError(
-                    f"text {planned.start + row} ({texts[planned][row][:80]!r}): the embedding is not finite. Load the model in "
-                    "bfloat16 or float32, or check its weights."
+                    f"the embedding of {texts[planned][row][:80]!r} is not finite. Load the model in bfloat16 or float32, or "
+                    "check its weights."
                 )
             rows_ND[planned] = block_ND
 

@@ -29,6 +29,7 @@ Measurement = dict[str, Any]
 Line = dict[str, str]
 Key = tuple[str, ...]
 KEY = ("grid", "row", "seed")
+WHAT = ("kind", "task", "text", "metric")
 MEASUREMENTS = (*KEY, "kind", "task", "text", "metric", "value", "low", "high", "n", "reference", "p", "note")
 RUNS = (*KEY, "label", "date", "commit", "machine", "versions", "command", "settings", "measures")
 SCORES, QUERIES = "scores.npz", "queries.npz"
@@ -51,7 +52,7 @@ def measurement(
 
 
 class Results:
-    """The results file, with a line per measurement, and runs.csv in the same folder, with a line per run.
+    """The results file, with a line per measurement, and `runs_path`, a file with a line per run.
 
     A run is a grid, row and seed. Every change rewrites both files atomically under a lock, so that several programs can
     share the files.
@@ -62,13 +63,13 @@ class Results:
         self.lock = FileLock(f"{path}.lock")
 
     def read(self) -> tuple[list[Line], list[Line]]:
-        """Return all lines of the results file (measurements) and of runs.csv (runs)."""
+        """Return all lines of the results file (measurements) and of the file of runs."""
         texts = [path.read_text(encoding="utf-8") if path.is_file() else "" for path in self.paths]
         measurements, runs = (list(csv.DictReader(io.StringIO(text))) for text in texts)
         return measurements, runs
 
     def of(self, key: Key) -> tuple[list[Line], Line | None]:
-        """Return the measurements of a run (grid, row, seed), and its line in runs.csv, None without measurements."""
+        """Return the measurements of a run (grid, row, seed), and its line of runs, None without measurements."""
         measurements, runs = self.read()
         of_run = [m for m in measurements if key_of(m) == key]
         return of_run, next((run for run in runs if of_run and key_of(run) == key), None)
@@ -81,24 +82,41 @@ class Results:
         named = dict(zip(KEY, key, strict=True))
         new = [line_of(named | one) for one in found]
         keep = {*yaml.safe_load(run["measures"]), "difference"} - {one["kind"] for one in new}
-        with self.lock:
-            measurements, runs = self.read()
-            measurements = [m for m in measurements if key_of(m) != key or m["kind"] in keep]
-            self._write([*measurements, *new], [*(r for r in runs if key_of(r) != key), named | run])
-
-    def replace_differences(self, grid: str, rows: Collection[str], found: Iterable[Measurement]) -> None:
-        """Replace the recorded differences between `rows` of a grid."""
+        values = {tuple(one.get(name, "") for name in WHAT): one["value"] for one in new}
 
         def is_replaced(line: Line) -> bool:
-            return line["grid"] == grid and line["kind"] == "difference" and {line["row"], line["reference"]} <= {*rows}
+            return key_of(line) == key and line["kind"] not in keep
 
         with self.lock:
             measurements, runs = self.read()
-            rest = [line for line in measurements if not is_replaced(line)]
-            self._write([*rest, *(line_of({"grid": grid} | one) for one in found)], runs)
+            before = [line for line in measurements if is_replaced(line)]
+            if any(values.get(tuple(line[name] for name in WHAT)) not in (None, line["value"]) for line in before):
+                # Differences of the earlier values are wrong now.
+                measurements = [line for line in measurements if not _is_difference_of(key, line)]
+            measurements = [line for line in measurements if not is_replaced(line)]
+            self._write([*measurements, *new], [*(r for r in runs if key_of(r) != key), named | run])
+
+    def replace_differences(self, grid: str, keys: Collection[Key], found: Iterable[Measurement]) -> None:
+        """Replace the recorded differences between runs of a grid by `found`; `keys` are the compared runs."""
+        new = [line_of({"grid": grid} | one) for one in found]
+        columns = (*KEY, "reference", "task", "metric")
+        identities = {tuple(line.get(name, "") for name in columns) for line in new}
+
+        def is_compared(row: str, seed: str) -> bool:
+            return not {(grid, row, seed), (grid, row, "")}.isdisjoint(keys)
+
+        def is_replaced(line: Line) -> bool:
+            if line["grid"] != grid or line["kind"] != "difference":
+                return False
+            both = all(is_compared(line[name], line["seed"]) for name in ("row", "reference"))
+            return both or tuple(line[name] for name in columns) in identities
+
+        with self.lock:
+            measurements, runs = self.read()
+            self._write([*(line for line in measurements if not is_replaced(line)), *new], runs)
 
     def _write(self, *tables: list[Line]) -> None:
-        """Write the results file and runs.csv, sorted by grid, row and seed."""
+        """Write the results file and the file of runs, sorted by grid, row and seed."""
         for (path, columns), lines in zip(self.paths.items(), tables, strict=True):
             text = io.StringIO()
             writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -115,6 +133,13 @@ def runs_path(results: Path) -> Path:
 def key_of(line: Mapping[str, str]) -> Key:
     """Return grid, row and seed of a line of the results file or of runs.csv."""
     return tuple(line[name] for name in KEY)
+
+
+def _is_difference_of(key: Key, line: Line) -> bool:
+    """Return whether a line is a difference of the run `key` from another run, or of another run from it."""
+    grid, row, seed = key
+    is_seed = not seed or line["seed"] in (seed, MEAN)
+    return line["kind"] == "difference" and line["grid"] == grid and row in (line["row"], line["reference"]) and is_seed
 
 
 def line_of(values: Measurement) -> Line:

@@ -281,7 +281,7 @@ def test_an_embedding_that_is_not_finite_is_an_error(planned: int, monkeypatch: 
 
     encoder.model.register_forward_hook(spoil)
     monkeypatch.setattr("angle_llm.model.encoder.TEXTS_PLANNED", planned)
-    with pytest.raises(FloatingPointError, match=r"text 3 \('spoilt'\): the embedding is not finite"):
+    with pytest.raises(FloatingPointError, match="the embedding of 'spoilt' is not finite"):
         encoder.encode(["a", "b", "c", "spoilt", "d"])
 
 

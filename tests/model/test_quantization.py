@@ -318,7 +318,7 @@ def test_impossible_quantization_is_refused(act: Callable[[], None], message: st
 
 
 def test_without_bitsandbytes_everything_else_works(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No module of the package imports it when it is imported itself: see `optional_packages`."""
+    """`optional_packages` checks that importing angle_llm does not import it."""
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     encoder = SentenceEncoder.from_pretrained(base, device="cpu")
     encoder.add_lora(LoraSettings(rank=2))

@@ -75,6 +75,10 @@ def test_a_worker_embeds_a_side_and_keeps_bad_rows_without_a_vector(keep: tuple[
         Worker(replace(settings, on_bad_row="error"))(rows)
     with pytest.raises(SettingsError, match="--as"):
         Worker(replace(settings, side=None))
+    worker = Worker(settings)
+    worker._encoder.model.register_forward_hook(lambda _, __, vectors_UD: vectors_UD * np.nan)
+    with pytest.raises(DataError, match=r"'A (cat|dog).*not finite"):
+        worker(rows)
 
 
 @pytest.mark.slow

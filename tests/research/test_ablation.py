@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ablation import Settings, main
-from ablation_parts.grid import experiments, load_grid
-from ablation_parts.results import MEASUREMENTS, Cached, Line, differences, load_cached
+from ablation_parts.grid import changed, experiments, load_grid
+from ablation_parts.results import MEAN, MEASUREMENTS, Cached, Line, Results, differences, load_cached, measurement
 from programs import run as run_program
 from programs import start
 from tiny import save_tiny_base
@@ -257,6 +257,44 @@ def test_results_of_other_settings_are_refused(folder: Path, results: Path, caps
     assert re.search(r"one-seed1 +has a result with other settings: optimizer\.learning_rate\n", listed)
     assert re.search(r"two-seed1 +has a result with other settings: after\.optimizer\.learning_rate\n", listed)
     assert results.read_bytes() == before
+
+
+def test_an_earlier_stage_that_is_added_is_a_changed_setting(tmp_path: Path) -> None:
+    write_grid(tmp_path)
+    one, two = (experiments(load_grid(tmp_path / "tiny.yaml"), DATA, [row])[0].given for row in ("one", "two"))
+    assert {name.split(".")[0] for name in changed(one, two)} == {"after"}
+    assert {name.split(".")[0] for name in changed(two, one)} == {"after"}
+    del one["after"]  # as recorded by earlier versions
+    assert not changed(one, two)
+
+
+def test_differences_of_other_runs_and_of_equal_values_are_kept(tmp_path: Path) -> None:
+    """`a` and `b` are rows of seeds 1 and 2, compared with `reference`."""
+    results = Results(tmp_path / "results.csv")
+    for row in ("a", "b", "reference"):
+        for seed in ("1", "2"):
+            results.record(("tiny", row, seed), {"measures": "{sts: {}}"}, [measurement("sts", "x", "spearman", 40.0)])
+    recorded = [
+        measurement("difference", "x", "spearman", value, row=row, reference="reference", seed=seed)
+        for value, (row, seed) in enumerate([("a", "1"), ("a", "2"), ("a", MEAN), ("b", "1")])
+    ]
+
+    def kept() -> list[tuple[str, str, str]]:
+        return [(line["row"], line["seed"], line["value"]) for line in lines(results_path, kind="difference")]
+
+    results_path = tmp_path / "results.csv"
+    results.replace_differences("tiny", [], recorded)
+    everything = [("a", "1", "0"), ("a", "2", "1"), ("a", MEAN, "2"), ("b", "1", "3")]
+    assert kept() == everything
+    results.record(("tiny", "a", "1"), {"measures": "{sts: {}}"}, [measurement("sts", "x", "spearman", 40.0)])
+    assert kept() == everything
+    results.record(("tiny", "a", "1"), {"measures": "{sts: {}}"}, [measurement("sts", "x", "spearman", 41.0)])
+    assert kept() == [("a", "2", "1"), ("b", "1", "3")]
+    again = [measurement("difference", "x", "spearman", 7, row="a", reference="reference", seed="1")]
+    results.replace_differences("tiny", {("tiny", "a", "1"), ("tiny", "reference", "1")}, again)
+    assert kept() == [("a", "1", "7"), ("a", "2", "1"), ("b", "1", "3")]
+    results.replace_differences("tiny", {("tiny", "b", "1"), ("tiny", "reference", "1")}, [])
+    assert kept() == [("a", "1", "7"), ("a", "2", "1")]
 
 
 def test_a_row_that_cannot_run_stops_no_other_row(folder: Path, results: Path) -> None:

@@ -364,19 +364,21 @@ def test_texts_are_padded_on_a_gpu_without_flex_attention(
     assert ("warning: texts are padded" in capsys.readouterr().out) == (problem == "no compiler")
 
 
+@pytest.mark.parametrize("by", ["number", "length"])
 @pytest.mark.parametrize(("separated", "strength"), [(True, 0.1), (False, 0.1), (False, 1.0)])
 def test_kernels_that_round_by_the_number_of_tokens_do_not_hide_a_layout(
-    separated: bool, strength: float, monkeypatch: pytest.MonkeyPatch
+    separated: bool, strength: float, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As bitsandbytes for NF4 on a GPU: padded batches of as many tokens differ from single texts as much."""
+    """As bitsandbytes for NF4: padded batches differ from single texts as much, on a GPU if they have as many tokens, and
+    on a CPU if texts are padded.
+    """
 
     def attend(*given: Any) -> Tensor:
         return masked(*given) if separated else given[0]
 
     def rounded(_: Any, __: Any, states: Tensor) -> Tensor:
-        return (
-            states * (1 + strength * torch.arange(states.shape[-1]).cos()) if states[..., 0].numel() > 100 else states
-        )
+        is_other = states[..., 0].numel() > 100 if by == "number" else states.shape[1] > 5
+        return states * (1 + strength * torch.arange(states.shape[-1]).cos()) if is_other else states
 
     monkeypatch.setattr("angle_llm.model.layout.attention.is_gpu", lambda _: True)
     monkeypatch.setattr("angle_llm.model.layout.attention.compiled_flex", lambda: attend)

@@ -42,6 +42,9 @@ Layers of type `conv`, `linear_attention` or `hybrid` have a state that crosses 
 _MOST_ROUNDING = 0.2
 """Largest relative difference of states that can be taken for rounding, if padded batches differ from single texts too."""
 
+_PADDING = 3
+"""Number of tokens after the test texts where rounding is measured."""
+
 _DYNAMIC_ROPE = {"longrope", "dynamic"}
 """RoPE types whose frequencies depend on the longest text in the batch, if it exceeds the original maximum position."""
 
@@ -207,20 +210,24 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
     try:
         with evaluating(backbone) as device:
 
-            def states(ids: list[list[int]]) -> Tensor:
-                ids_BT = torch.tensor(ids, device=device)
+            def states(ids: list[list[int]], padding: int = 0) -> Tensor:
+                ids_BT = torch.tensor([text + text[:1] * padding for text in ids], device=device)
+                length = ids_BT.shape[1] - padding
                 mask = None if causal else torch.ones_like(ids_BT)
+                if mask is not None:
+                    mask[:, length:] = 0
                 options = {"use_cache": False} if causal else {}
                 states_BTD: Tensor = backbone(input_ids=ids_BT, attention_mask=mask, **options).last_hidden_state
-                return states_BTD
+                return states_BTD[:, :length]
 
             probes = texts if shares else [*full[:3], *(text for text in texts if len(text) < 4)]
             ids_1T, sequence = build_sequence(probes, shared_prefixes(probes) if shares else None, causal=causal)
             output = sequence_output(backbone, on_device(ids_1T, device), sequence.to(device))
             padded_RD = output.last_hidden_state[0]
             sequence_RD = padded_RD[: ids_1T.shape[1]]
-            # As many tokens as the sequence: a GPU selects kernels, which round differently, by the number of tokens.
-            together_BTD = states(full * -(-len(padded_RD) // sum(map(len, full))))[: len(full)]
+            # As many tokens as the sequence, and padding: kernels, which round differently, are selected by the number of
+            # tokens (a GPU) and by the length of texts (a base in NF4 on a CPU).
+            together_BTD = states(full * -(-len(padded_RD) // sum(map(len, full))), _PADDING)[: len(full)]
             alone_BTD = torch.cat([states([text]) for text in full])
             if shares:  # every prefix is a text, so every node is the last node of a text
                 sequence_RD = sequence_RD[sequence.end_R]

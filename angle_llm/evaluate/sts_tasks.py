@@ -124,9 +124,10 @@ def select_tasks(
         present = available_tasks(data_dir, text)
         names = [name for name in PUBLISHED_TASKS if name in present]
         if not names:
+            lacks = "" if data_dir and data_dir.is_dir() else ", which is not a folder"
             raise FileNotFoundError(
-                f"--data-dir: no STS task with {text} text below {data_dir}. Expected the files of `angle-llm data get sts`. "
-                "Or set --tasks to task names or files."
+                f"--data-dir: no STS task with {text} text below {data_dir}{lacks}. `angle-llm data get sts --to FOLDER` writes "
+                "the files. Or set --tasks to task names or files."
             )
     files = {name: evaluation_source(name) for name in names if _is_path(name)}
     tasks = [

@@ -91,7 +91,7 @@ def similar_paths(path: Path) -> str:
         return f"The folder {path.parent} does not exist either."
     similar = get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=3)
     if not similar:
-        return f"The folder {path.parent} has no similar name."
+        return f"The folder {path.parent} contains no similar name."
     return f"Did you mean {' or '.join(str(path.parent / name) for name in similar)}?"
 
 

@@ -117,6 +117,14 @@ def test_a_missing_path_is_refused_and_not_taken_for_a_hub_id(
         locate(name)
 
 
+def test_the_model_of_an_unfinished_run_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").touch()
+    with pytest.raises(
+        FileNotFoundError, match=rf"{tmp_path} is the directory of a run that is not finished.*--resume auto"
+    ):
+        locate(str(tmp_path / "model"))
+
+
 def test_a_hub_id_beside_a_folder_of_its_first_part_needs_a_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

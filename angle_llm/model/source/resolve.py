@@ -241,6 +241,11 @@ def locate(path_or_id: str, revision: str | None = None) -> BackboneLocation:
                 "it with that library, or open the encoder it was made from."
             )
         return BackboneLocation(str(path))
+    if path.name == "model" and (path.parent / "settings.yaml").is_file():
+        raise FileNotFoundError(
+            f"{path.parent} is the directory of a run that is not finished, without a saved encoder. Continue the run with "
+            "the same command and --resume auto."
+        )
     looks_local = revision is None and "/" in path_or_id and path.parent.is_dir()
     is_id = _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS
     if is_id and not looks_local:

@@ -257,8 +257,10 @@ def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]
 
 def _earlier_stage(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]:
     """Return the settings of the row that a trained row continues, and of the rows before, under the key `after`."""
-    if row.train is None or row.after is None:
-        return {} if row.train is None else {"after": None}
+    if row.train is None:
+        return {}
+    if row.after is None:
+        return {"after": None}
     before = grid.rows[row.after]
     return {"after": _given(grid, before, seed, where) | _earlier_stage(grid, before, seed, where)}
 

@@ -236,7 +236,7 @@ def test_serve_takes_an_instruction_with_a_request() -> None:
 def test_the_guide_trains_and_encodes_with_the_instructions_of_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    guide = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[1] / "docs" / "prompts.md").read_text(encoding="utf-8")
     section = guide.partition("\n## Instructions\n")[2].partition("\n## ")[0].replace("\\\n", "")
     (rows,) = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
     (command,) = re.findall(r"^    angle-llm (train .*)$", section, re.MULTILINE)

@@ -111,7 +111,7 @@ class Reranker:
         if self._answers and tokenizer.chat_template is None:
             raise ArtifactError(
                 f"{self._name}: expected a chat template with the roles query and document, got none, so the model would read "
-                "no question. Put it into chat_template.jinja in the folder (docs/training.md, Rerankers)."
+                "no question. Put it into chat_template.jinja in the folder (docs/losses.md, Rerankers)."
             )
 
     def scores(self, pairs: Sequence[tuple[InstructedText, str]]) -> Array:

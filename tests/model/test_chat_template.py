@@ -172,7 +172,7 @@ def test_saved_encoder_needs_no_chat_template(tmp_path: Path) -> None:
 
 def test_the_guide_trains_with_a_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "prompts.md").read_text(encoding="utf-8")
     guide = guide.partition("## Chat templates\n")[2].partition("\n## ")[0]
     (command,) = re.findall(r"^    (angle-llm .*\n.*)", guide, flags=re.MULTILINE)
     (prompt,) = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)

@@ -274,7 +274,7 @@ def test_a_prompt_of_a_rebuilt_tokenizer_is_added_by_the_library(tmp_path: Path)
 
 def test_the_table_of_the_guide_is_what_the_tests_run() -> None:
     """Layout and LoRA targets of the quick families; that every family is in the table, and is seen."""
-    guide = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs/models.md").read_text(encoding="utf-8")
     lines = guide.partition("## Model families")[2].partition("\n* ")[0].splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
     rows = {kind: row for row in cells for kind in re.findall("`([a-z0-9_]+)`", row[0])}

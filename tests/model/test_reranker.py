@@ -124,7 +124,7 @@ def test_a_language_model_needs_its_question_and_its_answers(tmp_path: Path) -> 
 
 
 def test_the_template_of_the_guide_is_the_prompt_of_qwen3_reranker(tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
     lines = guide.partition("      <|im_start|>system\n")[2].partition("\n\n## ")[0].splitlines()
     folder = save_tiny_reranker("qwen3", tmp_path / "qwen")
     template = "\n".join(["<|im_start|>system", *(line.removeprefix("      ") for line in lines)])

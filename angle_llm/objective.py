@@ -13,7 +13,7 @@ POSITIVE_ABOVE = 0.5
 
 @dataclass(frozen=True)
 class FalseNegativeFields:
-    """Which negatives are too similar to the anchor to be used.
+    """Rule that skips negatives which are too similar to the anchor.
 
     Raises:
         ValueError: for both margin and ratio, a number out of range, or an unknown scope.
@@ -74,7 +74,8 @@ class ObjectiveFields:
     angle_temperature: float = 0.05
     """Divides the angle differences of the angle ranking term (published runs: 1.0)."""
     angle_form: Literal["phase", "reference", "paper"] = "phase"
-    """How the angle of a pair is computed: phase, reference (as in angle-emb) or paper (equations 6 and 7 of AnglE)."""
+    """How the angle of a pair is computed. phase: symmetric. reference: as in angle-emb. paper: equations 6 and 7 of AnglE
+    as printed, which move similar pairs apart."""
     contrastive_form: Literal["symmetric", "forward"] = "symmetric"
     """Which texts the in-batch term contrasts. forward: left texts against all right texts. symmetric: every text with a
     positive against all texts."""

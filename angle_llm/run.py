@@ -97,7 +97,7 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
     passed = objects.names()
     stopping = settings.early_stopping
     if stopping.patience is not None:
-        stop = EarlyStopping(stopping.patience, stopping.metric, stopping.least)
+        stop = EarlyStopping(stopping.patience, stopping.metric, stopping.min_delta)
         objects = replace(objects, callbacks=[*objects.callbacks, stop])
     stops_early = any(isinstance(callback, EarlyStopping) for callback in objects.callbacks)
     if stops_early and not settings.evaluation.every_steps:

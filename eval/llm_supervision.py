@@ -74,7 +74,7 @@ class GenerateSettings(LanguageModelSettings):
             (not self.sentences, "--sentences: expected a file"),
             (not self.llm, "--llm: expected local:MODEL or URL#MODEL"),
             (len(set(self.llm)) < len(self.llm), "--llm: expected each model once"),
-            (unpriced, "--max-cost: expected also --prices.read or --prices.new"),
+            (unpriced, "--max-cost needs --prices.input or --prices.output above 0"),
             (self.out.suffix != ".jsonl", f"--out: expected a name that ends in .jsonl, got {self.out}"),
             (inside, "--out: expected a file outside of --sentences"),
             (self.out.exists() and not self.journal.exists(), f"--out: {self.out} is not a file of this program"),

@@ -390,8 +390,8 @@ def test_early_stopping_counts_the_evaluations_before_an_interruption(common: di
 def test_early_stopping_needs_evaluations_and_a_known_metric(common: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="early stopping counts evaluations"):
         fine_tune(data=PAIRS, early_stopping={"patience": 2}, **common)
-    with pytest.raises(SettingsError, match=r"early_stopping\.patience is not"):
-        fine_tune(data=PAIRS, early_stopping={"least": 1.0}, **common)
+    with pytest.raises(SettingsError, match=r"need early_stopping\.patience, which is not set"):
+        fine_tune(data=PAIRS, early_stopping={"min_delta": 1.0}, **common)
     with pytest.raises(ValueError, match=r"early_stopping\.metric: expected one of own/score; got 'own/falls'"):
         fine_tune(
             data=PAIRS,

@@ -197,7 +197,7 @@ def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> 
     step = max(len(examples) // _COMPARED, characters // _CHARACTERS) + 1
     if step > 1:
         log(
-            f"held-out texts are searched in one of {step} training examples, so numbers of shared texts are lower bounds"
+            f"held-out texts are compared with one of {step} training examples, so numbers of shared texts are lower bounds"
         )
     for at in range(0, len(examples), step):
         normalized_of = {text: normalized(text) for text in texts_of(examples[at])}

@@ -1,4 +1,4 @@
-"""Data and evaluation sources: what the text of a user means, resolved once to a `Source` with rows.
+"""Data sources: a path, hub id or name, such as FOLDER@NAME, is resolved once to a `Source` with rows.
 
 All commands read data through `resolve_source`. The rows can be iterated repeatedly:
 
@@ -151,7 +151,7 @@ def resolve_source(
     datasets: bool = False,
     in_memory: bool = False,
 ) -> Source:
-    """Return the source that a text of the user names. Rows are read when the source is iterated.
+    """Return the source for a path, hub id or name. Rows are read when the source is iterated.
 
     The docstring of this module lists all kinds of sources.
 

@@ -54,9 +54,8 @@ def check_names(names: Sequence[str]) -> None:
 def unique_names(names: Sequence[str], sources: Sequence[Source | None], reserved: Sequence[str] = ()) -> list[str]:
     """Make task names unique: equal names get their folders as prefixes, such as stsb/test and sick/test.
 
-    `sources` has the source of each task; None: a task without a file of its own. A file with a name in `reserved` gets
-    its folder too. Lone surrogates, of file names that
-    are not UTF-8, are escaped, because results with them cannot be stored.
+    `sources` has the source of each task, None for a task without a file. A file with a name in `reserved` gets its folder
+    too. Lone surrogates of file names that are not UTF-8 are escaped, because results with them cannot be stored.
 
     Raises:
         SettingsError: if two tasks have equal names in folders with equal names.

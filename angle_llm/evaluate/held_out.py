@@ -117,7 +117,7 @@ class HeldOutEvaluation:
             raise SettingsError(f"{flag}: expected TASK/METRIC with a task of {', '.join(names)}, got {metric}.")
         of_pairs = [task.name for task in self.tasks.values() if task.metric == "spearman"]
         if metric in [f"{task}/{name}" for task, name in product(of_pairs, _LOWER_IS_BETTER)]:
-            raise SettingsError(f"{flag} {metric}: lower is better, so its maximum selects the worst model.")
+            raise SettingsError(f"{flag} {metric}: lower is better. Choose a metric for which higher is better.")
 
     def verdict(self, saved: Mapping[str, Items], start: Mapping[str, Items]) -> str | None:
         """Return whether the saved encoder is better than before training, with the 95 % interval of the difference.
@@ -134,7 +134,7 @@ class HeldOutEvaluation:
                 comparison = task.compare(saved[task.name], start[task.name])
                 low, high = comparison.interval.low, comparison.interval.high
                 if not np.isnan(low):
-                    verdict = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference to"
+                    verdict = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference from"
                     change = f"{comparison.difference:+.2f} ({low:+.2f} to {high:+.2f})"
                     changes.append(f"{verdict} before training: {task.name}/{task.metric} {change}")
         return "; ".join(changes) or None

@@ -278,7 +278,7 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
         our_texts = {task.name: (task.variant, task.edits) for task in tasks}
         if differ := [name for name, text in their_texts.items() if our_texts.get(name, text) != text]:
             remarks.append(
-                f"Other sentences for the other (--variant, --edits), so not the same test: {', '.join(differ)}."
+                f"Not comparable, because {against} has other sentences (--variant, --edits): {', '.join(differ)}."
             )
 
     # Evaluate, compare, report.
@@ -344,14 +344,14 @@ def sts_report(
             [label, difference.items, difference.value, *difference_cells(difference)]
             for label, difference in compared.items()
         ]
-        header = ["compared", "pairs", "this model", "the other", "difference", _INTERVAL, "p"]
+        header = ["compared", "pairs", "this model", "other model", "difference", _INTERVAL, "p"]
         tables.append(table(header, rows, words=1))
         notes.append(
-            f"The other: {other}. Difference: this model minus the other, both on the same bootstrap resamples; p: "
+            f"Other model: {other}. Difference: this model minus the other model, on the same bootstrap resamples. p: "
             "two-sided, from these resamples, not corrected for the number of rows."
         )
         if comparison.left_out:
-            notes.append(f"Not compared, evaluated for only one of the models: {', '.join(comparison.left_out)}.")
+            notes.append(f"Not compared, because only one model has scores: {', '.join(comparison.left_out)}.")
     return report(model, tables, notes, results)
 
 
@@ -395,8 +395,9 @@ def _notes(results: StsResults) -> list[str]:
 
 
 def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores], dict[str, tuple[str, str]]]:
-    """Read the JSON file of `eval sts --json`: the model name with prompt and pooling, and by task name the scores of
-    pairs, and the variant and edits of the sentences.
+    """Read a file of `eval sts --json`: return the model, the scores by task, and (variant, edits) by task.
+
+    The model is its name with prompt and pooling.
 
     Raises:
         FileNotFoundError: if the file does not exist.

@@ -222,9 +222,13 @@ def compare_forms(
     elif facts.normalize and expected.normalize:
         length_error = float(abs(np.linalg.norm(other.rows_ND, axis=1) - 1).max())
         if length_error > LENGTH_TOLERANCE:
-            problems.append(f"the vectors have other lengths: expected 1, got a difference of {length_error:.1e}")
+            problems.append(
+                f"the vectors have other lengths: expected 1 ± {LENGTH_TOLERANCE:.0e}, got 1 ± {length_error:.1e}"
+            )
     elif facts.normalize == expected.normalize and relative > largest_relative:
-        problems.append(f"the vectors have other lengths: the largest relative difference is {relative:.1e}")
+        problems.append(
+            f"the vectors have other lengths: relative difference {relative:.1e}, allowed {largest_relative:.1e}"
+        )
     problems += _base_problems(facts, largest, mean, base_difference)
 
     # Spearman on scored pairs.

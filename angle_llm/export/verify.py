@@ -55,7 +55,7 @@ class VerificationError(ValueError):
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What `verify` compares, and how."""
+    """Options of `verify`."""
 
     texts: Sequence[str] | None = None
     """Texts to encode; None: the built-in texts that all forms can encode alike."""
@@ -123,7 +123,7 @@ def _verify(forms: Sequence[FormPath], options: VerifyOptions) -> Verification:
     if base_ND is not None:
         base_difference = float(cosine_differences(base_ND, first.rows_ND).mean())
     elif "server" in kinds:
-        notes.append("base distance not checked. Name the untrained base: --base MODEL.")
+        notes.append("whether the model was trained is not checked. Name its untrained base: --base MODEL.")
     is_trained = base_difference is None or base_difference >= TIMES_SMALLER * NOISE
     if not is_trained:
         problems.append(f"{names[0]} equals its base: it was not trained.")
@@ -299,7 +299,7 @@ def _base_rows(
     merged = Path(path).expanduser() / MERGE_NAME
     origin: dict[str, Any] = {"base": named} if named or not merged.is_file() else read_json(merged)
     if origin.get("base") is None:
-        return None, "not compared: a whole model was not merged, so its base is unknown"
+        return None, "not compared: the folder of this whole model does not name its base"
     try:
         base = SentenceEncoder.from_pretrained(
             origin["base"],

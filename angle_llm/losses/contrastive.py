@@ -209,7 +209,7 @@ def _partners(edges: Edges, anchor_L: Tensor, text_N: Tensor) -> MaskIndices:
 def _explicit_negatives(
     relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, either_side: bool
 ) -> MaskIndices:
-    """Return the candidates that form a pair with the anchor of a line in the data that is not positive.
+    """Return the (line, candidate) entries whose texts form a pair of the data that is not positive.
 
     `anchor_L` are the anchors of the lines. With `either_side`, the anchor may be the left or the right row of the pair;
     otherwise the anchor is the left row.

@@ -3,8 +3,8 @@
 Shapes: N rows, D columns, G columns of a guide, L lines, C candidates, K pairs of a line and a candidate. In a block: a
 lines, c candidates; B blocks of candidates.
 
-A line is an anchor, or an anchor with one of its positives; each line has a sum over candidates. The explicit negatives
-of a line are the rows that form a pair with its anchor in the data that is not positive.
+A line is a row of the (L, C) logits: an anchor, or an anchor with one of its positives. Its explicit negatives are the
+rows that form a pair with its anchor in the data, if this pair is not positive.
 """
 
 import math
@@ -74,7 +74,7 @@ class MaskIndices(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FalseNegativeFilter:
-    """`FalseNegatives` for the lines of a batch, each with one positive."""
+    """Thresholds of a `FalseNegatives` rule for the lines of a batch, each with one positive."""
 
     rule: FalseNegatives
     positive_L: Tensor

@@ -146,7 +146,7 @@ class TeacherScoreTerm(Term):
 class TeacherVectorTerm(Term):
     """Mean over the texts of 1 - cosine between embedding and teacher vector.
 
-    If they have other numbers of dimensions, only the first columns that both have are compared. Equals `EmbedDistillLoss`
+    If the dimensions differ, only the first columns that both have are compared. Equals `EmbedDistillLoss`
     of sentence-transformers 6.2 (arXiv 2301.12005, eq. 7 and 8).
     """
 

@@ -1,4 +1,4 @@
-"""The parts of a training loss: terms, their weighted sum, and what a trainer must know about a loss.
+"""Base classes of losses: terms, their weighted sum, and the properties that a trainer needs.
 
 Shapes: N rows (unique texts), D columns, P scored pairs.
 """
@@ -35,7 +35,7 @@ class ObjectiveValue:
 
 
 class Objective(ABC):
-    """Base class of training losses: a function of embeddings and scored pairs, and what a trainer must know about it."""
+    """Base class of training losses: a function of embeddings and scored pairs, with properties that a trainer needs."""
 
     @property
     def embeddings_per_text(self) -> int:
@@ -65,7 +65,7 @@ class Objective(ABC):
 
 
 class BatchPairs:
-    """What a term knows of a batch before it reads embeddings: the scored pairs, and number and device of the rows."""
+    """Scored pairs of a batch, with number and device of its embedding rows: input of `Term.prepare`."""
 
     def __init__(self, relation: Relation, rows: int, device: torch.device) -> None:
         self.relation = relation

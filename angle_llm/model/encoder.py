@@ -190,7 +190,7 @@ class SentenceEncoder:
             path_or_id if isinstance(path_or_id, ModelSource) else resolve_model(str(path_or_id), revision, attention)
         )
         if attention not in (None, source.attention):
-            raise ValueError(f"attention: expected it in resolve_model, got {attention!r} with a ModelSource.")
+            raise ValueError(f"attention={attention!r} cannot be set with a ModelSource. Pass it to resolve_model.")
         parts = load_parts(source, adapter=adapter, prompt=prompts, dtype=dtype, device=device, bits=bits)
         card = parts.card
         # Encoder, with the usage in the card unless an argument replaces it.

@@ -85,7 +85,7 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
     def __post_init__(self) -> None:
         if self.one_file and (self.id_column or self.store_text or self.precision == "int8"):
             raise SettingsError(
-                "--id-column, --store-text and --precision int8 need more than one .npy file. Give a folder as --output."
+                "--id-column, --store-text and --precision int8 do not fit into one .npy file. Set --output to a folder."
             )
 
     @property
@@ -120,7 +120,7 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         if not (self.queries or self.file) or not all(query.strip() for query in self.queries):
-            raise SettingsError("search needs a text to search for, in quotes if it contains spaces, or --file.")
+            raise SettingsError("expected a QUERY that is not blank, in quotes if it contains spaces, or --file.")
         if self.column is not None and self.file is None:
             raise SettingsError("--column belongs to --file, which is not set.")
 
@@ -390,8 +390,8 @@ class NegativeRules:
     max_score: Finite | None = None
     """Largest cosine of a negative with its query. None: no bound."""
     judge_margin: Finite = 0.0
-    """The score of a negative by --judge must be below its score of every positive by more than this: cosines of an encoder,
-    raw scores (logits) of a reranker."""
+    """By the scores of --judge, a negative must be more than this below every positive. Unit: cosines of an encoder, raw
+    scores (logits) of a reranker."""
     negatives: Positive = 1
     """Negatives to mine per query."""
     sampling: Literal["top", "random"] = "top"
@@ -465,14 +465,14 @@ class MineSettings(NegativeRules, RowSettings, EncoderOptions, MineFiles):
 class Prices:
     """Prices of a server, in the currency of --max-cost."""
 
-    read: Annotated[float, Ge(0)] = 0.0
-    """Price of a million tokens of messages."""
-    new: Annotated[float, Ge(0)] = 0.0
-    """Price of a million tokens of answers."""
+    input: Annotated[float, Ge(0)] = 0.0
+    """Price of a million input tokens (requests)."""
+    output: Annotated[float, Ge(0)] = 0.0
+    """Price of a million output tokens (answers)."""
 
-    def cost(self, read_tokens: int, new_tokens: int) -> float:
+    def cost(self, input_tokens: int, output_tokens: int) -> float:
         """Return the price of a request with these numbers of tokens."""
-        return (read_tokens * self.read + new_tokens * self.new) / 1e6
+        return (input_tokens * self.input + output_tokens * self.output) / 1e6
 
 
 @settings_class
@@ -492,7 +492,7 @@ class LanguageModelSettings:
     top_p: Annotated[float, Gt(0), Le(1)] = 0.9
     """Sample from the smallest set of tokens with this total probability."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Dtype of a local model."""
+    """Dtype of a local model. auto: as stored; float32 for a .gguf file."""
     device: str | None = None
     """Device of a local model and the judge, such as cpu or cuda:0. None: a GPU if there is one."""
     batch_size: Positive = 32
@@ -509,7 +509,7 @@ class LanguageModelSettings:
     max_requests: NonNegative | None = None
     """Maximum number of requests, including answered requests of earlier runs with the same settings."""
     max_cost: Annotated[float, Ge(0)] | None = None
-    """Maximum cost by --prices.read and --prices.new, including the cost of earlier runs with the same settings."""
+    """Maximum cost by --prices.input and --prices.output, including the cost of earlier runs with the same settings."""
     prices: Prices = field(default_factory=Prices)
 
 
@@ -547,12 +547,12 @@ class QuestionFiles(EncoderName):
     passage. repeated: similar to an earlier question to the same document. not found: a search with --model does
     not find the document."""
     first: Positive = 20
-    """The document must be among this many first results (not found)."""
+    """Filter `not found`: a passage of the document must be among this many nearest passages."""
     copied_words: Positive = 7
-    """Number of consecutive words of the passage from which on a question is copied. Two characters of Chinese, Japanese or
-    Thai are a word."""
+    """Filter `copied`: drop a question with this many consecutive words of its passage. Two characters of Chinese, Japanese
+    or Thai are a word."""
     similar: float = 0.95
-    """Cosine by --model from which on two questions are similar."""
+    """Filter `repeated`: drop a question with at least this cosine (of --model) to an earlier question."""
 
 
 @settings_class
@@ -564,13 +564,15 @@ class QuestionSettings(LanguageModelSettings, QuestionFiles):
         written = self.out.expanduser().resolve()
         beside = [self.beside(f"{name}.jsonl").resolve() for name in ("passages", "dropped", "journal")]
         if Path(self.documents).expanduser().resolve() in (written, *beside, *written.parents):
-            raise SettingsError(f"--out: expected other files than {self.documents}, got {self.out}.")
+            raise SettingsError(
+                f"--out {self.out} would overwrite {self.documents} or be written into it. Name another file."
+            )
         if written.exists() and not self.beside("journal.jsonl").exists():
             raise SettingsError(f"--out: {self.out} is not from this command. Remove it, or name another file.")
         if not self.llm:
-            raise SettingsError("--llm: expected local:MODEL or URL#MODEL.")
+            raise SettingsError("--llm: expected local:MODEL or URL#MODEL, got none.")
         if self.max_cost is not None and not any(asdict(self.prices).values()):
-            raise SettingsError("--max-cost: expected also --prices.read or --prices.new.")
+            raise SettingsError("--max-cost needs --prices.input or --prices.output above 0.")
 
     def beside(self, name: str) -> Path:
         """Return the path of an output file beside the file of pairs."""

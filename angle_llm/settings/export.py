@@ -24,8 +24,9 @@ class MergeSettings:
     weights: tuple[float, ...] = ()
     """Weight of each model in a combination, such as 0.7 0.3; they are divided by their sum. Empty: equal weights."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Dtype of the stored weights. The merge is computed in float32 and rounded once. Between vectors before and after,
-    1 - cos is up to 6e-12 in float32. bfloat16 has half the size and 1e-5 to 6e-3; above 1e-3 it is refused."""
+    """Dtype of the stored weights. The merge is computed in float32 and rounded once. 1 - cos of the vectors
+    before and after is up to 6e-12 in float32, and 1e-5 to 6e-3 in bfloat16, which has half the size and is refused above
+    1e-3."""
     composite: bool = False
     """Of a multimodal base, write the whole (composite) model: the text model has the merged weights, and all other tensors
     and the processor are unchanged. Without it, the text model alone is written."""

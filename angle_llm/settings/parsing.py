@@ -351,7 +351,7 @@ def config_defaults(
         if name == "--config":
             path = value if equals else next(iter(rest[position + 1 :]), "")
             if not path:
-                raise SettingsError("--config: expected a YAML file.")
+                raise SettingsError("--config: expected a YAML file, got none.")
             del rest[position : position + (1 if equals else 2)]
             if defaults is None:
                 return _load_incomplete(settings_type, path), rest

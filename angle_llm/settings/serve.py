@@ -24,14 +24,14 @@ class ServeSettings(EncoderOptions):
     name: str | None = None
     """Model name in requests and answers. None: the last part of MODEL."""
     window: NonNegativeFloat = 0.005
-    """Seconds that a request waits for others, which are computed together with it."""
+    """Seconds to wait for further requests, which are computed together."""
     max_batch_texts: Positive = 256
     """Texts computed together: further requests are added until there are this many texts."""
     max_texts: Positive = 2048
-    """Texts in a request, at most."""
+    """Maximum number of texts in a request; more get status 413."""
     max_characters: Positive = 200_000
-    """Characters in a text, at most."""
+    """Maximum number of characters in a text."""
     max_bytes: Positive = 16 * 2**20
-    """Bytes in the body of a request, at most."""
+    """Maximum number of bytes in the body of a request."""
     max_waiting: Positive = 8192
-    """Texts that wait for computation, at most; further requests are answered with 429."""
+    """Maximum number of texts that wait for computation; further requests get status 429."""

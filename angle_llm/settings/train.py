@@ -273,7 +273,7 @@ class EvaluationSettings:
         names = ("columns", "format", "score_range", "corpus", "every_steps", "metric")
         set_names = [name for name in names if getattr(self, name) not in (None, 0, "auto", {})]
         if set_names and not self.tasks:
-            raise SettingsError(f"evaluation.{set_names[0]} is set, but evaluation.tasks is not.")
+            raise SettingsError(f"evaluation.{set_names[0]} needs evaluation.tasks, which is not set.")
 
 
 @settings_class
@@ -286,13 +286,13 @@ class EarlyStoppingSettings:
     metric: str | None = None
     """Metric that must improve, such as `test/pearson` (TASK/METRIC). Higher is better. None: the metric that selects the
     best model."""
-    least: NonNegativeFloat = 0.0
-    """Least increase of the metric that counts as an improvement."""
+    min_delta: NonNegativeFloat = 0.0
+    """The metric must rise by more than this to count as improved. Built-in metrics are × 100."""
 
     def __post_init__(self) -> None:
-        if self.patience is None and (self.metric is not None or self.least):
+        if self.patience is None and (self.metric is not None or self.min_delta):
             raise SettingsError(
-                "early_stopping.metric or early_stopping.least is set, but early_stopping.patience is not."
+                "early_stopping.metric and early_stopping.min_delta need early_stopping.patience, which is not set."
             )
 
 

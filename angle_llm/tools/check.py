@@ -34,7 +34,7 @@ class CheckResult:
     against: list[str]
     """Names of the evaluation sets that the files were compared with."""
     against_skipped: list[str]
-    """Files that are no evaluation sets, with the reason."""
+    """Skipped files, splits and rows, with the reason."""
     fixed: list[dict[str, Any]]
     """Path and row counts of the cleaned copies."""
     files: list[FileReport]

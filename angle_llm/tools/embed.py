@@ -116,7 +116,7 @@ def _check_output(path: Path, input: Path) -> None:
 
 @dataclass(frozen=True)
 class EmbedJob:
-    """What is embedded, where the vectors are written, and the share of this process: every `world_size`-th shard."""
+    """Input, encoder and output of an embedding run; a process writes every `world_size`-th shard."""
 
     settings: EmbedSettings
     corpus: Corpus

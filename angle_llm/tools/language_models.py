@@ -351,7 +351,9 @@ class ChatServer:
                 yield [(running.pop(future), answer)]
                 failed = failed + 1 if answer.failure else 0
                 if failed >= MAX_FAILURES:
-                    raise DataError(f"{self.name}: {answer.failure}. Run the same command again to resume")
+                    raise DataError(
+                        f"{self.name}: {failed} requests in a row failed: {answer.failure}. Run the same command again to resume"
+                    )
 
     def _answer(self, request: LlmRequest) -> Answer:
         """Send a request, at most `requests_per_minute`, and return its answer or failure."""

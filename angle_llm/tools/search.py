@@ -152,9 +152,8 @@ class VectorSearch:
         made_by = self.index.model
         if made_by.side == "query" and side is None:
             raise SettingsError(
-                f"{self.folder} holds vectors of queries. Embed the documents (embed --as document) and search them, or "
-                "choose: --as document searches queries for a document, --as query compares queries with each other "
-                "(in Python side=)."
+                f"{self.folder} holds vectors of queries. To search documents, embed them (embed --as document). To search "
+                "queries, set --as (in Python side=): document to find queries for a document, query to compare queries."
             )
         self.encoder = SentenceEncoder.from_pretrained(
             model or made_by.name,

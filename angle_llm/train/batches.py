@@ -63,7 +63,9 @@ class StepSchedule:
                 f"an epoch: {self.steps_per_epoch}). For more steps, raise --epochs."
             )
         if self.warmup >= self.steps and settings.optimizer.schedule != "constant":
-            messages.append(f"the warm-up takes {self.warmup} of {self.steps} steps: the learning rate never falls")
+            messages.append(
+                f"the warm-up ({self.warmup} steps) is not shorter than the run ({self.steps}). Lower --optimizer.warmup."
+            )
         return messages
 
     def after(self, done: int) -> Iterator[tuple[int, list[list[int]]]]:

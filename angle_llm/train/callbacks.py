@@ -27,7 +27,7 @@ DECIDES = "evaluation"
 
 @dataclass
 class TrainingState:
-    """A training run as callbacks see it."""
+    """State of a training run, passed to callbacks."""
 
     folder: Path
     """Run directory."""
@@ -84,15 +84,15 @@ class EarlyStopping(Callback):
     """Stops a run when its evaluations no longer improve; needs `evaluation={"tasks": …, "every_steps": 100}`.
 
     The run stops if the best value of the metric is `patience` evaluations old. A value improves if it is more than
-    `least` above the best value before. The saved model is the best model in any case.
+    `min_delta` above the best value before. The saved model is the best model in any case.
     """
 
     patience: int
     """Number of evaluations without improvement."""
     metric: str | None = None
     """Name of the metric, TASK/METRIC, higher is better. None: the metric that selects the best model."""
-    least: float = 0.0
-    """Least increase of the metric that counts as an improvement."""
+    min_delta: float = 0.0
+    """The metric must rise by more than this to count as improved."""
 
     def on_evaluation(self, state: TrainingState) -> None:
         key = DECIDES if self.metric is None else f"{DECIDES}/{self.metric}"
@@ -103,7 +103,7 @@ class EarlyStopping(Callback):
             raise ValueError(f"early_stopping.metric: expected one of {', '.join(known)}; got {self.metric!r}")
         best = evaluations[0]
         for numbers in evaluations[1:]:
-            if numbers[key] > best[key] + self.least or math.isnan(best[key]):
+            if numbers[key] > best[key] + self.min_delta or math.isnan(best[key]):
                 best = numbers
         age = len(evaluations) - 1 - evaluations.index(best)
         if age >= self.patience:

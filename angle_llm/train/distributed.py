@@ -383,7 +383,7 @@ def wait_for_ranks(rank: int, world_size: int, limit: timedelta = timedelta(minu
     except RuntimeError as error:
         missing = [key for key in keys if not started.check([key])]
         raise RemoteRankError(
-            f"rank {', '.join(missing)} of {world_size} not started after {limit}. See the output of its machine."
+            f"rank {', '.join(missing)} of {world_size} did not start within {limit}. See the log on its machine."
         ) from error
 
 

@@ -160,8 +160,8 @@ class Run:
         for rank, values in enumerate(of_others, 1):
             if changed := differences(of_main, values):
                 raise RemoteRankError(
-                    f"settings or data differ between rank 0 and rank {rank} (now): {', '.join(changed)}. Rows of a Python "
-                    "program are named memory:…. Use the same settings and data on every rank."
+                    f"rank 0 and rank {rank} (now) have different settings or data: {', '.join(changed)}. Rows that "
+                    "are passed in Python are named memory:…. Use the same settings and data on every rank."
                 )
         run = cls(settings, processes)
         run.log(str(run.processes))

@@ -256,7 +256,7 @@ class PartitionedStrategy(DataParallelStrategy):
             # The other ranks wait in a collective operation of their forward or backward pass.
             raise RuntimeError(
                 f"rank {self.processes.rank} ran out of memory: {error}. ZeRO and FSDP cannot repeat a step or an evaluation: "
-                "resume with --resume auto and a smaller --micro-batch-tokens, after a step also a smaller --graph-tokens."
+                "resume with --resume auto and a smaller --micro-batch-tokens, after a training step also --graph-tokens."
             ) from error
 
     def _broadcast_buffers(self, model: nn.Module) -> None:

@@ -295,10 +295,8 @@ def test_a_task_that_is_named_twice_is_refused_before_a_model_is_opened(
 
 
 def test_scores_of_other_sentences_are_compared_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved, note = (
-        tmp_path / "first.json",
-        "Other sentences for the other (--variant, --edits), so not the same test: pairs.",
-    )
+    saved = tmp_path / "first.json"
+    note = f"Not comparable, because {saved} has other sentences (--variant, --edits): pairs."
     run_main(tmp_path, "--model", "first", "--edits", "published", "--json", saved, first=FirstWord)
     run_main(tmp_path, "--against", saved, "--edits", "published")
     assert note not in capsys.readouterr().out

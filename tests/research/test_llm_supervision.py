@@ -199,7 +199,7 @@ def test_budgets_hold_for_all_runs_together(server: ChatServer, folder: Path) ->
     assert (len(server.requests), report_of(folder)["requests"]["not sent"]) == (5, 7)
     assert make(folder, server.name, flags="--max-requests 12") == 0
     # A request costs 120 millionths, and at most about 450.
-    prices = "--prices.read 1 --prices.new 1 --max-cost 0.001"
+    prices = "--prices.input 1 --prices.output 1 --max-cost 0.001"
     assert make(folder, server.name, flags=f"--seed 1 {prices}", out="new.jsonl") == 1
     report = report_of(folder, "new")
     assert report["cost"] == pytest.approx(120e-6 * report["requests"]["answered"])

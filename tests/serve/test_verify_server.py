@@ -140,9 +140,9 @@ def test_without_a_base_the_exit_code_is_3_and_with_one_0(
     with served(app_of(encoder)) as url:
         words = [tmp_path / "whole", "--server", url, "--texts", tmp_path / "texts.txt"]
         code, shown = run_verify(*words, capsys=capsys)
-        assert (code, "base distance not checked" in shown) == (3, True)
+        assert (code, "whether the model was trained is not checked" in shown) == (3, True)
         code, shown = run_verify(*words, "--base", forms / "base", capsys=capsys)
-        assert (code, "base distance not checked" in shown) == (0, False)
+        assert (code, "whether the model was trained is not checked" in shown) == (0, False)
         code, shown = run_verify(*words, "--base", forms / "merged", capsys=capsys)
         assert (code, "it was not trained" in shown) == (1, True)
 

@@ -305,7 +305,7 @@ def test_tokens_that_a_server_does_not_count_are_estimated(
     server: Writer, settings: QuestionSettings, usage: Any
 ) -> None:
     server.rule = lambda message: completion("what is it", usage)
-    limited = changed(settings, limit=1, styles=("question",), filters=(), prices=Prices(read=1000))
+    limited = changed(settings, limit=1, styles=("question",), filters=(), prices=Prices(input=1000))
     questions_main(limited)
     (request,) = server.requests
     message = json.loads(request.body)["messages"][0]["content"]
@@ -322,7 +322,7 @@ def test_an_answer_without_text_fails_and_its_tokens_are_paid(
 ) -> None:
     usage = {"prompt_tokens": 1000, "completion_tokens": 0, "total_tokens": 1000}
     server.rule = lambda message: completion(content, usage, choices)
-    limited = changed(settings, limit=1, styles=("question",), filters=(), prices=Prices(read=1000), max_cost=2.1)
+    limited = changed(settings, limit=1, styles=("question",), filters=(), prices=Prices(input=1000), max_cost=2.1)
     for requests in (1, 2, 2):
         with pytest.raises(SystemExit):
             questions_main(limited)
@@ -337,7 +337,7 @@ def test_an_answer_without_text_fails_and_its_tokens_are_paid(
 
 def test_a_reply_that_is_no_completion_is_not_paid(server: Writer, settings: QuestionSettings) -> None:
     server.rule = lambda message: Reply(b"<html>", headers={"Content-Type": "text/html"})
-    limited = changed(settings, limit=1, styles=("question",), filters=(), prices=Prices(read=1000))
+    limited = changed(settings, limit=1, styles=("question",), filters=(), prices=Prices(input=1000))
     with pytest.raises(SystemExit):
         questions_main(limited)
     assert json.loads(limited.beside("report.json").read_text())["cost"] == 0
@@ -440,7 +440,7 @@ def test_an_empty_answer_of_a_local_model_fails(tmp_path: Path) -> None:
 def test_an_estimate_sends_and_writes_nothing(
     server: Writer, settings: QuestionSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prices = Prices(read=1000, new=2000)
+    prices = Prices(input=1000, output=2000)
     questions_main(changed(settings, max_requests=0, prices=prices))
     assert not server.requests
     assert not settings.out.exists()
@@ -467,7 +467,7 @@ def test_scripts_without_spaces(server: Writer, settings: QuestionSettings, tmp_
     [
         (["--out", "q.csv", "--llm", "local:x"], "--out"),
         (["--out", "q.jsonl"], "--llm"),
-        (["--out", "docs.jsonl", "--llm", "local:x"], "--out: expected other files than docs.jsonl"),
+        (["--out", "docs.jsonl", "--llm", "local:x"], "--out docs.jsonl would overwrite docs.jsonl"),
         (["--out", "q.jsonl", "--llm", "local:x", "--max-cost", "1"], "--max-cost"),
     ],
 )

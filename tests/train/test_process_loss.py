@@ -126,7 +126,7 @@ def test_a_rank_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     for rank, missing in enumerate(("1, 2", "2")):
-        with pytest.raises(RemoteRankError, match=rf"^rank {missing} of 3 not started after 0:00:00\.200000\."):
+        with pytest.raises(RemoteRankError, match=rf"^rank {missing} of 3 did not start within 0:00:00\.200000\."):
             wait_for_ranks(rank, 3, timedelta(milliseconds=200))
     wait_for_ranks(2, 3)
     wait_for_ranks(0, 3)

@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
     processes = forked.start(2, lambda rank: train(rank, 2, "unequal", 0, unequal[rank]), folder / "unequal.log")
     assert 0 not in [kills.wait(process) for process in processes]
     logs = "".join(Path(f"{folder / 'unequal.log'}.{rank}").read_text() for rank in range(2))
-    assert logs.count("RemoteRankError: settings or data differ between rank 0 and rank 1 (now): data.path") == 2, logs[
+    assert logs.count("RemoteRankError: rank 0 and rank 1 (now) have different settings or data: data.path") == 2, logs[
         -3000:
     ]
     print("all equal")

@@ -164,7 +164,7 @@ def test_the_verdict_is_the_paired_difference_to_the_model_before_training(
     )
     assert result["verdict"] in printed
     low, high = expected.interval.low, expected.interval.high
-    words = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference to"
+    words = "better than" if low > 0 else "worse than" if high < 0 else "no clear difference from"
     assert result["verdict"].startswith(f"{words} before training: held/")
     assert result["best"] - result["start"] == pytest.approx(expected.difference)
 
@@ -200,7 +200,7 @@ def test_the_verdict_covers_all_tasks(settings: TrainSettings, tmp_path: Path) -
     assert verdict is not None
     assert re.fullmatch(
         r"better than before training: first/spearman \+.*; worse than before training: second/spearman -.*; "
-        r"no clear difference to before training: third\\udcff/spearman \+0\.00 \(\+0\.00 to \+0\.00\)",
+        r"no clear difference from before training: third\\udcff/spearman \+0\.00 \(\+0\.00 to \+0\.00\)",
         verdict,
     )
     fine_tune(replace(settings, evaluation=EvaluationSettings(tasks=tasks)))

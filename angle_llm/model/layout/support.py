@@ -76,7 +76,7 @@ def probe_layouts(
     if unknown_types := other_layers(config):
         return LayoutSupport("padded", f"layers of type {min(unknown_types)} are not plain attention")
     if "clip" in config.model_type:
-        return LayoutSupport("padded", "it refuses sequences that are longer than its positions")
+        return LayoutSupport("padded", "it does not accept sequences that are longer than its positions")
     # Other windows than `_KNOWN_WINDOWS` depend on the order of tokens in the sequence.
     windows = [
         name
@@ -247,8 +247,8 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
     difference = relative_difference(sequence_RD, plain_RD)
     if difference <= max(tolerance, min(4 * rounding, _MOST_ROUNDING)):
         return "a convolution or a recurrent state crosses the borders of texts" if crosses else None
-    how = "as a trie" if shares else "when texts are packed"
-    return f"the architecture gives other states {how} (difference {difference:.1e}, rounding {rounding:.1e})"
+    how = "in a trie" if shares else "in packed texts"
+    return f"hidden states {how} differ from single texts (difference {difference:.1e}, rounding {rounding:.1e})"
 
 
 def _crosses_borders(backbone: Any, texts: list[list[int]], *, causal: bool, device: torch.device) -> bool:

@@ -333,8 +333,8 @@ class SideTokenizers:
         """
         if self.side is None and self.prompts.differ:
             raise ValueError(
-                f"this encoder has {self.prompts}, so it must be given whether the texts are queries or documents. Use "
-                "encode_query or encode_document, or the encoder for_side('query') or for_side('document')."
+                f"this encoder has {self.prompts}: expected the side of the texts. Use encode_query or encode_document, or "
+                "for_side('query') or for_side('document')."
             )
         return self.document if self.side == "document" else self.query
 

@@ -73,7 +73,7 @@ def _print_verification(
     from angle_llm.export.verify import VerificationError
 
     try:
-        verification = make(settings.run, settings.out, check=settings.verify, **options)
+        verification = make(settings.model, settings.out, check=settings.verify, **options)
     except VerificationError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -101,7 +101,7 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
 class SearchSettings:
     """Folder, queries and encoder of `angle-llm search`."""
 
-    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """A folder that `angle-llm embed` wrote."""
     queries: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="QUERY [QUERY …]")] = ()
     """Texts to search for."""

@@ -14,7 +14,7 @@ from angle_llm.settings.parsing import PositiveFloat, SettingsError, settings_cl
 class MergeSettings:
     """Settings of `angle-llm merge`."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The saved adapter: a folder with angle_llm.json, such as runs/nli/model. In a combination, any model of the base."""
     out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Output folder. The result of an earlier merge is replaced; a folder with other content is refused."""
@@ -47,7 +47,7 @@ EXPORT_DTYPES = {
 class ExportSettings:
     """Settings of `angle-llm export`."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The saved encoder, such as runs/nli/model: an adapter, which is merged first, or a whole model."""
     out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Output folder, which must be new or empty."""

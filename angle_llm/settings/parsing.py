@@ -47,17 +47,17 @@ class MissingLibraryError(RuntimeError):
     """Error for an optional library that is needed but not installed."""
 
 
-def need_library(module: str, what: str, extra: str) -> None:
+def need_library(module: str, feature: str, extra: str) -> None:
     """Raise `MissingLibraryError` if an optional library is not installed.
 
     Args:
         module: Import name of the library.
-        what: Flag or feature that needs the library; the message starts with this text.
+        feature: Flag or feature that needs the library; the message starts with this text.
         extra: Extra of angle_llm that installs the library.
     """
     if importlib.util.find_spec(module) is None:
         name = module.replace("_", "-")
-        raise MissingLibraryError(f"{what}: {name} is not installed; pip install 'angle_llm[{extra}]'.")
+        raise MissingLibraryError(f"{feature}: {name} is not installed; pip install 'angle_llm[{extra}]'.")
 
 
 def check_new_folder(option: str, folder: Path) -> None:
@@ -74,15 +74,15 @@ def check_new_folder(option: str, folder: Path) -> None:
         raise SettingsError(f"{option} {folder} exists and is not an empty folder. Remove it, or name another folder.")
 
 
-def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
+def unknown_name(label: str, name: str, known: Iterable[str]) -> str:
     """Return an error message for an unknown name, with the most similar known name and all known names.
 
-    `what` is the kind of name, such as "setting".
+    `label` is the kind of name, such as "setting".
     """
     names = sorted(known)
-    nearest = get_close_matches(given, names, n=1, cutoff=0.5)
+    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return f"unknown {what} {given!r}.{hint} Known: {', '.join(names)}."
+    return f"unknown {label} {name!r}.{hint} Known: {', '.join(names)}."
 
 
 def similar_paths(path: Path) -> str:

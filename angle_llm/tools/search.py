@@ -194,7 +194,7 @@ def search_main(settings: SearchSettings) -> None:
     from angle_llm.data.corpus import corpus_texts
 
     queries = [*settings.queries, *([] if settings.file is None else corpus_texts(settings.file, settings.column))]
-    search = VectorSearch(settings.out, model=settings.model, side=settings.side, in_memory=False)
+    search = VectorSearch(settings.folder, model=settings.model, side=settings.side, in_memory=False)
     for query, hits in zip(queries, search(queries, settings.top), strict=True):
         if settings.json:
             print(json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False))

@@ -253,8 +253,8 @@ class Processes:
                     distributed.broadcast(on_device, src=0)
             yield name, on_device
 
-    def check_equal(self, what: str, value: object) -> None:
-        """Check that a value is equal on every rank; `what` names the value in the error message.
+    def check_equal(self, label: str, value: object) -> None:
+        """Check that a value is equal on every rank; `label` names the value in the error message.
 
         Raises:
             RemoteRankError: on every rank; names the first rank whose value differs from the value of rank 0.
@@ -263,31 +263,31 @@ class Processes:
         for rank, rank_value in enumerate(values):
             if rank_value != values[0]:
                 raise RemoteRankError(
-                    f"{what} differs between ranks: rank {rank} has {rank_value}, rank 0 has {values[0]}. Use the same files, "
+                    f"{label} differs between ranks: rank {rank} has {rank_value}, rank 0 has {values[0]}. Use the same files, "
                     "packages and settings on every machine."
                 )
 
 
-def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+def check_launch(distributed_type: str, deepspeed_config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Check that the launcher selects a supported strategy.
 
     Not supported: FSDP of version 1 or with offload, DeepSpeed on the CPU, mixed precision in a DeepSpeed config, and tensor,
     pipeline or sequence parallelism.
 
     Args:
-        kind: distributed type of Accelerate, such as `MULTI_GPU`.
+        distributed_type: type of launch in Accelerate, such as `MULTI_GPU`.
         deepspeed_config: configuration of DeepSpeed; empty without DeepSpeed.
         environment: environment variables set by the launcher.
 
     Raises:
         SettingsError: with the reason and a supported alternative.
     """
-    if not (kind in ("NO", "DEEPSPEED", "FSDP") or kind.startswith("MULTI_")):
+    if not (distributed_type in ("NO", "DEEPSPEED", "FSDP") or distributed_type.startswith("MULTI_")):
         raise SettingsError(
-            f"the launcher selects {kind}, which is not supported. To partition weights, use FSDP or ZeRO-3: accelerate launch "
-            "--config_file deepspeed_configs/fsdp2.yaml or deepspeed_configs/zero3.yaml."
+            f"the launcher selects {distributed_type}, which is not supported. To partition weights, use FSDP or ZeRO-3: "
+            "accelerate launch --config_file deepspeed_configs/fsdp2.yaml or deepspeed_configs/zero3.yaml."
         )
-    fsdp = _flag(environment, "ACCELERATE_USE_FSDP")  # without a GPU, `kind` does not show it
+    fsdp = _flag(environment, "ACCELERATE_USE_FSDP")  # without a GPU, `distributed_type` does not show it
     if fsdp and environment.get("FSDP_VERSION", "1") != "2":
         raise SettingsError(
             "the launcher selects FSDP of version 1; expected version 2. Set --fsdp_version 2, or fsdp_version: 2 in the config "
@@ -490,18 +490,18 @@ class ProcessWatch:
                 if mismatch is not None and stuck * INTERVAL >= STUCK_SECONDS:
                     self._exit(*mismatch, is_alive=True)
 
-    def _exit(self, rank: int, what: str, *, is_alive: bool = False) -> None:
+    def _exit(self, rank: int, reason: str, *, is_alive: bool = False) -> None:
         """End this process, with a message that another rank is lost, has failed, or has called another operation.
 
         A lost process on this machine is killed first, because the launcher waits for a process that is only stopped.
 
         Args:
             rank: the lost or failed rank.
-            what: end of the sentence "rank N …", such as `was killed or stopped`.
+            reason: end of the sentence "rank N …", such as `was killed or stopped`.
             is_alive: whether the rank ends itself, with a message of its own.
         """
         machine, host, pid = self._process_ids[rank]
-        if not (is_alive or what.startswith(FAILED)):
+        if not (is_alive or reason.startswith(FAILED)):
             with suppress(OSError):  # the process may have ended
                 if rank in self._handles:
                     signal.pidfd_send_signal(self._handles[rank], signal.SIGKILL)
@@ -509,7 +509,7 @@ class ProcessWatch:
                     os.kill(pid, signal.SIGKILL)
         if self._processes.is_main:
             time.sleep(2 * INTERVAL)  # as in __exit__
-        lost = f"rank {rank} (host {host}, process {pid}) {what}"
+        lost = f"rank {rank} (host {host}, process {pid}) {reason}"
         message = f"rank {self._processes.rank} exits: {lost}. Resume with --resume auto."
         with exit_lock:
             if self._stopped.wait(INTERVAL):  # this process has failed meanwhile

@@ -199,35 +199,16 @@ def _check_file(
 
     # Read all rows.
     row_counts = reading.report()
+    contents = _Contents(token_counter)
     examples: list[Example] = []
-    score_counts = Counter[float]()
-    class_counts = Counter[str]()
-    suspicious = {problem: Counter[str]() for problem in _SUSPICIOUS}
-    # A text with two prompts is two inputs.
-    has_different_texts = token_counter is not None and token_counter.tokenizers.prompts.differ
-    new_texts: list[str] = []
-    samples: list[str] = []
-    token_counts: list[int | str] = []
-    unknown: list[str] = []
     for number, _, result in _numbered(reading):
         row_counts.count(result)
         if isinstance(result, Dropped | BadRow):
             continue
         if format.combine is not None:
             examples.append(result)
-        if isinstance(result, LabelledText):
-            class_counts[result.label] += 1
-        score_counts.update(round(score, 4) for _, _, score in pairs_of(result))
-        texts = [text.strip() for text in texts_of(result)]
-        has_different_texts = has_different_texts or len(set(texts)) > 1
-        suspicious["short"].update(filter(_SHORT.fullmatch, texts))
-        suspicious["lists"].update(filter(is_list_text, texts))
-        new_texts += keys.add(number, result)
-        if len(new_texts) >= _BATCH:
-            token_counts += [] if token_counter is None else token_counter.lengths(new_texts)
-            unknown += [] if token_counter is None else token_counter.unknown(new_texts)
-            samples = samples or new_texts[:_SAMPLE_TEXTS]
-            new_texts = []
+        contents.add(result, keys.add(number, result))
+    contents.count_tokens()
     # Numbers of rows; a row without a partner for a triple is not used.
     used = len(keys.rows)
     if format.combine is not None:
@@ -245,39 +226,78 @@ def _check_file(
         rows_used=used,
         dropped=row_counts.dropped,
         rejected=len(row_counts.rejected),
-        scores=_score_table(score_counts) if {"score", "hypothesis"} & reading.columns.keys() else {},
-        classes=dict(class_counts.most_common()),
+        scores=_score_table(contents.scores) if {"score", "hypothesis"} & reading.columns.keys() else {},
+        classes=dict(contents.classes.most_common()),
         distinct_texts=len(keys.texts),
     )
-
-    # Findings.
     if row_counts.rejected:
         report.add("rejected", report.rejected, _causes(row_counts.rejected), trouble=True)
-    if not used:
-        report.add("unreadable", 1, "no example is left", trouble=True)
-    elif class_counts and len(class_counts) in (1, used):  # one class, or another class for each text
-        text = f"{used:,} texts in {len(class_counts):,} classes; expected two classes, and a class with two texts"
-        report.add("no pairs", used, text, trouble=True)
-    elif not has_different_texts and report.format not in ("text", "labelled_text"):
-        text = (
-            "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title "
-            "with its body or a question with its answer"
-        )
-        report.add("no pairs", used, text, trouble=True)
-    for problem, meaning in _SUSPICIOUS.items():
-        if total := suspicious[problem].total():
-            most_common = suspicious[problem].most_common(SHOWN_PLACES)
-            shown = ", ".join(f"{text!r:.60}: {count:,} ×" for text, count in most_common)
-            report.add(problem, total, f"{meaning}: {total:,}; most often {shown}")
-    if token_counter is not None:
-        token_counts += token_counter.lengths(new_texts) if new_texts else []
-        unknown += token_counter.unknown(new_texts)
-        if unknown:
-            shown = f"{len(unknown):,}; the first: {unknown[0]!r:.60}"
-            text = f"texts of unknown tokens only, so that texts of equal length have one vector: {shown}"
-            report.add("unknown tokens", len(unknown), f"{text}. Choose a model with tokens for them")
-        _add_tokens(report, token_counter, token_counts, samples or new_texts[:_SAMPLE_TEXTS])
+    contents.add_findings(report)
     return report, keys
+
+
+class _Contents:
+    """Scores, classes, suspicious texts and numbers of tokens in the rows of a file."""
+
+    def __init__(self, token_counter: TokenCounter | None) -> None:
+        self.scores = Counter[float]()
+        self.classes = Counter[str]()
+        self._counter = token_counter
+        self._suspicious = {problem: Counter[str]() for problem in _SUSPICIOUS}
+        # A text with two prompts is two inputs.
+        self._has_different_texts = token_counter is not None and token_counter.tokenizers.prompts.differ
+        self._uncounted: list[str] = []
+        self._samples: list[str] = []
+        self._tokens: list[int | str] = []
+        self._unknown: list[str] = []
+
+    def add(self, example: Example, new_texts: Sequence[str]) -> None:
+        """Add an example; `new_texts` are its texts that are in no earlier example."""
+        if isinstance(example, LabelledText):
+            self.classes[example.label] += 1
+        self.scores.update(round(score, 4) for _, _, score in pairs_of(example))
+        texts = [text.strip() for text in texts_of(example)]
+        self._has_different_texts = self._has_different_texts or len(set(texts)) > 1
+        self._suspicious["short"].update(filter(_SHORT.fullmatch, texts))
+        self._suspicious["lists"].update(filter(is_list_text, texts))
+        if self._counter is not None:
+            self._uncounted += new_texts
+        if len(self._uncounted) >= _BATCH:
+            self.count_tokens()
+
+    def count_tokens(self) -> None:
+        """Count the tokens of the texts that were added since the last call."""
+        if self._counter is not None and self._uncounted:
+            self._tokens += self._counter.lengths(self._uncounted)
+            self._unknown += self._counter.unknown(self._uncounted)
+            self._samples = self._samples or self._uncounted[:_SAMPLE_TEXTS]
+            self._uncounted = []
+
+    def add_findings(self, report: FileReport) -> None:
+        """Add to the report of the file what training could not use, suspicious texts, and numbers of tokens."""
+        used = report.rows_used
+        if not used:
+            report.add("unreadable", 1, "no example is left", trouble=True)
+        elif self.classes and len(self.classes) in (1, used):  # one class, or another class for each text
+            text = f"{used:,} texts in {len(self.classes):,} classes; expected two classes, and a class with two texts"
+            report.add("no pairs", used, text, trouble=True)
+        elif not self._has_different_texts and report.format not in ("text", "labelled_text"):
+            text = (
+                "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title "
+                "with its body or a question with its answer"
+            )
+            report.add("no pairs", used, text, trouble=True)
+        for problem, meaning in _SUSPICIOUS.items():
+            if total := self._suspicious[problem].total():
+                most_common = self._suspicious[problem].most_common(SHOWN_PLACES)
+                shown = ", ".join(f"{text!r:.60}: {count:,} ×" for text, count in most_common)
+                report.add(problem, total, f"{meaning}: {total:,}; most often {shown}")
+        if self._unknown:
+            shown = f"{len(self._unknown):,}; the first: {self._unknown[0]!r:.60}"
+            text = f"texts of unknown tokens only, so that texts of equal length have one vector: {shown}"
+            report.add("unknown tokens", len(self._unknown), f"{text}. Choose a model with tokens for them")
+        if self._counter is not None:
+            _add_tokens(report, self._counter, self._tokens, self._samples)
 
 
 @dataclass(frozen=True)

@@ -321,18 +321,20 @@ def check_files(folder: Path, listed: Iterable[Mapping[str, Any]]) -> None:
             raise FolderError(f"{path} is damaged: its size or SHA-256 differs from the recorded value")
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
+def differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], above: str = "", *, removed: bool = False
+) -> list[str]:
     """Return the fields in which two nested JSON objects differ, as lines such as `data.sets.0.weight 1 (now 2)`.
 
-    Fields that only `then` has are ignored. `above` is the prefix of the field names.
+    Fields that only `then` has are returned if `removed` is set. `above` is the prefix of the field names.
     """
     lines = []
-    for key, value in now.items():
-        before = then.get(key)
+    for key in dict.fromkeys([*now, *(then if removed else ())]):
+        before, value = then.get(key), now.get(key)
         if isinstance(value, list) and isinstance(before, list) and len(value) == len(before):
             before, value = ({str(index): item for index, item in enumerate(side)} for side in (before, value))
         if isinstance(value, Mapping) and isinstance(before, Mapping):
-            lines += differences(before, value, f"{above}{key}.")
+            lines += differences(before, value, f"{above}{key}.", removed=removed)
         elif before != value:
             left, right = (f"{json.dumps(side, ensure_ascii=False):.100}" for side in (before, value))
             lines.append(f"{above}{key} {left} (now {right})")

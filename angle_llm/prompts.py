@@ -177,9 +177,6 @@ class PromptTemplate:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the prompt as plain values, for JSON and YAML; `from_dict` reads them."""
         values: dict[str, Any] = plain(self)
-        for name in ("append", "instruction", "chat_template", "system"):  # earlier versions refuse these keys
-            if not values[name]:
-                del values[name]
         return values
 
     @classmethod

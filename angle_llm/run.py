@@ -41,13 +41,13 @@ from angle_llm.settings.parsing import (
     settings_from_dict,
     settings_to_dict,
 )
-from angle_llm.settings.train import DataSettings, EvaluationSettings, TrainSettings
+from angle_llm.settings.train import DataSettings, EvaluationSettings, ObjectiveSettings, TrainSettings
 from angle_llm.train.callbacks import Callback, EarlyStopping, check_callbacks, names_of
 from angle_llm.train.checkpoint import check_examples
 from angle_llm.train.distributed import Processes
 from angle_llm.train.loading import check_cpu, check_partition, load_encoder, long_texts, with_supported_dtype
 from angle_llm.train.metrics import check_trackers
-from angle_llm.train.objectives import checked_data, make_losses
+from angle_llm.train.objectives import checked_data, make_losses, unused_options
 from angle_llm.train.run_folder import FineTuned, Run
 from angle_llm.train.strategies import check_optimizer
 from angle_llm.train.trainer import Trainer
@@ -69,8 +69,9 @@ class PythonObjects:
 
     def names(self) -> str:
         """Return the terms of the loss and the classes of the callbacks, which are not in the settings; empty without."""
+        loss = [] if self.loss is None else [f"loss {type(self.loss).__qualname__}"]
         terms = [f"loss {term.name}" for term in getattr(self.loss, "terms", ())]
-        return ", ".join([*terms, *(type(callback).__qualname__ for callback in self.callbacks)])
+        return ", ".join([*(terms or loss), *(type(callback).__qualname__ for callback in self.callbacks)])
 
     def identity(self) -> dict[str, str]:
         """Return names of the loss and the callbacks, which must not change when a run resumes."""
@@ -109,6 +110,8 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
         # 1. Settings, the evaluation tasks (read once, here) and the models: what can be checked before training data.
         check_trackers(settings.report_to)
         losses = make_losses(settings, objects.loss)
+        for problem in unused_options(settings):
+            run.log(f"warning: {problem}")
         evaluate = held_out_evaluation(
             settings.evaluation, settings.micro_batch_tokens, objects.tasks, objects.task_names
         )
@@ -276,6 +279,8 @@ def fine_tune(
         overrides["data"] = _data_settings(data, rows)
     if evaluation is not None:
         overrides["evaluation"] = _evaluation_settings(evaluation, tasks, task_names)
+    if loss is not None:  # in place of the objective of `settings`
+        settings = replace(settings, objective=ObjectiveSettings())
     values = merged_settings(settings_to_dict(settings), settings_to_dict(overrides))
     objects = PythonObjects(rows, tasks, task_names, None if loss is None else as_objective(loss), callbacks)
     try:
@@ -316,6 +321,9 @@ def _evaluation_settings(
         if is_data or not callable(task):
             return _text_of(task, name or f"evaluation{number}", objects)
         text = f"{FUNCTION}{name or getattr(task, '__name__', type(task).__name__)}"
+        if text in objects:
+            name = text.removeprefix(FUNCTION)
+            raise SettingsError(f"evaluation: two functions have the name {name}; pass a dictionary NAME → function.")
         objects[text] = task
         return text
 
@@ -323,7 +331,8 @@ def _evaluation_settings(
         return settings_to_dict(evaluation)
     # Tasks without settings: the settings that describe the earlier tasks are reset.
     values = settings_to_dict(EvaluationSettings()) | {"tasks": evaluation}
-    del values["every_steps"]
+    if not isinstance(evaluation, list | tuple) or evaluation:
+        del values["every_steps"]
     if _is_settings_dict(evaluation, EvaluationSettings):
         values = dict(evaluation)
     tasks = values.get("tasks")

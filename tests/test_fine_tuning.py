@@ -23,7 +23,7 @@ from angle_llm import AngleObjective, Interrupted, SentenceEncoder, TrainSetting
 from angle_llm.data.formats import DataError
 from angle_llm.data.sources import source_in_memory
 from angle_llm.io import FolderError
-from angle_llm.losses import FunctionTerm, Relation
+from angle_llm.losses import FunctionTerm, NestedObjective, Relation
 from angle_llm.losses.terms import BatchPairs, BatchTerm, Term, as_objective, described
 from angle_llm.run import PythonObjects
 from angle_llm.settings.parsing import SettingsError, load_settings
@@ -222,6 +222,12 @@ def test_own_losses_are_used_alone_and_beside_the_built_in_terms(common: dict[st
     }
     (first, *_) = (tmp_path / "beside" / "settings.yaml").read_text().splitlines()
     assert first == "# Passed in Python, and not in this file: loss in_batch, loss angle, loss gor"
+    recipe = tmp_path / "recipe.yaml"  # its objective is replaced
+    recipe.write_text("objective: {in_batch_temperature: 0.03}\n")
+    nested = NestedObjective(AngleObjective(), (4,))
+    result = fine_tune(recipe, data=PAIRS, loss=nested, run_dir=str(tmp_path / "nested"), **common)
+    assert (tmp_path / "nested" / "settings.yaml").read_text().startswith(f"{first.rpartition(':')[0]}: loss NestedObj")
+    assert "loss/dim4" in result.metrics[0]
     with pytest.raises(SettingsError, match="loss excludes the settings objective"):
         fine_tune(data=PAIRS, loss=spread, objective={"angle_weight": 1}, run_dir=str(tmp_path / "both"), **common)
     with pytest.raises(ValueError, match="different names"):
@@ -513,6 +519,11 @@ class Misspelt(Callback):
             "nested.dimensions: expected even numbers",
         ),
         ({"loss": lambda embeddings, _: embeddings.detach().sum()}, "loss <lambda>: expected a scalar that depends on"),
+        ({"loss": AngleObjective}, r"loss: expected an object, got the class AngleObjective; pass AngleObjective\("),
+        (
+            {"evaluation": [lambda _: 1, lambda _: 2]},
+            "two functions have the name <lambda>; pass a dictionary",
+        ),
         ({"loss": torch.nn.PReLU()}, "loss: PReLU has parameters, which a run does not train"),
         ({"evaluation": {"own": lambda _: None}}, "evaluation own: expected a number or a dictionary of numbers"),
         (

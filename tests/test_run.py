@@ -29,6 +29,7 @@ from angle_llm.settings.train import (
     TrainSettings,
 )
 from angle_llm.train.distributed import RemoteRankError
+from angle_llm.train.objectives import unused_options
 from angle_llm.train.run_folder import Run
 
 
@@ -167,15 +168,45 @@ def test_a_second_run_in_the_same_directory_is_refused(settings: TrainSettings) 
         pass
 
 
+def test_a_run_directory_of_the_user_is_kept(settings: TrainSettings) -> None:
+    settings.run_path.mkdir(parents=True)
+    with Run.start(settings):
+        pass
+    assert settings.run_path.exists()
+
+
+def test_a_setting_that_another_run_of_the_directory_had_is_named(settings: TrainSettings) -> None:
+    narrow = replace(settings, data=replace(settings.data, where={"lang": "en"}))
+    with Run.start(narrow) as run:
+        run.prepare()
+    with pytest.raises(SettingsError, match=r'data\.where\.lang "en" \(now null\)'), Run.start(settings):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ({"cosine_temperature": 0.2}, ["objective.cosine_temperature has no effect: objective.cosine_weight is 0"]),
+        ({"cosine_temperature": 0.2, "cosine_weight": 1.0}, []),
+        ({"teacher_temperature": 1.0, "kl_weight": 1.0, "in_batch_weight": 0.0, "in_batch_temperature": 0.1}, []),
+        ({}, []),
+    ],
+)
+def test_a_temperature_without_its_term_is_named(objective: dict[str, float], message: list[str]) -> None:
+    settings = TrainSettings(objective=ObjectiveSettings(**objective))
+    assert unused_options(settings) == message
+    terms = {"cosine_weight": 1, "kl_weight": 1}
+    sets = [MixedSet(path="a"), MixedSet(path="b", objective=terms)]
+    assert unused_options(replace(settings, data=DataSettings(sets=sets))) == []
+
+
 def test_ranks_with_other_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also settings that do not change the result: ranks would plan other batches, or write to another folder."""
     settings = TrainSettings(run_dir=str(tmp_path / "run"))
     other = replace(settings, run_dir=str(tmp_path / "other"), graph_tokens=5)
     processes = Mock(gather=lambda value: [value, value, other if value == settings else other.identity])
     monkeypatch.setattr("angle_llm.train.run_folder.Processes.start", lambda: processes)
-    refused = pytest.raises(
-        RemoteRankError, match=r"rank 0 and rank 2 \(now\): run_dir .*, graph_tokens null \(now 5\)"
-    )
+    refused = pytest.raises(RemoteRankError, match=r"rank 2 \(now\) have .*: run_dir .*, graph_tokens null \(now 5\)")
     with refused, Run.start(settings):
         pass
     assert not (tmp_path / "run").exists()

@@ -24,9 +24,6 @@ class TextBatch:
     two prompts or two instructions has two entries, for example as a query and as a document, or in two datasets.
 
     `texts`, `prompts` and `instructions` have N entries; all other fields have P entries.
-
-    Raises:
-        ValueError: as in `Relation`, for a row number outside of `texts`, or a repeated text with equal prompt and instruction.
     """
 
     texts: list[str]

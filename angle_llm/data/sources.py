@@ -354,7 +354,8 @@ class _Resolver(NamedTuple):
             )
         parts = [part for name, part in splits.items() if split in (None, name)]
         paths = [Path(file["filename"]) for part in parts for file in part.cache_files]
-        return Source(str(folder), "folder", tuple(map(self._reader, paths)), folder)
+        kind: Kind = "file" if len(parts) == 1 else "folder"
+        return Source(str(folder), kind, tuple(map(self._reader, paths)), folder)
 
 
 def find_path(path: str) -> Path:

@@ -28,6 +28,8 @@ from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
 
 CONFIDENCE = 0.95
 """Confidence level of all intervals."""
+FEWEST_ITEMS = 6
+"""Fewest items of a comparison. With five, the smallest two-sided p-value of a sign test is 2 / 2⁵ = 0.06."""
 
 _BLOCK = 128  # resamples computed at once
 _EQUAL_TOLERANCE = 1e-13  # largest range, relative to the largest value, of a list whose values count as equal
@@ -182,8 +184,14 @@ def _draws(size: int, resamples: int, stream: str) -> Iterator[NDArray[np.int64]
 
 
 def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, stream: str = "") -> Interval:
-    """Return the 95 % bootstrap interval of the mean of per-item values, such as the recall of each query."""
-    return percentile_interval(_resampled_means(np.asarray(values_P, dtype=np.float64), resamples, stream))
+    """Return the 95 % bootstrap interval of the mean of per-item values, such as the recall of each query.
+
+    It is NaN for a single item.
+    """
+    values = np.asarray(values_P, dtype=np.float64)
+    if len(values) == 1:
+        return Interval(math.nan, math.nan)
+    return percentile_interval(_resampled_means(values, resamples, stream))
 
 
 def percentile_interval(values_B: ArrayLike) -> Interval:
@@ -215,10 +223,11 @@ def mean_difference(ours_P: ArrayLike, theirs_P: ArrayLike, *, stream: str = "")
     """Compare the mean metrics of two models by a paired bootstrap: difference, 95 % interval and p-value.
 
     `ours_P` and `theirs_P` are the metric values of the two models for the same P test items. The difference is
-    `ours_P` minus `theirs_P`.
+    `ours_P` minus `theirs_P`. Interval and p-value are NaN for fewer than `FEWEST_ITEMS` items.
     """
     ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_P, theirs_P))
-    resampled_B = _resampled_means(ours - theirs, RESAMPLES, stream)
+    enough = len(ours) >= FEWEST_ITEMS
+    resampled_B = _resampled_means(ours - theirs, RESAMPLES, stream) if enough else np.full(1, math.nan)
     return _difference(len(ours), float(ours.mean()), float(theirs.mean()), resampled_B)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -35,12 +36,20 @@ RESAMPLES = 1000
 def open_encoder(settings: EvalSettings, model: str) -> SentenceEncoder:
     """Open the encoder `model` with the flags of an evaluation.
 
-    The folder of the JSON file is created first, so that a wrong path fails before the model is opened.
+    The path of the JSON file is checked first, and its folder is created.
+
+    Raises:
+        SettingsError: if the JSON file cannot be written.
     """
     from angle_llm.model.encoder import SentenceEncoder
 
     if settings.json is not None:
-        settings.json.expanduser().parent.mkdir(parents=True, exist_ok=True)
+        path = settings.json.expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise SettingsError(
+                f"--json {settings.json}: expected the path of a file, in a folder that can be written."
+            )
     encoder = SentenceEncoder.from_pretrained(model, **settings.options())
     return encoder if settings.side is None else encoder.for_side(settings.side)
 
@@ -168,8 +177,8 @@ class EncoderFacts:
     prompt: dict[str, Any]
     pooling: str
     max_length: int
-    weights: int | None = None
-    """Number of weights; None in files of older versions."""
+    weights: int
+    """Number of weights."""
 
     @classmethod
     def of(cls, encoder: Any) -> EncoderFacts:

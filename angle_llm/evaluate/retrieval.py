@@ -38,7 +38,7 @@ import numpy as np
 
 from angle_llm.data.examples import training_source
 from angle_llm.data.sources import evaluation_source, resolve_source
-from angle_llm.evaluate.bootstrap import Difference, Interval, mean_difference, mean_interval
+from angle_llm.evaluate.bootstrap import FEWEST_ITEMS, Difference, Interval, mean_difference, mean_interval
 from angle_llm.evaluate.encoding import (
     RESAMPLES,
     Encode,
@@ -149,7 +149,7 @@ class EvaluatedModel:
         seconds = content["encode_seconds"]
         facts = {
             **encoder.columns(),
-            "weights, millions": None if encoder.weights is None else f"{encoder.weights / 1e6:,.0f}",
+            "weights, millions": f"{encoder.weights / 1e6:,.0f}",
             "dimensions": content["dimensions"],
             "texts per second": f"{content['texts'] / seconds:,.0f}" if seconds else None,
         }
@@ -413,7 +413,7 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
 
     The report is printed, and results are written to the file of `--json`. Data and output paths are checked before a
     model is opened. One encoder is in memory at a time, and the reranker beside the first. If a
-    comparison fails, the results of the model are printed and written before the error.
+    comparison with another encoder fails, the results of the model are printed and written before the error.
 
     Raises:
         FileNotFoundError, ValueError: if a file of `--against` is missing, or has other content.
@@ -432,7 +432,9 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
     if settings.rerank is not None:
         from angle_llm.model.reranker import Reranker
 
-        reranking = Reranking(Reranker(settings.rerank, device=settings.device).scores, settings.top)
+        reranking = Reranking(
+            Reranker(settings.rerank, dtype=settings.dtype, device=settings.device).scores, settings.top
+        )
     results, encoder = evaluate_model(settings, settings.model, evaluate_retrieval, tasks, reranking=reranking)
     ours = evaluated(settings.model, results, encoder)
     comparisons = []
@@ -500,6 +502,8 @@ def retrieval_report(results: RetrievalResults, ours: EvaluatedModel, comparison
         notes.append("strict: share of queries whose R answers are the first R candidates.")
     if any(not task.answers for task in results.tasks.values()):
         notes.append("accuracy: nearest class mean. 5NN: most frequent class of 5 neighbours. MAP: texts of the class.")
+    if comparisons and any(task.queries < FEWEST_ITEMS for task in results.tasks.values()):
+        notes.append(f"nan: no interval and no p for fewer than {FEWEST_ITEMS} queries; no difference would be clear.")
     if comparisons:
         notes.append(
             f"Compared with {' and '.join(compared.name for compared, _ in comparisons)}. A positive difference means "

@@ -412,8 +412,7 @@ def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores], dict[str,
         for name, (cosine, gold, _) in scores.items():
             if cosine.ndim != 1 or cosine.shape != gold.shape or not np.isfinite([cosine, gold]).all():
                 raise ValueError(f"task {name!r}: expected a finite cosine and gold score of each pair")
-        encoder = f" ({EncoderFacts(**content['encoder'])})" if "encoder" in content else ""
         texts = {name: (task["variant"], task["edits"]) for name, task in content["tasks"].items()}
-        return f"{content['model']}{encoder}", scores, texts
+        return f"{content['model']} ({EncoderFacts(**content['encoder'])})", scores, texts
 
     return read_results(str(path), parse)

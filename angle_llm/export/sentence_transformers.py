@@ -85,7 +85,7 @@ def export_sentence_transformers(
     if card.dimensions is not None:
         raise ArtifactError(
             f"{source} keeps the first {card.dimensions} dimensions, which a sentence-transformers folder cannot store. Set "
-            f"`dimensions` to null in {source / CARD_NAME}, export again, and open the folder with "
+            f"`dimensions` to null in {CARD_NAME} of a copy, export the copy, and open the folder with "
             f"SentenceTransformer(…, truncate_dim={card.dimensions})"
             f"{', and encode(…, normalize_embeddings=True)' if card.normalize else ''}."
         )

@@ -232,6 +232,8 @@ def as_objective(loss: Loss) -> Objective:
             terms += part.terms
         elif isinstance(part, Term):
             terms.append(part)
+        elif isinstance(part, type):
+            raise TypeError(f"loss: expected an object, got the class {part.__name__}; pass {part.__name__}(…)")
         elif callable(part) and not isinstance(part, Objective):
             terms.append(FunctionTerm(getattr(part, "__name__", type(part).__name__), part))
         else:

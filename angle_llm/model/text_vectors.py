@@ -36,7 +36,7 @@ from angle_llm.io import (
     write_folder,
     write_json,
 )
-from angle_llm.model.vectors import Array, encoder_identity, join_arrays, untokenizable
+from angle_llm.model.vectors import Array, encoder_identity, join_arrays, save_array, untokenizable
 from angle_llm.prompts import SIDES, InstructedText, Side, split_instructions, usable_instructions
 from angle_llm.resumable_folder import IDENTITY, ResumableFolder
 
@@ -154,8 +154,8 @@ def _write_part(encoder: SentenceEncoder, texts: Sequence[SidedText], folder: Pa
         vectors_ND[rows] = of_side.encode(plain, instruction=usable, show_progress=True)
     for row in np.flatnonzero(~vectors_ND.any(axis=1)).tolist():
         raise DataError(f"text {texts[row].shown()}: its vector is 0, so it has no cosine. Remove the row")
-    np.save(folder / "vectors.npy", vectors_ND)
-    np.save(folder / "keys.npy", np.frombuffer(b"".join(text.key for text in texts), dtype=np.uint64))
+    save_array(folder / "vectors.npy", vectors_ND)
+    save_array(folder / "keys.npy", np.frombuffer(b"".join(text.key for text in texts), dtype=np.uint64))
 
 
 # --- vectors of a guide or teacher, looked up by text -----------------------------------------------------------------

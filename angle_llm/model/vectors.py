@@ -145,13 +145,22 @@ def write_shard(
         flat = pyarrow.array(np.ascontiguousarray(columns["embedding"]).reshape(-1))
         table["embedding"] = pyarrow.FixedSizeListArray.from_arrays(flat, columns["embedding"].shape[1])
     else:
-        np.save(folder / f"{name}.npy", columns["embedding"], allow_pickle=False)
+        save_array(folder / f"{name}.npy", columns["embedding"])
     if format != "bare npy":
         # Without a dictionary, because values rarely repeat. The bytes do not depend on the number of threads.
         parquet.write_table(pyarrow.table(table), folder / f"{name}.parquet", use_dictionary=False, compression="zstd")
     if skipped:
         text = "".join(json.dumps(row) + "\n" for row in skipped)
         (folder / f"{name}{SKIPPED}").write_text(text, encoding="utf-8")
+
+
+def save_array(path: Path, values: Array) -> None:
+    """Write a .npy file; unlike `np.save`, the error of a full disk has its reason."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(values))
+        )
+        file.write(np.ascontiguousarray(values).data)
 
 
 def join_arrays(paths: Sequence[Path], file: BinaryIO) -> None:
@@ -179,7 +188,7 @@ def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
         "pooling": encoder.pooling,
         "max_length": encoder.max_length,
         "dimensions": encoder.dimensions,
-        "normalize": encoder.normalize or None,  # None equals a field that an earlier version did not write
+        "normalize": encoder.normalize,
         "attention": encoder.attention,
     }
 
@@ -220,7 +229,7 @@ def tokenizer_state(tokenizer: Any) -> str:
 def untokenizable(encoder: SentenceEncoder, text: str, instructions: Instructions = ()) -> str:
     """Return why a text, with its instruction if one is given, has no token ids; empty if it has token ids."""
     try:
-        encoder.tokenize([text], 0, instructions)
+        encoder.tokenize([text], instructions=instructions) if instructions else encoder.tokenize([text])
     except ValueError as error:
         return str(error).removeprefix("text 0: ").removeprefix("text 0 ").removesuffix(".")
     return ""

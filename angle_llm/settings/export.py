@@ -109,6 +109,9 @@ class VerifySettings:
                 "verify: expected two or more folders or models to compare, or one and --server URL; got "
                 f"{len(self.forms)}."
             )
+        servers = [*self.server, *(form for form in self.forms if form.startswith(("http://", "https://")))]
+        if (self.server_model or self.send_prompt) and not servers:
+            raise SettingsError("--server-model and --send-prompt belong to --server, which is not set.")
         for url in self.server:
             if not url.startswith(("http://", "https://")):
                 raise SettingsError(f"--server: expected an address that starts with http://, got {url!r}.")

@@ -358,7 +358,8 @@ class TrainSettings:
     """Seed of adapter initialisation, data order and dropout."""
     resume: str | None = None
     """auto: resume from the newest complete checkpoint in run_dir, or start without one. never: start again and remove
-    checkpoints. Otherwise the name or path of a checkpoint in run_dir. None: start; refused if run_dir has checkpoints."""
+    checkpoints. The name or path of a checkpoint in run_dir: resume from it, and remove later checkpoints. None: start;
+    refused if run_dir has checkpoints."""
     report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = field(
         default_factory=lambda: ["tensorboard"]
     )

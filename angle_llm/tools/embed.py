@@ -188,7 +188,7 @@ def _identity(job: EmbedJob) -> dict[str, Any]:
             "id_column": corpus.id_column,
         },
         "model": encoder_identity(job.encoder),
-        "vectors": {**asdict(job.form), "complex": False},  # earlier versions stored complex vectors too
+        "vectors": asdict(job.form),
         "layout": {"format": job.format, "rows": settings.shard_rows, "store_text": settings.store_text},
     }
 

@@ -74,8 +74,8 @@ def make_request(
     The seed is derived from row and kind, the key from everything that changes the answer.
     """
     seed = int.from_bytes(_digest([settings.seed, row, kind])[:4], "big") >> 1  # servers take 31 bits
-    how: object = settings.dtype if name.startswith(LOCAL) else {}  # {}: keys of older journals stay valid
-    sampling = [settings.max_new_tokens, settings.temperature, settings.top_p, how]
+    dtype = settings.dtype if name.startswith(LOCAL) else None
+    sampling = [settings.max_new_tokens, settings.temperature, settings.top_p, dtype]
     return LlmRequest(row, text, kind, name, message, seed, _digest([name, sampling, message, seed]).hex()[:24])
 
 

@@ -34,7 +34,7 @@ class TrainingState:
     steps: int
     """Number of optimizer steps of the whole run."""
     encoder: SentenceEncoder
-    """The encoder that is trained. Do not change it. With ZeRO, its weights may be on other processes: then use an
+    """The encoder that is trained. Do not change it. With ZeRO or FSDP, its weights may be on other processes: then use an
     evaluation function (`fine_tune(evaluation=…)`), which all processes call."""
     step: int = 0
     """Number of completed optimizer steps."""

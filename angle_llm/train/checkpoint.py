@@ -104,7 +104,7 @@ class Checkpoints:
         weights, optimizer = (processes.broadcast(tensors.get(name)) for name in FILES)
         strategy.load_state(weights, optimizer)
         progress, states = values["progress"], values["random"]
-        if values.get("scale") is not None:  # not in checkpoints of earlier versions
+        if values["scale"] is not None:
             strategy.scale = GradientScale(**values["scale"])
         if processes.rank < len(states):
             set_random_state(states[processes.rank], processes.device)

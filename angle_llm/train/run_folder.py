@@ -139,6 +139,7 @@ class Run:
         self.settings, self.processes = settings, processes
         self.folder = settings.run_path
         self._lock: FileLock | None = None
+        self._is_new = False
         self.starts_over = processes.from_main(self._check)
         """Whether the run starts at step 1, not from a checkpoint."""
 
@@ -158,7 +159,7 @@ class Run:
         processes = Processes.start()
         of_main, *of_others = map(settings_to_dict, processes.gather(settings))
         for rank, values in enumerate(of_others, 1):
-            if changed := differences(of_main, values):
+            if changed := differences(of_main, values, removed=True):
                 raise RemoteRankError(
                     f"rank 0 and rank {rank} (now) have different settings or data: {', '.join(changed)}. Rows that "
                     "are passed in Python are named memory:…. Use the same settings and data on every rank."
@@ -190,7 +191,7 @@ class Run:
         path = self.folder / "settings.yaml"
         stored = (load_settings(TrainSettings, path) if path.exists() else settings).identity
         if stored != settings.identity:
-            changed = differences(settings_to_dict(stored), settings_to_dict(settings.identity))
+            changed = differences(settings_to_dict(stored), settings_to_dict(settings.identity), removed=True)
             raise SettingsError(
                 f"{self.folder} contains a run with other settings ({', '.join(changed)}). Choose another --run-dir, or remove "
                 "that directory."
@@ -210,15 +211,17 @@ class Run:
                 f"{self.folder} contains a run that is not finished, with the checkpoint {names[-1]}. Set --resume auto (in "
                 "Python: resume='auto') to continue it, or --resume never to remove its checkpoints and start again."
             )
+        self._is_new = not self.folder.exists()
         self._lock = lock_folder(self.folder)
         return starts_over
 
     def unlock(self) -> None:
-        """Release the lock of the run directory, and remove the directory if nothing was written to it."""
+        """Release the lock of the run directory, and remove the directory if the run created it and wrote nothing to it."""
         if self._lock is not None:
             unlock_folder(self._lock)
-            with suppress(OSError):  # not empty
-                self.folder.rmdir()
+            if self._is_new:
+                with suppress(OSError):  # not empty
+                    self.folder.rmdir()
 
     def prepare(self, passed: str = "") -> None:
         """Create the run directory, remove an earlier result.json, and write settings.yaml, on the main process.

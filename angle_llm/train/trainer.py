@@ -160,6 +160,7 @@ class Trainer:
             "settings": settings.fingerprint(),
             "examples": mixture.digest,
             "base weights": encoder.base_fingerprint,
+            "dtype": settings.model.dtype,
             "kind of device": self._processes.device.type,
         }
         identity |= {f"vectors of {name}": text_vectors.digest for name, text_vectors in (vectors or {}).items()}
@@ -380,9 +381,10 @@ class Trainer:
         if budget is None and can_checkpoint and checkpointing_problem(self._encoder.model.backbone) is None:
             budget = replace(self._budget, activation_checkpointing=True)
         if budget is None:
+            never = self._settings.activation_checkpointing == "never"
+            advice = "Set --activation-checkpointing auto" if never else "Lower --model.max-length"
             raise TrainingError(
-                f"out of memory ({reason}) with a single text per micro-batch. Lower --model.max-length, or use a smaller "
-                "model or more memory."
+                f"out of memory ({reason}) with a single text per micro-batch. {advice}, or use a smaller model or more memory."
             )
         self._run.log(f"out of memory: repeating the step with {budget} (the same update, except for dropout masks)")
         self._use(budget)

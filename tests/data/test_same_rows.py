@@ -18,7 +18,7 @@ from angle_llm.data.corpus import Corpus
 from angle_llm.data.examples import load_examples, open_examples
 from angle_llm.data.files.file_types import BadRow
 from angle_llm.data.formats import Dropped
-from angle_llm.data.sources import resolve_source
+from angle_llm.data.sources import evaluation_source, resolve_source
 from angle_llm.evaluate.sts_tasks import read_pairs
 from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.train import DataSource
@@ -325,6 +325,9 @@ def test_folder_of_save_to_disk_is_opened_by_every_command(tmp_path: Path) -> No
         corpus = Corpus.open(source)
         assert [row.text for row in corpus if not isinstance(row, BadRow)] == texts
         assert corpus.survey(skip_bad=False).rows == len(texts)
+    assert [row.values for row in evaluation_source(train).rows()] == [{"text": "a"}, {"text": "b"}]
+    with pytest.raises(DataError, match="expected a file or a BEIR folder"):
+        evaluation_source(tmp_path / "saved")
     with pytest.raises(DataError, match=r"no split 'dev'; splits there: test, train"):
         resolve_source(f"{tmp_path}/saved@dev")
     with pytest.raises(DataError, match=r"no split 'test'; splits there: train"):

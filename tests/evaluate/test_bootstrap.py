@@ -12,6 +12,7 @@ from angle_llm.evaluate.bootstrap import (
     Difference,
     PairedDifferences,
     _draws,
+    mean_difference,
     mean_interval,
     percentile_interval,
     resampled_spearman,
@@ -121,6 +122,15 @@ def test_paired_interval_is_shorter_than_that_of_one_model() -> None:
     # Without pairing, even the interval of one model is longer.
     alone = percentile_interval(100 * resampled_spearman(better.cosine, better.gold))
     assert one.interval.high - one.interval.low < 0.7 * (alone.high - alone.low)
+
+
+def test_a_few_items_have_no_interval() -> None:
+    """Also if all of them agree: the bootstrap of equal differences has no width."""
+    few, enough = (mean_difference([100.0] * count, [50.0] * count) for count in (5, 6))
+    assert (few.difference, enough.difference) == (50, 50)
+    assert all(map(math.isnan, (few.interval.low, few.interval.high, few.p_value)))
+    assert (enough.interval, enough.p_value < 0.05) == (Interval(50, 50), True)
+    assert math.isnan(mean_interval([100.0]).low)
 
 
 def test_average_is_over_common_published_tasks() -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from angle_llm.evaluate.bootstrap import mean_difference
 from angle_llm.evaluate.retrieval import Reranking, query_metrics, read_tasks, rerank, retrieval_main
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask
 from angle_llm.export.push import _read_scores
+from angle_llm.model.reranker import Reranker
 from angle_llm.settings.commands import RetrievalSettings
 from angle_llm.settings.parsing import SettingsError
 
@@ -106,6 +107,14 @@ def test_the_command_shows_what_a_reranker_adds(
     assert speed[0]
     assert speed[2] != speed[0], "the encoder's speed is not the speed of the reranker"
     assert "Compared with DIR, first 10 ordered by RERANKER. A positive difference means that DIR is better" in printed
+    # The reranker has the dtype of the command.
+    opened: list[Reranker] = []
+    monkeypatch.setattr(
+        "angle_llm.model.reranker.Reranker",
+        lambda *args, **options: opened.append(Reranker(*args, **options)) or opened[0],
+    )
+    retrieval_main(replace(settings, dtype="bfloat16", json=None))
+    assert {weight.dtype for weight in opened[0].model.parameters()} == {torch.bfloat16}
     assert _read_scores(tmp_path / "out.json") == [("held_out", "nDCG@10", result.metrics["nDCG@10"].value)]
 
 

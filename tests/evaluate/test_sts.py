@@ -32,6 +32,7 @@ from angle_llm.evaluate.sts import sts_main
 from angle_llm.evaluate.sts_tasks import PUBLISHED_EDITS
 from angle_llm.prompts import load_prompt
 from angle_llm.settings.commands import StsEvalSettings
+from angle_llm.settings.parsing import SettingsError
 
 TSV = "sentence1\tsentence2\tscore\na b\ta b\t5\na b\ta c\t3\na b\td e\t0\n"
 
@@ -292,6 +293,19 @@ def test_a_task_that_is_named_twice_is_refused_before_a_model_is_opened(
     with pytest.raises(ValueError, match="unique names"):
         sts_main(settings)
     assert opened == []
+
+
+def test_a_folder_in_place_of_the_json_file_is_refused_before_a_model_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    refused: list[Words] = []
+    with pytest.raises(SettingsError, match=r"--json .*folder: expected the path of a file"):
+        refused += run_main(tmp_path, "--json", tmp_path / "folder", m=FailsToOpen)
+    assert refused == []
+
+
+class FailsToOpen(Words):
+    def __init__(self, *_: object, **__: object) -> None:
+        raise AssertionError("opened too early")
 
 
 def test_scores_of_other_sentences_are_compared_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """STS reports: tables, published rows, intervals, CSV, JSON."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 from evaluate_samples import hashed_words, rows_of
 
 from angle_llm.evaluate import PUBLISHED, PUBLISHED_TASKS, PairScores, StsPair, StsTask, compare, evaluate
+from angle_llm.evaluate.encoding import EncoderFacts
 from angle_llm.evaluate.sts import StsResults, read_scores, sts_report
 from angle_llm.io import plain, write_json
+from angle_llm.prompts import load_prompt
 
 PAIRS = (StsPair("a b", "a b", 5.0, "one"), StsPair("a b", "a c", 3.0, "one"), StsPair("a b", "d e", 0.0, "two"))
 
@@ -127,11 +130,14 @@ def test_comparison_in_the_report() -> None:
     assert "mine, sickr" in report  # not compared
 
 
+FACTS = EncoderFacts(load_prompt("plain").to_dict(), "mean", 100, 10)
+
+
 def test_saved_scores_are_read_exactly(tmp_path: Path) -> None:
     here = resampled("sts12", "sickr")
-    write_json(tmp_path / "sts.json", plain({"model": "some/model", **here.to_dict()}))
+    write_json(tmp_path / "sts.json", plain({"model": "some/model", "encoder": asdict(FACTS), **here.to_dict()}))
     model, saved, _ = read_scores(tmp_path / "sts.json")
-    assert (model, list(saved)) == ("some/model", ["sts12", "sickr"])
+    assert (model, list(saved)) == (f"some/model ({FACTS})", ["sts12", "sickr"])
     for name, scores in saved.items():
         np.testing.assert_array_equal(scores[:2], here.scores[name][:2])
 

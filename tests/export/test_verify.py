@@ -4,7 +4,7 @@ import copy
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 
 from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.evaluate import sts_score
+from angle_llm.evaluate.encoding import encode_usable
 from angle_llm.export.comparison import TIMES_SMALLER, Encoded, FormFacts, Verification, compare_forms
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.formats.onnx_folder import GRAPH_NAME
@@ -23,6 +24,8 @@ from angle_llm.export.merge import merge
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.verify import VerifyOptions, _built_in_texts, _library_versions, verify
 from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError
+from angle_llm.settings.export import VerifySettings
+from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import LoraSettings
 
 PAIRS = "starter:graded_pairs.tsv"
@@ -172,6 +175,18 @@ def test_correlations_are_compared_too(forms: Path) -> None:
     scores = iter([70.0, 70.2])
     odd = verify([forms / "adapter", forms / "merged"], VerifyOptions(score=lambda _: next(scores), device="cpu"))
     assert "Spearman 70.20" in problems(odd)
+
+
+def test_a_program_encodes_texts_without_letters(forms: Path) -> None:
+    encoder = SentenceEncoder.from_pretrained(forms / "adapter", device="cpu")
+    program = SimpleNamespace(encode=encoder.encode, tokenize=lambda texts: encoder.tokenize(texts), dimensions=0)
+    np.testing.assert_array_equal(encode_usable(program, ["?!", "no"]), encoder.encode(["?!", "no"]))
+
+
+def test_flags_of_a_server_need_one() -> None:
+    with pytest.raises(SettingsError, match="--server-model and --send-prompt belong to --server"):
+        VerifySettings(("a", "b"), send_prompt=True)
+    VerifySettings(("a", "http://localhost:1"), send_prompt=True)
 
 
 def test_the_tolerance_may_be_0(forms: Path) -> None:

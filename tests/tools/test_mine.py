@@ -498,6 +498,16 @@ def test_a_result_with_another_attention_is_refused(tmp_path: Path) -> None:
         mine(tmp_path, base, pairs, **how)
 
 
+def test_a_result_with_a_prompt_that_appended_a_token_is_refused(tmp_path: Path) -> None:
+    pairs, prompt = write_pairs(tmp_path / "p.jsonl"), tmp_path / "own.yaml"
+    base = save_tiny_base("llama", tmp_path / "base")
+    prompt.write_text("name: own\ntemplate: 'About {text}'\nappend: eos\n")
+    mine(tmp_path, base, pairs, prompt=str(prompt))
+    prompt.write_text("name: own\ntemplate: 'About {text}'\n")
+    with pytest.raises(FolderError, match=r'append "eos" \(now null\)'):
+        mine(tmp_path, base, pairs, prompt=str(prompt))
+
+
 def test_other_files_are_not_changed(tmp_path: Path, base: Path) -> None:
     pairs, held = write_pairs(tmp_path / "p.jsonl"), tmp_path / "triples.jsonl.parts" / "held"
     (tmp_path / "triples.jsonl").write_text("mine\n")

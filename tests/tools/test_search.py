@@ -142,14 +142,6 @@ def test_damaged_and_unfinished_folders_and_bad_queries_are_refused(encoder: Sen
         read_index(out)
 
 
-def test_an_index_with_settings_of_an_earlier_version_is_read(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    embed(encoder, write_lines(tmp_path / "texts.txt"), tmp_path / "out")
-    index, path = read_index(tmp_path / "out"), tmp_path / "out" / "embeddings.json"
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps(values | {"source": values["source"] | {"delimiter": None, "encoding": "utf-8"}}))
-    assert read_index(tmp_path / "out") == index
-
-
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("bases")

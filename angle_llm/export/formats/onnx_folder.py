@@ -23,6 +23,10 @@ GRAPH_NAME = "onnx/model.onnx"
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
+_BATCH = 32
+"""Number of texts that are encoded together."""
+
+
 def is_onnx_folder(path: str | Path) -> bool:
     """Return whether a path is a folder of `export_onnx`. It also looks like a sentence-transformers folder."""
     folder = Path(path).expanduser()
@@ -54,8 +58,8 @@ class OnnxModel(ProgramModel):
     dtype = "float32"
     """Dtype of activations, and of weights unless `bits` is 8."""
 
-    def __init__(self, path: str | Path, *, texts_together: int = 32) -> None:
-        """Open the folder. `texts_together` is the batch size.
+    def __init__(self, path: str | Path) -> None:
+        """Open the folder.
 
         Raises:
             MissingLibraryError: if onnxruntime is not installed.
@@ -75,7 +79,6 @@ class OnnxModel(ProgramModel):
             self.session: Any = runtime.InferenceSession(str(folder / GRAPH_NAME), providers=["CPUExecutionProvider"])
             self.tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
             self.max_length = int((self.tokenizer.truncation or {})["max_length"])  # a KeyError is converted too
-        self.texts_together = texts_together
 
     @property
     def _head(self) -> str:
@@ -93,8 +96,8 @@ class OnnxModel(ProgramModel):
         """
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         rows_ND = np.empty((len(texts), self.session.get_outputs()[0].shape[1]), np.float32)
-        for first in range(0, len(order), self.texts_together):
-            numbers = order[first : first + self.texts_together]
+        for first in range(0, len(order), _BATCH):
+            numbers = order[first : first + _BATCH]
             batch = self.tokenizer.encode_batch([self._head + texts[number] for number in numbers])
             ids, mask = (np.array([getattr(one, name) for one in batch]) for name in ("ids", "attention_mask"))
             inputs = {"input_ids": ids, "attention_mask": mask}

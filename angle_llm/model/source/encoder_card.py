@@ -50,9 +50,6 @@ class EncoderCard:
     def write(self, folder: Path) -> None:
         """Write the card as `angle_llm.json` into a folder."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"prompt": self.prompt.to_dict()}
-        for name in ("normalize", "attention", "dense"):  # earlier versions refuse these keys
-            if not values[name]:
-                del values[name]
         (folder / CARD_NAME).write_text(json_text({"format_version": FORMAT_VERSION, **values}), encoding="utf-8")
 
     def check_base(self, fingerprint: str, dtype: str, folder: Path) -> None:

@@ -315,6 +315,10 @@ def _evaluation_settings(
     """
 
     def text_of(task: Any, name: str | None = None, number: str = "") -> str:
+        if isinstance(task, Mapping) and hasattr(task, "column_names"):  # a DatasetDict
+            raise SettingsError(
+                f"evaluation: expected one of the splits {', '.join(task)}, such as data['…'], got all."
+            )
         is_data = hasattr(task, "column_names") or hasattr(task, "__arrow_c_stream__")
         is_function = isinstance(task, FunctionType | MethodType)
         is_data = is_data or (is_function and not inspect.signature(task).parameters)

@@ -138,6 +138,8 @@ def test_a_mixture_of_objects_has_weights(common: dict[str, Any], tmp_path: Path
         (pd.DataFrame({"query": ["a"], "answer": [2.5]}).assign(id=[{1}]), "data row 1: answer .* is 2.5"),
         (pd.DataFrame({"number": [1]}), "data: the columns number fit no format"),
         (datasets.DatasetDict(dev=datasets.Dataset.from_list(PAIRS)), "data: expected one split, got the splits dev"),
+        (datasets.Dataset.from_list(PAIRS).with_transform(dict), "data: the dataset has a transform"),
+        ([*PAIRS, {None: ["c"]}], "data row 25: expected texts as column names, got None"),
     ],
 )
 def test_data_that_cannot_be_used_are_named(data: Any, message: str, common: dict[str, Any], tmp_path: Path) -> None:
@@ -523,6 +525,10 @@ class Misspelt(Callback):
         (
             {"evaluation": [lambda _: 1, lambda _: 2]},
             "two functions have the name <lambda>; pass a dictionary",
+        ),
+        (
+            {"evaluation": datasets.DatasetDict(a=datasets.Dataset.from_list(GRADED))},
+            "one of the splits a, such as data",
         ),
         ({"loss": torch.nn.PReLU()}, "loss: PReLU has parameters, which a run does not train"),
         ({"evaluation": {"own": lambda _: None}}, "evaluation own: expected a number or a dictionary of numbers"),

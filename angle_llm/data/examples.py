@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -25,12 +26,12 @@ import numpy as np
 from angle_llm.data import store
 from angle_llm.data.columns import listed, resolve_format
 from angle_llm.data.files.file_types import FileReader
-from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Example, RowError, Values
+from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Example, RowError, Values, whole
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.sources import STANDARD_INPUT, BadRow, Row, Source, resolve_source
 from angle_llm.io import log, remove_folder
-from angle_llm.settings.parsing import unknown_name
+from angle_llm.settings.parsing import flags_of, unknown_name
 from angle_llm.settings.train import DataSource
 
 
@@ -114,16 +115,25 @@ class ExampleReader:
     def named_values(self, row: Row) -> dict[str, Any]:
         """Return the values of a row with integer labels replaced by their names, for copies of the row.
 
-        Columns that this reader uses as numbers are unchanged: the score and filters. In a copy without names of labels, -1
-        would be a class, so it becomes None (NLI formats skip -1).
+        The column that this reader uses as a score is unchanged. In a copy without names of labels, -1 would be a class, so
+        it becomes None (NLI formats skip -1).
         """
-        numbers = {self.columns.get("score"), self.columns.get("scores"), *self.settings.where}
-        labels = {name: names for name, names in self._files[row.file].label_names.items() if name not in numbers}
+        labels = self._names_in_copies(self._files[row.file])
         values = {name: label_word(value, labels.get(name, [])) for name, value in row.values.items()}
         column = self.columns.get("label")
-        if self.format == "labelled_text" and column in labels and str(values.get(column)).strip() == "-1":
+        if self.format == "labelled_text" and column in labels and str(whole(values.get(column))).strip() == "-1":
             values[column] = None
         return values
+
+    def named_where(self) -> dict[str, Any]:
+        """Return the filters of the settings with the values that rows have in `named_values`."""
+        names = {name: labels for file in self.source.files for name, labels in self._names_in_copies(file).items()}
+        return {column: label_word(wanted, names.get(column, [])) for column, wanted in self.settings.where.items()}
+
+    def _names_in_copies(self, file: FileReader) -> dict[str, list[str]]:
+        """Return the names of labels by column, without the column of the score."""
+        numbers = {self.columns.get("score"), self.columns.get("scores")}
+        return {name: labels for name, labels in file.label_names.items() if name not in numbers}
 
     @cached_property
     def _files(self) -> dict[str, FileReader]:
@@ -166,13 +176,16 @@ class ExampleReader:
 
         Raises `RowError` for a row that cannot be converted.
         """
-        if not all(_equal(row.get(column), wanted) for column, wanted in self.settings.where.items()):
-            return Dropped("filtered by where")
+        for column, wanted in self.settings.where.items():
+            names = file.label_names.get(column, [])
+            if not _equal(label_word(row.get(column), names), label_word(wanted, names)):
+                return Dropped("filtered by where")
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
         if labels := file.label_names.get(self.columns.get("label", "")):
-            if str(fields.get("label")).strip() == "-1":  # a row without a label, in `datasets`
+            fields["label"] = whole(fields.get("label"))
+            if str(fields["label"]).strip() == "-1":  # a row without a label, in `datasets`
                 return Dropped("no gold label")
-            fields["label"] = label_word(fields.get("label"), labels)
+            fields["label"] = label_word(fields["label"], labels)
             label, number = fields["label"], str(fields["label"]).strip()
             if type(label) is int or (number.isdecimal() and number not in labels):
                 raise RowError(f"label is {number}, expected a number from 0 to {len(labels) - 1}: {', '.join(labels)}")
@@ -199,6 +212,13 @@ class ExampleReader:
         report.drop("unpaired", len(rows) - len(examples) * format.rows_per_example)
         yield from examples
 
+    @property
+    def _check_command(self) -> str:
+        """The command that writes a copy of the dataset without bad rows, with the settings of this reader."""
+        values = {name: getattr(self.settings, name) for name in ("format", "columns", "score_range", "where")}
+        values["format"] = None if values["format"] == "auto" and self.format != "text" else self.format
+        return shlex.join(["angle-llm", "data", "check", self.settings.path, *flags_of(values), "--fix", "FOLDER"])
+
     def used_rows(self, report: DataReport) -> Iterator[tuple[Row, Example]]:
         """Yield (row, example) for every usable row in file order, and count every row in `report`.
 
@@ -210,8 +230,9 @@ class ExampleReader:
         for row, result in self.outcomes():
             report.count(result)
             if isinstance(result, BadRow):
-                copy = ", or write a copy without bad rows: angle-llm data check FILE --fix FOLDER"
-                advice = "" if self.source.kind == "rows" else copy
+                advice = (
+                    "" if self.source.kind == "rows" else f", or write a copy without bad rows: {self._check_command}"
+                )
                 raise DataError(f"{result.place}: {result.reason}. Fix the row{advice}")
             if isinstance(row, Row) and not isinstance(result, Dropped):
                 yield row, result
@@ -301,6 +322,7 @@ def label_word(value: Any, names: list[str]) -> Any:
     """
     if isinstance(value, list) and names:
         return [label_word(item, names) for item in value]
+    value = whole(value) if names else value
     number = str(value).strip()
     is_index = type(value) is int or (isinstance(value, str) and not any(map(str.isdecimal, names)))
     return names[int(number)] if is_index and number.isdecimal() and int(number) < len(names) else value

@@ -232,7 +232,7 @@ def read_nli_label(row: Values, field: str) -> str:
 
     The class names and the numbers 0, 1, 2 are accepted; - and -1 mean "no gold label". Other values raise `RowError`.
     """
-    value = _whole(_value(row, field))
+    value = whole(_value(row, field))
     word = str(value).strip().lower() if isinstance(value, int | str) and not isinstance(value, bool) else ""
     if word in ("-", "-1"):  # SNLI as released, and on the hub
         return "no gold label"
@@ -252,7 +252,7 @@ def _value(row: Values, field: str) -> Any:
     return row[field]
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """Convert a float without a fraction, such as 1.0 or the text "1.0", to an integer.
 
     pandas converts integers to such floats if a value is missing, and writes them to CSV files as texts.
@@ -288,7 +288,7 @@ def _labelled_text(row: Values, _: ScoreRange | None) -> LabelledText | Dropped:
 
     A row with a blank label, or the integer -1 of a column with label names, has no gold label and is dropped.
     """
-    label = _whole(_value(row, "label"))
+    label = whole(_value(row, "label"))
     if _is_blank(label):
         return Dropped("no gold label")
     if isinstance(label, ListCell):

@@ -236,6 +236,9 @@ class _Resolver(NamedTuple):
             if self.tables and path.parent.name == QRELS:  # FOLDER/qrels/SPLIT.tsv
                 return self._judged(path.parent.parent, split_of(path.name))
             return self._file(path)
+        folder, _, configuration = name.rpartition(":")
+        if self.datasets and folder and find_path(folder).is_dir():
+            return self._dataset(str(find_path(folder)), part or self.split, configuration)
         hub_id = _HUB_ID.fullmatch(name) if self.datasets and not is_data_name(name) else None
         if hub_id is not None:
             return self._dataset(hub_id["id"], part or self.split, hub_id["configuration"])
@@ -434,6 +437,10 @@ def _rows(data: Any, name: str) -> Any:
     if isinstance(data, datasets.IterableDataset):
         rows: Any = _StoredRows(data.with_format(None), data.features, name)
     elif isinstance(data, datasets.Dataset):
+        if data.format["type"] == "custom":
+            raise DataError(
+                f"{name}: the dataset has a transform, which is not applied; use map in place of set_transform"
+            )
         rows = data.with_format(None)
     elif callable(data):
         rows = _StoredRows(data(), None, name)
@@ -478,13 +485,15 @@ def _as_row(row: Any, name: str, number: int) -> dict[str, Any]:
     """Return a row as a dictionary, with None for NaN and without types of numpy; a text becomes the column `text`.
 
     Raises:
-        DataError: for a row of another type.
+        DataError: for a row of another type, or a column name that is no text or number.
     """
     if isinstance(row, str):
         return {"text": str(row)}
     if not isinstance(row, Mapping):
         raise DataError(f"{name} row {number}: expected a dictionary or a text, got {type(row).__name__}")
-    values = {column: value.tolist() if hasattr(value, "tolist") else value for column, value in row.items()}
+    if odd := [column for column in row if not isinstance(column, str | int)]:
+        raise DataError(f"{name} row {number}: expected texts as column names, got {odd[0]!r}")
+    values = {str(column): value.tolist() if hasattr(value, "tolist") else value for column, value in row.items()}
     return {
         column: None if isinstance(value, float) and math.isnan(value) else value for column, value in values.items()
     }

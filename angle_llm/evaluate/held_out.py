@@ -21,7 +21,7 @@ from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.leakage import EvaluationSet, count_shared
 from angle_llm.data.mixture import sets_of
-from angle_llm.data.sources import MTEB, Source, evaluation_source, resolve_source
+from angle_llm.data.sources import MEMORY, MTEB, Source, evaluation_source, resolve_source
 from angle_llm.evaluate.bootstrap import Difference, PairScores, mean_difference
 from angle_llm.evaluate.bootstrap import compare as compare_pairs
 from angle_llm.evaluate.encoding import Encode, Rows, encode_distinct, encode_functions, unique_names
@@ -147,10 +147,11 @@ class HeldOutEvaluation:
         sets = {source: task.keys() for source, task in self.tasks.items() if task.keys is not None}
         for source, shared in zip(sets, count_shared(data, list(sets.values())), strict=True):
             if listed := ", ".join(f"{count:,} of its {total:,} {unit}" for unit, (count, total) in shared.items()):
+                remedy = f"`angle-llm data check TRAINING_FILE --against {shlex.quote(source)} --fix FOLDER`"
+                advice = "" if source.startswith(MEMORY) else f"; {remedy} removes rows with shared pairs only"
                 yield (
                     f"warning: --evaluation.tasks {source}: the training data contain {listed}. Its scores can be too high. "
-                    "`angle-llm data split` makes parts that share no text; `angle-llm data check TRAINING_FILE --against "
-                    f"{shlex.quote(source)} --fix FOLDER` removes rows with shared pairs only."
+                    f"`angle-llm data split` makes parts that share no text{advice}."
                 )
 
     def reversed_scores(self, settings: TrainSettings) -> Iterator[str]:

@@ -155,7 +155,7 @@ def _train_flags(
         "format": None if source.format == DataSource.format else source.format,
         "columns": source.columns,
         "score_range": source.score_range,
-        "where": source.where,
+        "where": report.where,
     }
     settings = {**settings, "model": model_flags, "data": data, "objective": objective}
     first = [name for name in ("model", "lora", "optimizer", "data", "objective") if name in settings]

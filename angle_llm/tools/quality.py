@@ -105,6 +105,8 @@ class FileReport:
     """Number of distinct texts that are cut at `max_length`."""
     examples: list[str] = field(default_factory=list)
     """Tokens of the first texts as strings, with the pooled token in ⟦ ⟧."""
+    where: dict[str, Any] = field(default_factory=dict)
+    """Filters of the rows, with names of labels in place of their numbers."""
     train: str = ""
     """Flags of the recommended training run; set by `angle-llm data check`."""
     findings: list[Finding] = field(default_factory=list)
@@ -229,6 +231,7 @@ def _check_file(
         scores=_score_table(contents.scores) if {"score", "hypothesis"} & reading.columns.keys() else {},
         classes=dict(contents.classes.most_common()),
         distinct_texts=len(keys.texts),
+        where=reading.named_where(),
     )
     if row_counts.rejected:
         report.add("rejected", report.rejected, _causes(row_counts.rejected), trouble=True)
@@ -256,8 +259,8 @@ class _Contents:
         if isinstance(example, LabelledText):
             self.classes[example.label] += 1
         self.scores.update(round(score, 4) for _, _, score in pairs_of(example))
-        texts = [text.strip() for text in texts_of(example)]
-        self._has_different_texts = self._has_different_texts or len(set(texts)) > 1
+        texts = {text.strip() for text in texts_of(example)}
+        self._has_different_texts = self._has_different_texts or len(texts) > 1
         self._suspicious["short"].update(filter(_SHORT.fullmatch, texts))
         self._suspicious["lists"].update(filter(is_list_text, texts))
         if self._counter is not None:

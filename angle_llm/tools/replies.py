@@ -91,12 +91,18 @@ def _why_dropped(line: str, is_list: bool, are_headings: bool) -> str | None:
     is_heading = _TITLE.fullmatch(sentence) or (_HEADING.match(line) and not is_sentence)
     numbers = [int(number) for number in _NUMBER.findall(line)]
     has_two_items = len(numbers) > 1 and numbers[1] == numbers[0] + 1
-    is_remark = is_outside or is_heading or has_two_items or sentence.endswith((":", "：", ":**", "：**", "[", "{"))
+    is_json = re.match(r'\[?\{|"\w+": ', sentence) or not sentence.strip("[]{}, ")
+    is_remark = (
+        is_outside or is_heading or has_two_items or is_json or sentence.endswith((":", "：", ":**", "：**", "[", "{"))
+    )
     return "remark" if is_remark else None
 
 
 def _json_list(answer: str) -> list[str] | None:
-    """Return the texts of an answer that is a JSON list of texts, or an object whose only value is such a list; else None."""
+    """Return the texts of an answer that is a JSON list, or an object whose only value is a list; else None.
+
+    The items of the list are texts, or objects with one value, a text.
+    """
     bare = answer.strip()
     if _FENCE.match(bare) and bare.endswith(("```", "~~~")):
         bare = bare.partition("\n")[2][:-3].strip()
@@ -106,6 +112,8 @@ def _json_list(answer: str) -> list[str] | None:
         return None
     if isinstance(value, dict) and len(value) == 1:
         value = next(iter(value.values()))
+    if isinstance(value, list):
+        value = [next(iter(item.values())) if isinstance(item, dict) and len(item) == 1 else item for item in value]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         return None
     # An escape can be a lone surrogate, which UTF-8 cannot encode, or a line end.

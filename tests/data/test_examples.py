@@ -1,21 +1,26 @@
 """Examples of a source: every row is used, dropped or rejected, and the report adds up."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pyarrow
 import pytest
+from evaluate_samples import parsed
 from hypothesis import given
 from hypothesis import strategies as st
+from json_lines import read_rows
 from pyarrow import parquet
 
 from angle_llm.data.examples import LoadedData, load_examples, open_examples
 from angle_llm.data.files.file_types import BadRow, DatasetReader
 from angle_llm.data.formats import DataError, PositivePair, ScoredPair, Triple
+from angle_llm.settings.commands import CheckSettings
 from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.parsing import SettingsError
+from angle_llm.tools.check import check_data
 
 GOOD = {"text1": "a", "text2": "b", "score": 1}
 PAIR = {"text1": "a", "text2": "b"}
@@ -45,11 +50,35 @@ def outcomes(path: Path | str, **settings: Any) -> tuple[list[Any], list[BadRow]
 )
 def test_bad_row_is_an_error_with_file_and_line_or_is_listed(tmp_path: Path, row: object, reason: str) -> None:
     path = write(tmp_path / "x.jsonl", GOOD, row, GOOD)
-    with pytest.raises(DataError, match=rf"x\.jsonl:2: .*{reason}.*data check FILE --fix"):
+    with pytest.raises(DataError, match=rf"x\.jsonl:2: .*{reason}.*data check .*x\.jsonl --fix FOLDER"):
         load(path)
     examples, ((file, line, why, _),) = outcomes(path)
     assert examples == [ScoredPair("a", "b", 1.0)] * 2
     assert (file, line, reason in why) == (str(path), 2, True)
+
+
+def test_the_repair_command_has_the_settings_of_the_run(tmp_path: Path) -> None:
+    rows = [{"a": "x", "b": "y", "grade": grade} for grade in (5, 9)]
+    path = write(tmp_path / "x.jsonl", *rows)
+    settings = {"columns": {"text1": "a", "text2": "b", "score": "grade"}, "score_range": (0.0, 5.0)}
+    with pytest.raises(DataError) as stopped:
+        load(path, **settings)
+    command = str(stopped.value).partition("bad rows: ")[2].replace("FOLDER", str(tmp_path / "fixed"))
+    words = shlex.split(command)
+    assert words[:3] == ["angle-llm", "data", "check"]
+    check_data(parsed(CheckSettings, *words[3:], "--model", "none"))
+    assert [row["grade"] for row in read_rows(tmp_path / "fixed" / "x.jsonl")] == [5]
+
+
+@pytest.mark.parametrize("line", ["[" * 5000, f'{{"text1": {"1" * 5000}}}'])
+def test_json_that_python_cannot_read_is_a_bad_row(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n{line}\n")
+    with pytest.raises(DataError, match=r"x\.jsonl:2: a JSON object that cannot be read"):
+        load(path)
+    (tmp_path / "x.json").write_text(line)
+    with pytest.raises(DataError, match="cannot be read"):
+        load(tmp_path / "x.json")
 
 
 def test_row_of_a_json_list_or_parquet_file_has_its_number(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import pytest
+from json_lines import write_rows
 
 from angle_llm.data import DataError, Group, PositivePair, ScoredPair, Triple
 from angle_llm.data.corpus import Corpus
@@ -117,6 +118,25 @@ def test_label_names_decide_in_every_file_type(tmp_path: Path, file_type: str) -
         reader = open_examples(CommandSource(path=source))
         copied = [reader.named_values(row)["label"] for row, _ in reader.used_rows(reader.report())]
         assert copied == ["entailment", "contradiction"], source
+
+
+@pytest.mark.parametrize("file_type", [".csv", ".jsonl"])
+def test_label_numbers_of_pandas_are_named_too(tmp_path: Path, file_type: str) -> None:
+    """Integers become floats if a value is missing."""
+    floats = [{**row, "label": float(row["label"])} for row in (*NLI, {**NLI[0], "label": -1})]
+    for source in sources(tmp_path / "nli", file_type, floats, CARD):
+        assert meaning(source) == ([ScoredPair("a", "e", 1.0), ScoredPair("a", "c", 0.0)], []), source
+
+
+@pytest.mark.parametrize("wanted", ["0", "entailment", 0])
+def test_a_filter_of_named_labels_fits_the_copy_too(tmp_path: Path, wanted: str | int) -> None:
+    (source, *_) = sources(tmp_path / "nli", ".csv", NLI, CARD)
+    reader = open_examples(CommandSource(path=source, where={"label": wanted}))
+    assert meaning(source, where={"label": wanted}) == ([ScoredPair("a", "e", 1.0)], [])
+    assert reader.named_where() == {"label": "entailment"}
+    copy = tmp_path / "copy.jsonl"
+    write_rows(copy, [reader.named_values(row) for row, _ in reader.outcomes()])
+    assert meaning(str(copy), where=reader.named_where()) == ([ScoredPair("a", "e", 1.0)], [])
 
 
 @pytest.mark.parametrize("file_type", FILE_TYPES)

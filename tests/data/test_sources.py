@@ -135,6 +135,19 @@ def test_delimiter_is_detected(tmp_path: Path, delimiter: str) -> None:
     assert values(write(tmp_path / "x.csv", table(delimiter))) == TEXT_ROWS
 
 
+@pytest.mark.parametrize(
+    ("header", "row", "read"),
+    [
+        ("id;Frage (kurz, knapp);Antwort", "1;a;b", {"id": "1", "Frage (kurz, knapp)": "a", "Antwort": "b"}),
+        ('"Frage\n(kurz)";Antwort', "a;b", {"Frage\n(kurz)": "a", "Antwort": "b"}),
+        ("question,answer,,", "a,b,,", {"question": "a", "answer": "b", "": ""}),
+        ("text", "a; b", {"text": "a; b"}),
+    ],
+)
+def test_header_of_a_spreadsheet_is_read(tmp_path: Path, header: str, row: str, read: dict[str, str]) -> None:
+    assert values(write(tmp_path / "x.csv", f"{header}\n{row}\n".encode())) == [read]
+
+
 @pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt"])
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
 def test_encoding_is_set(tmp_path: Path, name: str, encoding: str) -> None:

@@ -518,7 +518,7 @@ def test_numbers_that_are_read_as_numbers_stay_numbers(tmp_path: Path) -> None:
     )
     reading = ("--columns", "score", "label", "--where", "topic", "1")
     assert data(str(tmp_path / "mrpc"), "--model", "none", *reading, "--fix", str(tmp_path / "out")) == 0
-    again: Any = {"columns": {"score": "label"}, "where": {"topic": 1}}
+    again: Any = {"columns": {"score": "label"}, "where": {"topic": "equal"}}
     examples = load_examples(DataSource(path=str(tmp_path / "out" / "mrpc.jsonl"), **again)).examples
     assert examples == [ScoredPair("a man eats", "he starves", 0.0), ScoredPair("a dog runs", "it moves", 1.0)]
     written = [json.loads(line) for line in (tmp_path / "out" / "mrpc.jsonl").read_text("utf-8").splitlines()]

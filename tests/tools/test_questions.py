@@ -360,6 +360,7 @@ LIST = ["What is it?", "Where is it?"]
         json.dumps(LIST, indent=2),
         f"```json\n{json.dumps(LIST)}\n```",
         f"<think>Well.</think>{json.dumps(LIST)}",
+        json.dumps([{"question": text} for text in LIST]),
     ],
 )
 def test_a_json_list_has_a_question_per_item(reply: str) -> None:
@@ -370,6 +371,13 @@ def test_a_line_with_two_questions_is_dropped() -> None:
     assert [reason for _, reason in read_answer("1. What is it? 2. Where is it?")] == ["remark"]
     assert [reason for _, reason in read_answer("1. Is version 3. 5 here?\n2. Where is it?")] == [None, None]
     assert [reason for _, reason in read_answer("[]")] == ["blank"]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_of_another_form_has_no_question(indent: int | None) -> None:
+    rows = [{"question": text, "answer": "Here."} for text in LIST]
+    for reply in (json.dumps(rows, indent=indent), "\n".join(json.dumps(row) for row in rows)):
+        assert [text for text, reason in read_answer(reply) if reason is None] == []
 
 
 @pytest.mark.parametrize(

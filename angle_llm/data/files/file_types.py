@@ -194,7 +194,8 @@ class FileReader:
         except UnicodeEncodeError as error:
             raise RowError(
                 f"byte 0x{ord(text[error.start]) - 0xDC00:02x} is not {self.encoding.upper()}; convert the file to UTF-8, "
-                "such as from Windows-1252 with angle-llm data check FILE --encoding cp1252 --fix FOLDER"
+                "such as from Windows-1252 with angle-llm data check FILE --encoding cp1252 --fix FOLDER (single texts: "
+                "also --format text)"
             ) from None
 
 
@@ -276,6 +277,8 @@ class JsonLinesFile(FileReader):
             return _checked(json.loads(record))
         except json.JSONDecodeError as error:
             raise RowError(f"not a JSON object: {error.msg} at column {error.colno}") from None
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, deep nesting
+            raise RowError(f"a JSON object that cannot be read: {error}") from None
 
 
 class JsonFile(JsonLinesFile):
@@ -292,6 +295,8 @@ class JsonFile(JsonLinesFile):
             raise DataError(f"{self.name}: {error}") from None
         except json.JSONDecodeError as error:
             raise DataError(f"{self.name}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{self.name}: JSON that cannot be read: {error}") from None
 
     def _parse(self, record: Any) -> dict[str, Any]:
         return _checked(record)
@@ -341,7 +346,7 @@ class TsvFile(FileReader):
             columns = self._fields(cells)
         except RowError as error:
             raise DataError(f"{self.name}:{number}: {error}") from None
-        if repeated := sorted({name or "''" for name in columns if columns.count(name) > 1}):
+        if repeated := sorted({name for name in columns if name and columns.count(name) > 1}):
             raise DataError(
                 f"{self.name}:{number}: expected a header line with different column names; more than once: "
                 f"{', '.join(repeated)}. Rename or delete these columns"
@@ -409,8 +414,8 @@ class TsvFile(FileReader):
 class CsvFile(TsvFile):
     """Reader of CSV files with a header line and RFC 4180 quoting.
 
-    A quoted field may span several lines; the row has the number of its first line. The delimiter is the first of
-    comma, semicolon, tab and | that the header contains outside of quotes.
+    A quoted field may span several lines; the row has the number of its first line. The delimiter is the most
+    frequent of comma, semicolon, tab and | in the header, outside of quotes.
     """
 
     has_quoting = True
@@ -431,10 +436,13 @@ class CsvFile(TsvFile):
 
     @cached_property
     def _separator(self) -> str:
-        """Delimiter of the file: the first of comma, semicolon, tab and | in the header, outside of quotes."""
-        header = next((line for _, line in self.lines() if line.strip()), "")
-        unquoted = re.sub(r'"[^"]*"', "", header)
-        return next((sign for sign in ",;\t|" if sign in unquoted), ",")
+        """Delimiter of the file."""
+        header = ""
+        for _, line in self.lines():
+            header += line
+            if header.strip() and header.count('"') % 2 == 0:  # not inside of a quoted cell
+                break
+        return max(",;\t|", key=re.sub(r'"[^"]*"', "", header).count)
 
 
 _STS_BENCHMARK_ROW = re.compile(r"(?:[^\t]*\t){4}\s*\d(\.\d+)?\s*\t[^\t]*\t")

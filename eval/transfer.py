@@ -362,7 +362,10 @@ def transfer_main(settings: TransferSettings) -> TransferResults:
             f"--data-dir: no transfer task in {settings.data_dir}. Expected transfer/mr.tsv, transfer/sst2.train.tsv …, "
             "mrpc/train.tsv, or SentEval's folders MR/, CR/, SST/binary/ … Set --download to get them."
         )
-    tasks = [read_transfer_task(settings.data_dir, name) for name in names]
+    try:
+        tasks = [read_transfer_task(settings.data_dir, name) for name in names]
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error} Set --download to get them.") from None
 
     encoder = with_one_prompt(open_encoder(settings, settings.model), settings.side)
     encode, _ = encode_functions(encoder)

@@ -176,6 +176,13 @@ def test_the_guide_of_hyperparameters_runs(
     [code] = code_blocks(DOCS / "hyperparameters.md")
     tiny = f'"starter", model={{"path": "{base}", "max_length": 100}}, max_steps=16, batch_size=4,'
     for _ in range(2):  # a second start continues the study
-        exec(compile(code.replace('"starter",\n', f"{tiny}\n", 1), "docs/hyperparameters.md", "exec"), {})
+        exec(
+            compile(
+                code.replace('"starter",\n', f"{tiny}\n", 1).replace("n_trials=10", "n_trials=3"),
+                "docs/hyperparameters.md",
+                "exec",
+            ),
+            {},
+        )
     assert "learning_rate" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "runs/trials").iterdir()} == set("012345")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -146,9 +147,14 @@ def short_name(model: str) -> str:
 
 
 def difference_cells(compared: Difference) -> list[object]:
-    """Return the table cells of a comparison: score of the second model, difference, 95 % interval, p-value."""
-    interval = f"{compared.interval.low:+.2f} … {compared.interval.high:+.2f}"
-    return [compared.other, f"{compared.difference:+.2f}", interval, f"{compared.p_value:.3g}"]
+    """Return the table cells of a comparison: score of the second model, difference, 95 % interval, p-value.
+
+    An undefined interval is a dash.
+    """
+    cells: list[object] = [compared.other, f"{compared.difference:+.2f}"]
+    if math.isnan(compared.p_value):
+        return [*cells, None, None]
+    return [*cells, f"{compared.interval.low:+.2f} … {compared.interval.high:+.2f}", f"{compared.p_value:.3g}"]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> str:
@@ -173,7 +179,7 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.2f}"  # NaN is written as "nan"
     if isinstance(value, Interval):
-        return f"{value.low:.2f}–{value.high:.2f}"
+        return "–" if math.isnan(value.low) else f"{value.low:.2f}–{value.high:.2f}"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 

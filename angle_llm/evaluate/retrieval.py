@@ -503,7 +503,9 @@ def retrieval_report(results: RetrievalResults, ours: EvaluatedModel, comparison
     if any(not task.answers for task in results.tasks.values()):
         notes.append("accuracy: nearest class mean. 5NN: most frequent class of 5 neighbours. MAP: texts of the class.")
     if comparisons and any(task.queries < FEWEST_ITEMS for task in results.tasks.values()):
-        notes.append(f"nan: no interval and no p for fewer than {FEWEST_ITEMS} queries; no difference would be clear.")
+        notes.append(
+            f"Differences over fewer than {FEWEST_ITEMS} queries have no interval and no p: none would be clear."
+        )
     if comparisons:
         notes.append(
             f"Compared with {' and '.join(compared.name for compared, _ in comparisons)}. A positive difference means "

@@ -338,7 +338,7 @@ def _chosen(
         return budget
 
     # 3. The reason.
-    needed = f"forecast {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
+    needed = f"at most {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
     sampled = f"sampled steps have up to {forecast.step_tokens:,} tokens per process"
     text = f"token budget: {choice.budget} ({needed}; {sampled})"
     log(text if choice.fits else f"warning: {text}. The run may not fit: {advice(settings)}.")

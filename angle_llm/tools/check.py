@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RECOMMENDED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("recommended.yaml").read_text(encoding="utf-8"))
 """Content of recommended.yaml: training settings by kind of model, and settings of the objective by data format."""
+_FEW_ROWS = 640
+"""Below this number of rows, small decoders get small batches and three epochs: a batch of 64 gives less than ten steps."""
 _MEDIUM, _LARGE = 1_000_000_000, 4_000_000_000
 """Numbers of weights above which a decoder gets the settings `medium_decoder` and `large_decoder`."""
 
@@ -65,6 +67,7 @@ class CheckResult:
                 f"{copy['quarantined']:,} removed, with reasons in {copy['quarantine']}"
             )
         verdict = f"trouble in {self.trouble} of {len(self.files)} files" if self.trouble else "no trouble"
+        verdict += "; --fix FOLDER writes copies without such rows" if self.trouble and not self.fixed else ""
         return printable("\n".join([*lines, f"\n{verdict}"]))
 
 
@@ -135,6 +138,8 @@ def _train_flags(
     `model_kind` is the key of recommended.yaml for the model. Without `token_counter`, the model is the placeholder MODEL.
     """
     settings: dict[str, Any] = RECOMMENDED.get(model_kind, {})
+    if report.rows_used < _FEW_ROWS and model_kind == "small_decoder":
+        settings = {**settings, "batch_size": 16, "epochs": 3}
     # Settings of the objective. Pairs with one label are not graded: the default objective learns them as positives.
     objective = RECOMMENDED["objectives"].get(report.format, {})
     if report.format == "scored_pair" and len(report.scores) == 1:

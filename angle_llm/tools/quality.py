@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -201,15 +202,15 @@ def _check_file(
 
     # Read all rows.
     row_counts = reading.report()
-    contents = _Contents(token_counter)
+    contents = _Contents(token_counter, row_counts.unused_columns)
     examples: list[Example] = []
-    for number, _, result in _numbered(reading):
+    for number, row, result in _numbered(reading):
         row_counts.count(result)
-        if isinstance(result, Dropped | BadRow):
+        if isinstance(result, Dropped | BadRow) or isinstance(row, BadRow):
             continue
         if format.combine is not None:
             examples.append(result)
-        contents.add(result, keys.add(number, result))
+        contents.add(result, keys.add(number, result), row.values)
     contents.count_tokens()
     # Numbers of rows; a row without a partner for a triple is not used.
     used = len(keys.rows)
@@ -240,22 +241,28 @@ def _check_file(
 
 
 class _Contents:
-    """Scores, classes, suspicious texts and numbers of tokens in the rows of a file."""
+    """Scores, classes, suspicious texts and numbers of tokens in the rows of a file, and numbers in unused columns."""
 
-    def __init__(self, token_counter: TokenCounter | None) -> None:
+    def __init__(self, token_counter: TokenCounter | None, unused_columns: Sequence[str]) -> None:
         self.scores = Counter[float]()
         self.classes = Counter[str]()
         self._counter = token_counter
         self._suspicious = {problem: Counter[str]() for problem in _SUSPICIOUS}
         # A text with two prompts is two inputs.
         self._has_different_texts = token_counter is not None and token_counter.tokenizers.prompts.differ
+        self._numbers: dict[str, set[float]] = {column: set() for column in unused_columns}
         self._uncounted: list[str] = []
         self._samples: list[str] = []
         self._tokens: list[int | str] = []
         self._unknown: list[str] = []
 
-    def add(self, example: Example, new_texts: Sequence[str]) -> None:
-        """Add an example; `new_texts` are its texts that are in no earlier example."""
+    def add(self, example: Example, new_texts: Sequence[str], values: Mapping[str, Any]) -> None:
+        """Add an example, and the values of its row; `new_texts` are its texts that are in no earlier example."""
+        for column, numbers in list(self._numbers.items()):
+            try:
+                numbers.add(float(values[column]))
+            except (KeyError, TypeError, ValueError, OverflowError):  # a text, or no value
+                del self._numbers[column]
         if isinstance(example, LabelledText):
             self.classes[example.label] += 1
         self.scores.update(round(score, 4) for _, _, score in pairs_of(example))
@@ -295,6 +302,11 @@ class _Contents:
                 most_common = self._suspicious[problem].most_common(SHOWN_PLACES)
                 shown = ", ".join(f"{text!r:.60}: {count:,} ×" for text, count in most_common)
                 report.add(problem, total, f"{meaning}: {total:,}; most often {shown}")
+        for column, numbers in self._numbers.items() if report.guessed and report.format == "positive_pair" else ():
+            if 1 < len(numbers) <= used / 2:
+                text = f"{column!r} has numbers from {min(numbers):g} to {max(numbers):g}. If they are grades of the pairs, set"
+                flags = shlex.join(["--format", "scored_pair", "--columns", "score", column])
+                report.add("not used", used, f"{text} {flags} --score-range {min(numbers):g} {max(numbers):g}")
         if self._unknown:
             shown = f"{len(self._unknown):,}; the first: {self._unknown[0]!r:.60}"
             text = f"texts of unknown tokens only, so that texts of equal length have one vector: {shown}"

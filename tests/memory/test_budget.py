@@ -195,11 +195,11 @@ def test_the_choice_and_its_reason_are_logged(
     before = torch.get_rng_state()
     monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 64 * 2**30)
     assert choose(settings, encoder) == TokenBudget(2048, 16_384)
-    assert "forecast" not in capsys.readouterr().out
+    assert "at most" not in capsys.readouterr().out
     with monkeypatch.context() as patch:
         patch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
         assert choose(settings, encoder) == TokenBudget(2048, 16_384)
-    assert "graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
+    assert "graph_tokens 16,384 (at most 0." in capsys.readouterr().out
     assert torch.equal(torch.get_rng_state(), before)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
     monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 8 * 2**30 // 10)
@@ -248,7 +248,7 @@ def test_all_weights_in_bfloat16_are_in_the_forecast(
     monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 64 * 2**30)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
     choose(HALF, encoder)
-    assert "graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
+    assert "graph_tokens 16,384 (at most 0." in capsys.readouterr().out
 
 
 def test_trained_layers_are_replaced_in_the_forecast_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_groups_replace_documents_and_keep_their_own_negatives(settings: DomainS
     (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
     data = DataSettings(path=str(tmp_path / "groups.jsonl"))
     run = replace(settings, documents=None, data=data, negatives=0, ask=[], run_dir=str(tmp_path / "run"))
-    with pytest.raises(DataError, match=r"groups\.jsonl:21: .*data check FILE --fix"):
+    with pytest.raises(DataError, match=r"groups\.jsonl:21: .*data check .*groups\.jsonl .*--fix FOLDER"):
         main(run)
     (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     main(run)  # in the same directory

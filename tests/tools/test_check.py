@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow
 import pytest
+from evaluate_samples import parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -19,7 +20,7 @@ from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm import cli
 from angle_llm.data import DataError, ScoredPair
-from angle_llm.data.examples import load_examples
+from angle_llm.data.examples import load_examples, open_examples
 from angle_llm.data.formats import texts_of
 from angle_llm.data.leakage import read_evaluation_sets
 from angle_llm.model.encoder import SentenceEncoder
@@ -634,6 +635,34 @@ def test_labelled_texts_of_an_evaluation_set_are_found_also_with_numbers_as_labe
     sources = [CommandSource(path=path, columns=columns)]
     (report,) = check_files(sources, None, read_evaluation_sets([other], columns)[0])
     assert report.removed == {4: "its pair is in test.jsonl"}
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(639, (16, 3)), (640, (64, 1))])
+def test_few_rows_get_small_batches_and_epochs(
+    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: int, expected: tuple[int, int]
+) -> None:
+    path = write(tmp_path / "train.jsonl", *({"text1": f"a {n}", "text2": f"b {n}"} for n in range(rows)))
+    (flags,) = printed_trainings(capsys, path, "--model", base)
+    found = parse_settings(TrainSettings(), flags)
+    assert (found.batch_size, found.epochs) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratings", "is_noted"),
+    [((0, 5, 4.5, 5, 0, 5), True), (("2", "3") * 3, True), (range(6), False), ((1, None, 1, 2, 1, 2), False)],
+)
+def test_numbers_beside_pairs_without_a_format_are_noted(
+    tmp_path: Path, ratings: Sequence[object], is_noted: bool
+) -> None:
+    """Not a column of different numbers, such as an id, and not one with missing values."""
+    rows = [{"text1": f"a dog {n}", "text2": f"b cat {n}", "rating": rating} for n, rating in enumerate(ratings)]
+    path = write(tmp_path / "x.jsonl", *rows)
+    (report,) = reports(path)
+    assert ("not used" in found(report)) == is_noted
+    if is_noted:
+        (flags,) = re.findall(r"set (--format .*)", text_of(report))
+        again: Any = parsed(CheckSettings, path, *shlex.split(flags))
+        assert open_examples(again.source_of(path)).format == "scored_pair"
 
 
 def test_recommended_command_learns_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

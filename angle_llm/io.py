@@ -321,9 +321,7 @@ def check_files(folder: Path, listed: Iterable[Mapping[str, Any]]) -> None:
             raise FolderError(f"{path} is damaged: its size or SHA-256 differs from the recorded value")
 
 
-def differences(
-    then: Mapping[str, Any], now: Mapping[str, Any], above: str = "", *, removed: bool = False
-) -> list[str]:
+def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = "", removed: bool = False) -> list[str]:
     """Return the fields in which two nested JSON objects differ, as lines such as `data.sets.0.weight 1 (now 2)`.
 
     Fields that only `then` has are returned if `removed` is set. `above` is the prefix of the field names.

@@ -101,8 +101,8 @@ FAULTS = [
     Fault("documents-read-as-queries", "SideTokenizers.selected", 'self.side == "document"', "False",
           "tests/test_sides.py -k each_side"),
     # encoding
-    Fault("padding-on-the-left", "_padded_group", "padding_value=pad_id",
-          'padding_value=pad_id, padding_side="left"',
+    Fault("padding-on-the-left", "_padded_group", "pad_sequence(ids, batch_first=True)",
+          'pad_sequence(ids, batch_first=True, padding_side="left")',
           "tests/model/test_micro_batches.py -k padded_micro_batches"),
     Fault("last-column-pooled", "last_position",
           "position_B = (mask_BT * torch.arange(1, tokens + 1, device=mask_BT.device)).argmax(dim=1)",

@@ -188,7 +188,6 @@ def test_a_setting_that_another_run_of_the_directory_had_is_named(settings: Trai
     [
         ({"cosine_temperature": 0.2}, ["objective.cosine_temperature has no effect: objective.cosine_weight is 0"]),
         ({"cosine_temperature": 0.2, "cosine_weight": 1.0}, []),
-        ({"teacher_temperature": 1.0, "kl_weight": 1.0, "in_batch_weight": 0.0, "in_batch_temperature": 0.1}, []),
         ({}, []),
     ],
 )

@@ -432,9 +432,8 @@ def retrieval_main(settings: RetrievalSettings) -> RetrievalResults:
     if settings.rerank is not None:
         from angle_llm.model.reranker import Reranker
 
-        reranking = Reranking(
-            Reranker(settings.rerank, dtype=settings.dtype, device=settings.device).scores, settings.top
-        )
+        reranker = Reranker(settings.rerank, dtype=settings.dtype, device=settings.device)
+        reranking = Reranking(reranker.scores, settings.top)
     results, encoder = evaluate_model(settings, settings.model, evaluate_retrieval, tasks, reranking=reranking)
     ours = evaluated(settings.model, results, encoder)
     comparisons = []

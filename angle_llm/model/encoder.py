@@ -323,17 +323,6 @@ class SentenceEncoder:
         """Bits of the quantized base weights, 4, 8 or fp8; None if they are not quantized."""
         return bits_of(self.model.backbone)
 
-    @property
-    def pad_id(self) -> int:
-        """Token id of padding: the pad token of the tokenizer; 0 if there is none, or if it has no embedding.
-
-        The id does not affect embeddings, because padding is masked, or follows the last token in a causal model.
-        """
-        pad = self.tokenizer.pad_token_id
-        backbone: Any = lora.without_adapter(self.model.backbone)
-        has_embedding = pad is not None and pad < backbone.get_input_embeddings().num_embeddings
-        return int(pad) if has_embedding else 0
-
     def to(self, device: str | torch.device) -> SentenceEncoder:
         """Move the weights to a device, and return the encoder. Layouts of texts are chosen again for another device type."""
         target = torch_device(device)
@@ -459,7 +448,7 @@ class SentenceEncoder:
 
     def plan_ids(self, ids: Sequence[Sequence[int]], token_budget: int, processes: int = 1) -> Plan:
         """Split a batch of tokenized texts into micro-batches of at most `token_budget` tokens, as `plan` does."""
-        return plan_micro_batches(ids, token_budget, self.pad_id, self.layouts, processes)
+        return plan_micro_batches(ids, token_budget, self.layouts, processes)
 
     def check_savable(self, folder: str | Path) -> None:
         """Raise the errors that `save_pretrained` would raise; call before training, so that errors come early."""

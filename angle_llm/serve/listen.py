@@ -34,15 +34,12 @@ def serve_main(settings: ServeSettings) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))  # connections are refused until the model is loaded
     except OSError as error:
-        raise _not_free(settings, error) from None
+        raise SettingsError(f"--host {settings.host} --port {settings.port}: cannot listen there ({error}).") from None
     with listener:
         encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
         app = make_app(encoder, settings, token)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        try:
-            listener.listen()  # requests that arrive before uvicorn is ready wait
-        except OSError as error:  # another server, started at the same time, listens there
-            raise _not_free(settings, error) from None
+        listener.listen()  # requests that arrive before uvicorn is ready wait
         print(f"Serving {settings.model} on http://{host}:{listener.getsockname()[1]}", flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Clients (httpx) and proxies (nginx) keep unused connections for 5 to 60 s. If the server closed one first, a
@@ -51,11 +48,6 @@ def serve_main(settings: ServeSettings) -> None:
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after its shutdown
             uvicorn.Server(config).run(sockets=[listener])
     print("stopped")
-
-
-def _not_free(settings: ServeSettings, error: OSError) -> SettingsError:
-    """Return the error for an address that cannot be used."""
-    return SettingsError(f"--host {settings.host} --port {settings.port}: cannot listen there ({error}).")
 
 
 def read_token(host: str) -> str | None:

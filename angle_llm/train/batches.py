@@ -298,11 +298,11 @@ class BatchPlanner:
     def digest(self) -> str:
         """Return a hash that differs if another rank would plan other micro-batches.
 
-        The hash covers layouts, pooling, padding token, and the token ids of the first examples.
+        The hash covers layouts, pooling, and the token ids of the first examples.
         """
         some = self.batch(range(min(DIGEST_EXAMPLES, len(self.data))))
         encoder = self.encoder
-        values = (encoder.layouts, encoder.pooling, encoder.pad_id, self.tokenize(some))
+        values = (encoder.layouts, encoder.pooling, self.tokenize(some))
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
     def _batch(self, indices: list[int], epoch: int) -> PlannedBatch:

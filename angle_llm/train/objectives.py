@@ -123,27 +123,15 @@ def make_losses(settings: TrainSettings, loss: Objective | None = None) -> list[
 
 
 def unused_options(settings: TrainSettings) -> list[str]:
-    """Return warnings for temperatures and forms of terms that have weight 0 in every dataset."""
-    common = settings_to_dict(settings.objective)
+    """Return warnings for temperatures of terms that have weight 0 in every dataset."""
+    common, unset = settings_to_dict(settings.objective), ObjectiveSettings()
     datasets = [merged_settings(common, dataset.objective) for dataset in sets_of(settings.data)]
     return [
-        f"objective.{name} has no effect: objective.{weights[0]} is 0"
-        for name, weights in _WEIGHTS_OF.items()
-        if not any(values[weight] for values in datasets for weight in weights)
-        and any(values[name] != getattr(ObjectiveSettings(), name) for values in datasets)
+        f"objective.{name}_temperature has no effect: objective.{name}_weight is 0"
+        for name in ("cosine", "angle", "class")
+        if not any(values[f"{name}_weight"] for values in datasets)
+        and any(values[f"{name}_temperature"] != getattr(unset, f"{name}_temperature") for values in datasets)
     ]
-
-
-_TEACHER_SCORES = ("kl_weight", "teacher_similarity_weight", "margin_mse_weight")
-_WEIGHTS_OF = {
-    "cosine_temperature": ("cosine_weight",),
-    "in_batch_temperature": ("in_batch_weight", *_TEACHER_SCORES),
-    "angle_temperature": ("angle_weight",),
-    "angle_form": ("angle_weight",),
-    "teacher_temperature": _TEACHER_SCORES,
-    "class_temperature": ("class_weight",),
-}
-"""Setting of `objective` → weights of the terms that read it."""
 
 
 def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:

@@ -15,18 +15,19 @@ from angle_llm.model.layout.micro_batches import (
     plan_micro_batches,
 )
 
-PAD = 9
 NO_SHARING = LayoutSupport("padded", "not in this test")
 SHARING = LayoutSupport("trie")
 
 few_ids = st.lists(st.integers(0, 2), min_size=1, max_size=8)  # few, so that texts share prefixes
-texts = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=12) | few_ids, max_size=25)  # PAD is a real id too
+texts = st.lists(  # the id of padding, 0, is a real id too
+    st.lists(st.integers(0, 20), min_size=1, max_size=12) | few_ids, max_size=25
+)
 budgets = st.integers(1, 60)
 several = settings(derandomize=True, deadline=None, max_examples=80)
 
 
 def padded_plan(ids: list[list[int]], budget: int) -> Plan:
-    return plan_micro_batches(ids, budget, PAD, NO_SHARING)
+    return plan_micro_batches(ids, budget, NO_SHARING)
 
 
 def real_ids(batch: MicroBatch, position: int) -> list[int]:
@@ -45,7 +46,7 @@ def unique_texts(ids: list[list[int]], plan: Plan) -> list[list[int]]:
 @several
 @given(texts, budgets, st.booleans())
 def test_texts_with_equal_ids_share_a_row_and_others_do_not(ids: list[list[int]], budget: int, shares: bool) -> None:
-    plan = plan_micro_batches(ids, budget, PAD, SHARING if shares else NO_SHARING)
+    plan = plan_micro_batches(ids, budget, SHARING if shares else NO_SHARING)
     assert [unique_texts(ids, plan)[row] for row in plan.row_of] == ids
     assert plan.unique == len({tuple(text) for text in ids})
     assert sorted(row for micro in micro_batches_of(plan) for row in micro.rows) == list(range(plan.unique))
@@ -72,7 +73,7 @@ def test_padded_micro_batches(ids: list[list[int]], budget: int) -> None:
         assert mask_BT.shape[1] == lengths.max()
         for mask_T, ids_T, length in zip(mask_BT, ids_BT, lengths.tolist(), strict=True):
             assert mask_T.tolist() == [1] * length + [0] * (len(mask_T) - length)
-            assert (ids_T[length:] == PAD).all()
+            assert (ids_T[length:] == 0).all()
 
 
 def test_texts_of_different_lengths_are_split_rather_than_padded() -> None:
@@ -86,18 +87,18 @@ def test_texts_of_different_lengths_are_split_rather_than_padded() -> None:
 
 @pytest.mark.parametrize("layouts", [NO_SHARING, SHARING])
 def test_without_texts_there_are_no_micro_batches(layouts: LayoutSupport) -> None:
-    plan = plan_micro_batches([], 8, PAD, layouts)
+    plan = plan_micro_batches([], 8, layouts)
     assert (plan.groups, plan.row_of, plan.unique, plan.logical_tokens) == ([], [], 0, 0)
 
 
 @several
 @given(st.lists(few_ids, min_size=2, max_size=25), budgets)
 def test_a_trie_computes_each_prefix_once_and_keeps_to_the_budget(ids: list[list[int]], budget: int) -> None:
-    plan = plan_micro_batches(ids, 10**6, PAD, SHARING)
+    plan = plan_micro_batches(ids, 10**6, SHARING)
     prefixes = {tuple(text[: length + 1]) for text in ids for length in range(len(text))}
     assert plan.computed_tokens <= TOKEN_COST["trie"] * len(prefixes), "padded only where it takes no more time"
     assert plan.layout == "padded" or plan.computed_tokens == len(prefixes)
-    plan = plan_micro_batches(ids, budget, PAD, SHARING)
+    plan = plan_micro_batches(ids, budget, SHARING)
     for micro in micro_batches_of(plan):
         longest = max(len(unique_texts(ids, plan)[row]) for row in micro.rows)
         assert micro.ids_BT.numel() <= max(budget, longest)
@@ -121,7 +122,7 @@ DISTINCT = [[number, 2, 3, 4, 5, 6, 7] for number in range(10, 20)]
 def test_the_layout_with_fewer_tokens_is_chosen_with_a_reason(
     ids: list[list[int]], layouts: LayoutSupport, layout: str, tokens: int, reason: str
 ) -> None:
-    plan = plan_micro_batches(ids, 1000, PAD, layouts)
+    plan = plan_micro_batches(ids, 1000, layouts)
     assert (plan.layout, plan.computed_tokens) == (layout, tokens)
     assert reason in plan.reason
     assert sorted(row for micro in micro_batches_of(plan) for row in micro.rows) == list(range(len(ids)))

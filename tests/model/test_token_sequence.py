@@ -166,7 +166,7 @@ def test_the_activation_checkpointing_of_transformers_is_refused() -> None:
 
 def test_a_long_prompt_head_does_not_multiply_the_gathered_keys() -> None:
     texts = sorted([*range(100, 550), first, second, 7] for first in range(20) for second in range(20))
-    plan = plan_micro_batches(texts, 2048, 0, LayoutSupport("trie"))
+    plan = plan_micro_batches(texts, 2048, LayoutSupport("trie"))
     assert plan.layout == "trie"
     for micro in micro_batches_of(plan):
         assert micro.sequence is not None
@@ -202,8 +202,8 @@ def take_no_positions(backbone: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (mix_neighbours, "gives other states"),
-        (ignore_positions, "gives other states"),
+        (mix_neighbours, "differ from single texts"),
+        (ignore_positions, "differ from single texts"),
         (take_no_positions, "TypeError"),
         (lambda backbone: setattr(backbone.config, "window_size", 8), "window_size"),
         (lambda backbone: setattr(backbone.config, "layer_types", ["full_attention", "conv"]), "type conv"),

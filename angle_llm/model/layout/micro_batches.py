@@ -201,7 +201,7 @@ class EncodeStats:
 
 
 def plan_micro_batches(
-    ids: Sequence[Sequence[int]], token_budget: int, pad_id: int, layouts: LayoutSupport, processes: int = 1
+    ids: Sequence[Sequence[int]], token_budget: int, layouts: LayoutSupport, processes: int = 1
 ) -> Plan:
     """Split a batch of N texts into micro-batches, choose their layout, and distribute them over processes.
 
@@ -212,7 +212,6 @@ def plan_micro_batches(
     Args:
         ids: token ids of the N texts.
         token_budget: maximum number of tokens in a micro-batch, padding included. A longer text is a micro-batch alone.
-        pad_id: token id of the padding.
         layouts: the layouts that the model can compute.
         processes: number of processes.
     """
@@ -220,7 +219,7 @@ def plan_micro_batches(
     row_of_ids: dict[tuple[int, ...], int] = {}
     row_of = [row_of_ids.setdefault(tuple(text), len(row_of_ids)) for text in ids]
     texts = list(row_of_ids)
-    padded = partial(_padded, texts, pad_id)
+    padded = partial(_padded, texts)
     limit = layouts.max_tokens or math.inf
     fitting = [row for row, text in enumerate(texts) if len(text) <= limit]
     # Layout with the lower cost.
@@ -314,7 +313,7 @@ This is about the cost of another micro-batch.
 """
 
 
-def _padded(texts: Sequence[Sequence[int]], pad_id: int, rows: Sequence[int], token_budget: int) -> list[TextGroup]:
+def _padded(texts: Sequence[Sequence[int]], rows: Sequence[int], token_budget: int) -> list[TextGroup]:
     """Split the texts with the indices `rows` into padded micro-batches of similar length, longest text first."""
     max_padding = max(SPLIT_TOKENS, SPLIT_SHARE * token_budget)
     groups: list[list[int]] = []
@@ -326,16 +325,19 @@ def _padded(texts: Sequence[Sequence[int]], pad_id: int, rows: Sequence[int], to
             longest = len(texts[row])
             padding = 0
         groups[-1].append(row)
-    return [_padded_group(texts, group, pad_id) for group in groups]
+    return [_padded_group(texts, group) for group in groups]
 
 
-def _padded_group(texts: Sequence[Sequence[int]], rows: list[int], pad_id: int) -> TextGroup:
-    """Return the planned micro-batch of the padded texts with the indices `rows`, longest text first."""
+def _padded_group(texts: Sequence[Sequence[int]], rows: list[int]) -> TextGroup:
+    """Return the planned micro-batch of the padded texts with the indices `rows`, longest text first.
+
+    The token id of the padding is 0 for every model: padding is masked, or follows the last token in a causal model.
+    """
     longest = len(texts[rows[0]])
 
     def make() -> MicroBatch:
         ids = [torch.tensor(texts[row]) for row in rows]
-        ids_BT = pad_sequence(ids, batch_first=True, padding_value=pad_id)
+        ids_BT = pad_sequence(ids, batch_first=True)
         return MicroBatch(rows, ids_BT, pad_sequence(list(map(torch.ones_like, ids)), batch_first=True))
 
     return TextGroup(rows, len(rows) * longest, longest, make)

@@ -151,10 +151,9 @@ def difference_cells(compared: Difference) -> list[object]:
 
     An undefined interval is a dash.
     """
-    cells: list[object] = [compared.other, f"{compared.difference:+.2f}"]
-    if math.isnan(compared.p_value):
-        return [*cells, None, None]
-    return [*cells, f"{compared.interval.low:+.2f} … {compared.interval.high:+.2f}", f"{compared.p_value:.3g}"]
+    low, high, p = compared.interval.low, compared.interval.high, compared.p_value
+    uncertainty = [None, None] if math.isnan(p) else [f"{low:+.2f} … {high:+.2f}", f"{p:.3g}"]
+    return [compared.other, f"{compared.difference:+.2f}", *uncertainty]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> str:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 _MAX_LABELS = 12
 """Maximum number of distinct scores that the report counts by value; more distinct scores are counted in five bins."""
+_MOST_GRADES = 1000
+"""Maximum number of distinct numbers in a column of grades; a column with more is an id, a time or the like."""
 _SHORT = re.compile(
     rf"(?:(?![{SCRIPTS_WITHOUT_SPACES}]).){{1,3}}|-+|"
     r"[\[(<#]?(none|null|empty|n/a|na|missing|deleted|removed|unknown|undefined|todo)[\])>]?",
@@ -260,7 +262,8 @@ class _Contents:
         """Add an example, and the values of its row; `new_texts` are its texts that are in no earlier example."""
         for column, numbers in list(self._numbers.items()):
             try:
-                numbers.add(float(values[column]))
+                if len(numbers) <= _MOST_GRADES:
+                    numbers.add(float(values[column]))
             except (KeyError, TypeError, ValueError, OverflowError):  # a text, or no value
                 del self._numbers[column]
         if isinstance(example, LabelledText):
@@ -303,7 +306,7 @@ class _Contents:
                 shown = ", ".join(f"{text!r:.60}: {count:,} ×" for text, count in most_common)
                 report.add(problem, total, f"{meaning}: {total:,}; most often {shown}")
         for column, numbers in self._numbers.items() if report.guessed and report.format == "positive_pair" else ():
-            if 1 < len(numbers) <= used / 2:
+            if 1 < len(numbers) <= min(_MOST_GRADES, used / 2):
                 text = f"{column!r} has numbers from {min(numbers):g} to {max(numbers):g}. If they are grades of the pairs, set"
                 flags = shlex.join(["--format", "scored_pair", "--columns", "score", column])
                 report.add("not used", used, f"{text} {flags} --score-range {min(numbers):g} {max(numbers):g}")

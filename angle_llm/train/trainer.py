@@ -381,8 +381,7 @@ class Trainer:
         if budget is None and can_checkpoint and checkpointing_problem(self._encoder.model.backbone) is None:
             budget = replace(self._budget, activation_checkpointing=True)
         if budget is None:
-            never = self._settings.activation_checkpointing == "never"
-            advice = "Set --activation-checkpointing auto" if never else "Lower --model.max-length"
+            advice = "Lower --model.max-length, set --activation-checkpointing auto if it is never"
             raise TrainingError(
                 f"out of memory ({reason}) with a single text per micro-batch. {advice}, or use a smaller model or more memory."
             )

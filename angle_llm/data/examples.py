@@ -117,23 +117,23 @@ class ExampleReader:
 
         The column that this reader uses as a score is unchanged. In a copy without names of labels, -1 would be a class, so
         it becomes None (NLI formats skip -1).
+
+        Raises:
+            DataError: if a filter has the number of a label, which would select no row of the copy.
         """
-        labels = self._names_in_copies(self._files[row.file])
+        numbers = {self.columns.get("score"), self.columns.get("scores")}
+        labels = {name: names for name, names in self._files[row.file].label_names.items() if name not in numbers}
+        for filtered in self.settings.where.keys() & labels.keys():
+            names, wanted = labels[filtered], str(self.settings.where[filtered])
+            if wanted not in names or any(map(str.isdecimal, names)):  # names that are numbers are ambiguous
+                raise DataError(
+                    f"where {filtered} {wanted}: a copy has names of labels; expected one of {', '.join(names)}"
+                )
         values = {name: label_word(value, labels.get(name, [])) for name, value in row.values.items()}
         column = self.columns.get("label")
         if self.format == "labelled_text" and column in labels and str(whole(values.get(column))).strip() == "-1":
             values[column] = None
         return values
-
-    def named_where(self) -> dict[str, Any]:
-        """Return the filters of the settings with the values that rows have in `named_values`."""
-        names = {name: labels for file in self.source.files for name, labels in self._names_in_copies(file).items()}
-        return {column: label_word(wanted, names.get(column, [])) for column, wanted in self.settings.where.items()}
-
-    def _names_in_copies(self, file: FileReader) -> dict[str, list[str]]:
-        """Return the names of labels by column, without the column of the score."""
-        numbers = {self.columns.get("score"), self.columns.get("scores")}
-        return {name: labels for name, labels in file.label_names.items() if name not in numbers}
 
     @cached_property
     def _files(self) -> dict[str, FileReader]:
@@ -176,18 +176,16 @@ class ExampleReader:
 
         Raises `RowError` for a row that cannot be converted.
         """
-        for column, wanted in self.settings.where.items():
-            names = file.label_names.get(column, [])
-            if not _equal(label_word(row.get(column), names), label_word(wanted, names)):
-                return Dropped("filtered by where")
+        where = self.settings.where
+        if not all(_matches(row.get(name), wanted, file.label_names.get(name, [])) for name, wanted in where.items()):
+            return Dropped("filtered by where")
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
         if labels := file.label_names.get(self.columns.get("label", "")):
-            fields["label"] = whole(fields.get("label"))
-            if str(fields["label"]).strip() == "-1":  # a row without a label, in `datasets`
+            if str(whole(fields.get("label"))).strip() == "-1":  # a row without a label, in `datasets`
                 return Dropped("no gold label")
-            fields["label"] = label_word(fields["label"], labels)
+            fields["label"] = label_word(fields.get("label"), labels)
             label, number = fields["label"], str(fields["label"]).strip()
-            if type(label) is int or (number.isdecimal() and number not in labels):
+            if type(label) in (int, float) or (number.isdecimal() and number not in labels):
                 raise RowError(f"label is {number}, expected a number from 0 to {len(labels) - 1}: {', '.join(labels)}")
         result = FORMATS[self.format].read(fields, self.settings.score_range)
         if isinstance(result, Dropped) or not fields.keys() & set(INSTRUCTIONS):
@@ -216,6 +214,7 @@ class ExampleReader:
     def _check_command(self) -> str:
         """The command that writes a copy of the dataset without bad rows, with the settings of this reader."""
         values = {name: getattr(self.settings, name) for name in ("format", "columns", "score_range", "where")}
+        values["encoding"] = None if self.settings.encoding == DataSource().encoding else self.settings.encoding
         values["format"] = None if values["format"] == "auto" and self.format != "text" else self.format
         return shlex.join(["angle-llm", "data", "check", self.settings.path, *flags_of(values), "--fix", "FOLDER"])
 
@@ -297,6 +296,12 @@ def _check_settings(settings: DataSource, format: str, columns: dict[str, str], 
             raise DataError(f"{settings.FLAGS}where {column}: {unknown_name('column', column, source.columns)}")
 
 
+def _matches(cell: Any, wanted: str | bool | int | float, names: list[str]) -> bool:
+    """Return whether a table cell equals the value of a filter, both as label names unless names are numbers."""
+    known = [] if any(map(str.isdecimal, names)) else names
+    return _equal(label_word(cell, known), label_word(wanted, known))
+
+
 def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
     """Return whether the value of a table cell equals the value of a row filter.
 
@@ -320,12 +325,14 @@ def label_word(value: Any, names: list[str]) -> Any:
     If names are numbers, such as 1 to 5, digits in a text are a name or an error. Datasets number their labels in different
     orders, so a label number has no meaning without its name.
     """
-    if isinstance(value, list) and names:
+    if not names or value in names:
+        return value
+    if isinstance(value, list):
         return [label_word(item, names) for item in value]
-    value = whole(value) if names else value
-    number = str(value).strip()
-    is_index = type(value) is int or (isinstance(value, str) and not any(map(str.isdecimal, names)))
-    return names[int(number)] if is_index and number.isdecimal() and int(number) < len(names) else value
+    number = str(whole(value)).strip()
+    is_index = type(value) in (int, float) or (isinstance(value, str) and not any(map(str.isdecimal, names)))
+    is_index = is_index and number.isdecimal() and len(number) < 10
+    return names[int(number)] if is_index and int(number) < len(names) else value
 
 
 # ------------------------------------------------------------------------------------------------ loading

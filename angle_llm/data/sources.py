@@ -19,7 +19,7 @@ All commands read data through `resolve_source`. The rows can be iterated repeat
 | a folder | all data files, in order of path; with `datasets`, the files that this library assigns to the split |
 | FOLDER@NAME | the file FOLDER/NAME.*; with `datasets`, also the split NAME of a dataset |
 | a folder of `Dataset.save_to_disk` or `DatasetDict.save_to_disk`, FOLDER@SPLIT | the rows of the split, or of all |
-| ORG/NAME, ORG/NAME:CONFIGURATION, ORG/NAME@SPLIT | a dataset of the hub; only with `datasets` |
+| ORG/NAME or FOLDER, :CONFIGURATION, @SPLIT | a dataset of the hub or of a folder; only with `datasets` |
 | a folder with `qrels`, FOLDER@SPLIT, FOLDER/qrels/SPLIT.tsv | judged queries of a BEIR folder; only with `tables` |
 | mteb:NAME | none: a task of MTEB, which the package mteb reads; only by `evaluation_source` |
 
@@ -42,6 +42,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -66,7 +67,8 @@ from angle_llm.settings.parsing import similar_paths
 __all__ = ["EXTENSIONS", "BadRow", "Row", "Source", "evaluation_source", "find_path", "is_data_name", "resolve_source"]
 
 Kind = Literal["file", "starter", "folder", "dataset", "beir", "mteb", "standard input", "rows", "function"]
-"""Kind of a source. `folder` has several files, `dataset` is loaded by the library `datasets`. `function` has no rows."""
+"""Kind of a source. `file` is one file or split, `folder` all files or splits of a folder, and `dataset` is loaded by the
+library `datasets`. `function` has no rows."""
 DATA_VARIABLE = "ANGLE_LLM_DATA"
 """Environment variable with a folder in which relative paths of datasets are searched."""
 STANDARD_INPUT = "-"
@@ -491,7 +493,7 @@ def _as_row(row: Any, name: str, number: int) -> dict[str, Any]:
         return {"text": str(row)}
     if not isinstance(row, Mapping):
         raise DataError(f"{name} row {number}: expected a dictionary or a text, got {type(row).__name__}")
-    if odd := [column for column in row if not isinstance(column, str | int)]:
+    if odd := [column for column in row if not isinstance(column, str | Integral)]:
         raise DataError(f"{name} row {number}: expected texts as column names, got {odd[0]!r}")
     values = {str(column): value.tolist() if hasattr(value, "tolist") else value for column, value in row.items()}
     return {

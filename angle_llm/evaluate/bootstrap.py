@@ -58,7 +58,8 @@ class PairScores(NamedTuple):
 
 @dataclass(frozen=True)
 class Interval:
-    """Ends of the 95 % confidence interval of a metric; NaN if the metric is undefined in a bootstrap resample."""
+    """Ends of the 95 % confidence interval of a metric; NaN for a single item, or if the metric is undefined in a
+    bootstrap resample."""
 
     low: float
     high: float
@@ -70,7 +71,7 @@ class Difference:
 
     `items` is the number of items, `value` the metric of the first model, `other` the metric of the second model, and
     `difference` is `value - other`. `interval` is the 95 % interval of the difference, and `p_value` its two-sided
-    p-value. The difference, its interval and its p-value are NaN if a correlation is undefined.
+    p-value. All three are NaN if a correlation is undefined; for fewer than `FEWEST_ITEMS` means, the last two are.
     """
 
     items: int

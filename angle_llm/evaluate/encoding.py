@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -45,8 +46,9 @@ def open_encoder(settings: EvalSettings, model: str) -> SentenceEncoder:
 
     if settings.json is not None:
         path = settings.json.expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
             raise SettingsError(
                 f"--json {settings.json}: expected the path of a file, in a folder that can be written."
             )

@@ -503,7 +503,7 @@ def retrieval_report(results: RetrievalResults, ours: EvaluatedModel, comparison
         notes.append("accuracy: nearest class mean. 5NN: most frequent class of 5 neighbours. MAP: texts of the class.")
     if comparisons and any(task.queries < FEWEST_ITEMS for task in results.tasks.values()):
         notes.append(
-            f"Differences over fewer than {FEWEST_ITEMS} queries have no interval and no p: none would be clear."
+            f"Differences over fewer than {FEWEST_ITEMS} queries have no interval and no p, because they cannot show a clear one."
         )
     if comparisons:
         notes.append(

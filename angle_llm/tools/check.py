@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 RECOMMENDED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("recommended.yaml").read_text(encoding="utf-8"))
 """Content of recommended.yaml: training settings by kind of model, and settings of the objective by data format."""
 _FEW_ROWS = 640
-"""Below this number of rows, small decoders get small batches and three epochs: a batch of 64 gives less than ten steps."""
+"""Below this number of rows, small decoders get batches of 16 and three epochs: batches of 64 give fewer than ten steps."""
 _MEDIUM, _LARGE = 1_000_000_000, 4_000_000_000
 """Numbers of weights above which a decoder gets the settings `medium_decoder` and `large_decoder`."""
 
@@ -67,7 +67,8 @@ class CheckResult:
                 f"{copy['quarantined']:,} removed, with reasons in {copy['quarantine']}"
             )
         verdict = f"trouble in {self.trouble} of {len(self.files)} files" if self.trouble else "no trouble"
-        verdict += "; --fix FOLDER writes copies without such rows" if self.trouble and not self.fixed else ""
+        if not self.fixed and any(report.rejected or report.removed for report in self.files):
+            verdict += "; --fix FOLDER writes copies without these rows"
         return printable("\n".join([*lines, f"\n{verdict}"]))
 
 
@@ -160,7 +161,7 @@ def _train_flags(
         "format": None if source.format == DataSource.format else source.format,
         "columns": source.columns,
         "score_range": source.score_range,
-        "where": report.where,
+        "where": source.where,
     }
     settings = {**settings, "model": model_flags, "data": data, "objective": objective}
     first = [name for name in ("model", "lora", "optimizer", "data", "objective") if name in settings]

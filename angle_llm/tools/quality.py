@@ -108,8 +108,6 @@ class FileReport:
     """Number of distinct texts that are cut at `max_length`."""
     examples: list[str] = field(default_factory=list)
     """Tokens of the first texts as strings, with the pooled token in ⟦ ⟧."""
-    where: dict[str, Any] = field(default_factory=dict)
-    """Filters of the rows, with names of labels in place of their numbers."""
     train: str = ""
     """Flags of the recommended training run; set by `angle-llm data check`."""
     findings: list[Finding] = field(default_factory=list)
@@ -234,7 +232,6 @@ def _check_file(
         scores=_score_table(contents.scores) if {"score", "hypothesis"} & reading.columns.keys() else {},
         classes=dict(contents.classes.most_common()),
         distinct_texts=len(keys.texts),
-        where=reading.named_where(),
     )
     if row_counts.rejected:
         report.add("rejected", report.rejected, _causes(row_counts.rejected), trouble=True)
@@ -263,14 +260,14 @@ class _Contents:
         for column, numbers in list(self._numbers.items()):
             try:
                 if len(numbers) <= _MOST_GRADES:
-                    numbers.add(float(values[column]))
+                    numbers.add(float(values[column] if type(values[column]) is not bool else "none"))
             except (KeyError, TypeError, ValueError, OverflowError):  # a text, or no value
                 del self._numbers[column]
         if isinstance(example, LabelledText):
             self.classes[example.label] += 1
         self.scores.update(round(score, 4) for _, _, score in pairs_of(example))
-        texts = {text.strip() for text in texts_of(example)}
-        self._has_different_texts = self._has_different_texts or len(texts) > 1
+        texts = [text.strip() for text in texts_of(example)]
+        self._has_different_texts = self._has_different_texts or len(set(texts)) > 1
         self._suspicious["short"].update(filter(_SHORT.fullmatch, texts))
         self._suspicious["lists"].update(filter(is_list_text, texts))
         if self._counter is not None:
@@ -287,7 +284,7 @@ class _Contents:
             self._uncounted = []
 
     def add_findings(self, report: FileReport) -> None:
-        """Add to the report of the file what training could not use, suspicious texts, and numbers of tokens."""
+        """Add findings to the report: unusable data, suspicious texts, a column that may be grades, and numbers of tokens."""
         used = report.rows_used
         if not used:
             report.add("unreadable", 1, "no example is left", trouble=True)
@@ -307,9 +304,9 @@ class _Contents:
                 report.add(problem, total, f"{meaning}: {total:,}; most often {shown}")
         for column, numbers in self._numbers.items() if report.guessed and report.format == "positive_pair" else ():
             if 1 < len(numbers) <= min(_MOST_GRADES, used / 2):
-                text = f"{column!r} has numbers from {min(numbers):g} to {max(numbers):g}. If they are grades of the pairs, set"
-                flags = shlex.join(["--format", "scored_pair", "--columns", "score", column])
-                report.add("not used", used, f"{text} {flags} --score-range {min(numbers):g} {max(numbers):g}")
+                flags = f"--columns score {shlex.quote(column)} --score-range {min(numbers):g} {max(numbers):g}"
+                text = f"{column!r} has few numbers. If they are grades of the pairs, add --format scored_pair {flags}"
+                report.add("not used", used, text)
         if self._unknown:
             shown = f"{len(self._unknown):,}; the first: {self._unknown[0]!r:.60}"
             text = f"texts of unknown tokens only, so that texts of equal length have one vector: {shown}"

@@ -91,7 +91,7 @@ def _why_dropped(line: str, is_list: bool, are_headings: bool) -> str | None:
     is_heading = _TITLE.fullmatch(sentence) or (_HEADING.match(line) and not is_sentence)
     numbers = [int(number) for number in _NUMBER.findall(line)]
     has_two_items = len(numbers) > 1 and numbers[1] == numbers[0] + 1
-    is_json = re.match(r'\[?\{|"\w+": ', sentence) or not sentence.strip("[]{}, ")
+    is_json = re.match(r'\[?\{\s*"\w+"\s*:|"\w+":\s*["\[{\d]', sentence) or not sentence.strip("[]{}, ")
     is_remark = (
         is_outside or is_heading or has_two_items or is_json or sentence.endswith((":", "：", ":**", "：**", "[", "{"))
     )

@@ -75,7 +75,7 @@ def make_losses(settings: TrainSettings, loss: Objective | None = None) -> list[
 
     Raises:
         SettingsError: if a dataset sets its own teacher or another guide, no dataset uses the teacher of the run, or a
-            setting has no effect in any dataset.
+            option of the in-batch term has no effect in any dataset.
         ValueError: if a field of an objective is out of range.
     """
     # Loss of each dataset; the teacher and the guide belong to the run.
@@ -120,18 +120,6 @@ def make_losses(settings: TrainSettings, loss: Objective | None = None) -> list[
         )
     _check_used(objectives)
     return losses
-
-
-def unused_options(settings: TrainSettings) -> list[str]:
-    """Return warnings for temperatures of terms that have weight 0 in every dataset."""
-    common, unset = settings_to_dict(settings.objective), ObjectiveSettings()
-    datasets = [merged_settings(common, dataset.objective) for dataset in sets_of(settings.data)]
-    return [
-        f"objective.{name}_temperature has no effect: objective.{name}_weight is 0"
-        for name in ("cosine", "angle", "class")
-        if not any(values[f"{name}_weight"] for values in datasets)
-        and any(values[f"{name}_temperature"] != getattr(unset, f"{name}_temperature") for values in datasets)
-    ]
 
 
 def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:

@@ -381,9 +381,9 @@ class Trainer:
         if budget is None and can_checkpoint and checkpointing_problem(self._encoder.model.backbone) is None:
             budget = replace(self._budget, activation_checkpointing=True)
         if budget is None:
-            advice = "Lower --model.max-length, set --activation-checkpointing auto if it is never"
             raise TrainingError(
-                f"out of memory ({reason}) with a single text per micro-batch. {advice}, or use a smaller model or more memory."
+                f"out of memory ({reason}) with a single text per micro-batch. Lower --model.max-length, set "
+                "--activation-checkpointing auto if it is never, or use a smaller model or more memory."
             )
         self._run.log(f"out of memory: repeating the step with {budget} (the same update, except for dropout masks)")
         self._use(budget)

@@ -128,15 +128,25 @@ def test_label_numbers_of_pandas_are_named_too(tmp_path: Path, file_type: str) -
         assert meaning(source) == ([ScoredPair("a", "e", 1.0), ScoredPair("a", "c", 0.0)], []), source
 
 
+def test_labels_whose_names_are_numbers_are_not_shifted(tmp_path: Path) -> None:
+    card = CARD.replace("entailment", "'1'").replace("contradiction", "'2'").replace("neutral", "'3'")
+    rows = [{"text": f"t{n}", "label": f"{n + 1}.0"} for n in range(3)]
+    for source in sources(tmp_path / "stars", ".csv", rows, card):
+        assert [example.label for example in meaning(source)[0]] == ["1", "2", "3"]
+        assert [example.text for example in meaning(source, where={"label": "2.0"})[0]] == ["t1"]
+
+
 @pytest.mark.parametrize("wanted", ["0", "entailment", 0])
 def test_a_filter_of_named_labels_fits_the_copy_too(tmp_path: Path, wanted: str | int) -> None:
     (source, *_) = sources(tmp_path / "nli", ".csv", NLI, CARD)
     reader = open_examples(CommandSource(path=source, where={"label": wanted}))
     assert meaning(source, where={"label": wanted}) == ([ScoredPair("a", "e", 1.0)], [])
-    assert reader.named_where() == {"label": "entailment"}
-    copy = tmp_path / "copy.jsonl"
-    write_rows(copy, [reader.named_values(row) for row, _ in reader.outcomes()])
-    assert meaning(str(copy), where=reader.named_where()) == ([ScoredPair("a", "e", 1.0)], [])
+    if wanted != "entailment":
+        with pytest.raises(DataError, match="expected one of entailment, contradiction, neutral"):
+            [reader.named_values(row) for row, _ in reader.outcomes()]
+        return
+    copy = write_rows(tmp_path / "copy.jsonl", [reader.named_values(row) for row, _ in reader.outcomes()])
+    assert meaning(str(copy), where={"label": wanted}) == ([ScoredPair("a", "e", 1.0)], [])
 
 
 @pytest.mark.parametrize("file_type", FILE_TYPES)

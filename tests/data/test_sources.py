@@ -142,6 +142,10 @@ def test_delimiter_is_detected(tmp_path: Path, delimiter: str) -> None:
         ('"Frage\n(kurz)";Antwort', "a;b", {"Frage\n(kurz)": "a", "Antwort": "b"}),
         ("question,answer,,", "a,b,,", {"question": "a", "answer": "b", "": ""}),
         ("text", "a; b", {"text": "a; b"}),
+        ('text1,text2,size (")', "a,b,c", {"text1": "a", "text2": "b", 'size (")': "c"}),
+        ('Frage;Maß (")', "a, b, c;5", {"Frage": "a, b, c", 'Maß (")': "5"}),
+        ("text1,text2,score (0|1|2|3|4)", "a,b,1", {"text1": "a", "text2": "b", "score (0|1|2|3|4)": "1"}),
+        ("Frage (kurz, knapp, genau);Antwort", "a;b", {"Frage (kurz, knapp, genau)": "a", "Antwort": "b"}),
     ],
 )
 def test_header_of_a_spreadsheet_is_read(tmp_path: Path, header: str, row: str, read: dict[str, str]) -> None:

@@ -417,8 +417,9 @@ def test_printed_trainings_are_recommended_and_run(
     (equal,) = printed_trainings(capsys, "ones.jsonl", "--model", base)
     assert not any("lora" in flag for flag in continued)
     starter = load_settings(TrainSettings, "starter")
-    line = re.search(r"^angle-llm train ((?:.*\\\n)*.*)", README, re.MULTILINE)
-    readme = parse_settings(TrainSettings(), shlex.split(line[1].replace("\\\n", " ")))
+    lines = re.findall(r"^angle-llm train ((?:.*\\\n)*.*)", README, re.MULTILINE)
+    (line,) = (line for line in lines if "--objective.cosine-weight" in line)
+    readme = parse_settings(TrainSettings(), shlex.split(line.replace("\\\n", " ")))
     for flags, expected in ((on_triples, starter), (on_grades, readme), (continued, readme), (equal, starter)):
         found = parse_settings(TrainSettings(), flags)
         assert found.objective == expected.objective
@@ -517,7 +518,7 @@ def test_numbers_that_are_read_as_numbers_stay_numbers(tmp_path: Path) -> None:
     Dataset.from_dict(rows | {"topic": [1, 1], "kind": [0, 1]}, features=features).to_parquet(
         tmp_path / "mrpc" / "train.parquet"
     )
-    reading = ("--columns", "score", "label", "--where", "topic", "1")
+    reading = ("--columns", "score", "label", "--where", "topic", "equal")
     assert data(str(tmp_path / "mrpc"), "--model", "none", *reading, "--fix", str(tmp_path / "out")) == 0
     again: Any = {"columns": {"score": "label"}, "where": {"topic": "equal"}}
     examples = load_examples(DataSource(path=str(tmp_path / "out" / "mrpc.jsonl"), **again)).examples
@@ -660,7 +661,7 @@ def test_numbers_beside_pairs_without_a_format_are_noted(
     (report,) = reports(path)
     assert ("not used" in found(report)) == is_noted
     if is_noted:
-        (flags,) = re.findall(r"set (--format .*)", text_of(report))
+        (flags,) = re.findall(r"add (--format .*)", text_of(report))
         again: Any = parsed(CheckSettings, path, *shlex.split(flags))
         assert open_examples(again.source_of(path)).format == "scored_pair"
 

@@ -373,6 +373,11 @@ def test_a_line_with_two_questions_is_dropped() -> None:
     assert [reason for _, reason in read_answer("[]")] == ["blank"]
 
 
+@pytest.mark.parametrize("text", ['"Who": what does this word mean?', "{name} is not replaced in my template: why?"])
+def test_signs_of_json_may_be_in_a_question(text: str) -> None:
+    assert read_answer(f"1. {text}") == [(text, None)]
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_of_another_form_has_no_question(indent: int | None) -> None:
     rows = [{"question": text, "answer": "Here."} for text in LIST]

@@ -19,7 +19,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -274,11 +274,12 @@ class JsonLinesFile(FileReader):
     def _parse(self, record: Any) -> dict[str, Any]:
         self._refuse_bad_bytes(record)
         try:
-            return _checked(json.loads(record))
+            value = json.loads(record)
         except json.JSONDecodeError as error:
             raise RowError(f"not a JSON object: {error.msg} at column {error.colno}") from None
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, deep nesting
             raise RowError(f"a JSON object that cannot be read: {error}") from None
+        return _checked(value)
 
 
 class JsonFile(JsonLinesFile):
@@ -411,11 +412,15 @@ class TsvFile(FileReader):
         return quoting_line
 
 
+_DELIMITERS, _FIRST_LINES = ",;\t|", 20
+"""Delimiters of CSV files, and number of lines from which the delimiter is detected."""
+
+
 class CsvFile(TsvFile):
     """Reader of CSV files with a header line and RFC 4180 quoting.
 
-    A quoted field may span several lines; the row has the number of its first line. The delimiter is the most
-    frequent of comma, semicolon, tab and | in the header, outside of quotes.
+    A quoted field may span several lines; the row has the number of its first line. The delimiter is the first of
+    comma, semicolon, tab and | that gives the first rows equal numbers of cells, else the first in the header.
     """
 
     has_quoting = True
@@ -437,12 +442,15 @@ class CsvFile(TsvFile):
     @cached_property
     def _separator(self) -> str:
         """Delimiter of the file."""
-        header = ""
-        for _, line in self.lines():
-            header += line
-            if header.strip() and header.count('"') % 2 == 0:  # not inside of a quoted cell
-                break
-        return max(",;\t|", key=re.sub(r'"[^"]*"', "", header).count)
+        lines = [line for _, line in itertools.islice(self.lines(), _FIRST_LINES)]
+        for sign in _DELIMITERS:
+            with suppress(csv.Error):
+                rows = list(filter(None, csv.reader(lines, delimiter=sign)))
+                counts = set(map(len, rows[:-1] if len(lines) == _FIRST_LINES else rows))  # the last row can be cut
+                if len(counts) == 1 and counts != {1}:
+                    return sign
+        header = re.sub(r'"[^"]*"', "", next(filter(str.strip, lines), ""))
+        return next((sign for sign in _DELIMITERS if sign in header), ",")
 
 
 _STS_BENCHMARK_ROW = re.compile(r"(?:[^\t]*\t){4}\s*\d(\.\d+)?\s*\t[^\t]*\t")

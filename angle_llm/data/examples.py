@@ -127,7 +127,7 @@ class ExampleReader:
             names, wanted = labels[filtered], str(self.settings.where[filtered])
             if wanted not in names or any(map(str.isdecimal, names)):  # names that are numbers are ambiguous
                 raise DataError(
-                    f"where {filtered} {wanted}: a copy has names of labels; expected one of {', '.join(names)}"
+                    f"{self.settings.FLAGS}where {filtered} {wanted}: a copy has names of labels; expected one of {', '.join(names)}"
                 )
         values = {name: label_word(value, labels.get(name, [])) for name, value in row.values.items()}
         column = self.columns.get("label")

@@ -126,9 +126,8 @@ class ExampleReader:
         for filtered in self.settings.where.keys() & labels.keys():
             names, wanted = labels[filtered], str(self.settings.where[filtered])
             if wanted not in names or any(map(str.isdecimal, names)):  # names that are numbers are ambiguous
-                raise DataError(
-                    f"{self.settings.FLAGS}where {filtered} {wanted}: a copy has names of labels; expected one of {', '.join(names)}"
-                )
+                flag = f"{self.settings.FLAGS}where {filtered} {wanted}"
+                raise DataError(f"{flag}: a copy has names of labels; expected one of {', '.join(names)}")
         values = {name: label_word(value, labels.get(name, [])) for name, value in row.values.items()}
         column = self.columns.get("label")
         if self.format == "labelled_text" and column in labels and str(whole(values.get(column))).strip() == "-1":

@@ -16,6 +16,7 @@ from angle_llm.data.store import cache_folder
 from angle_llm.io import plain, write_json
 from angle_llm.memory.budget import BudgetChoice, StepForecast, advice, best_budget, first_steps
 from angle_llm.memory.device_memory import GIB, Memory, Sharding
+from angle_llm.model.layers.depth import cut_layers
 from angle_llm.model.layers.lora import count_parameters, without_adapter
 from angle_llm.model.layers.quantized_layers import bits_text
 from angle_llm.model.layout.micro_batches import LayoutSupport
@@ -99,8 +100,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     """Forecast the memory and the work of a run from its configuration, tokenizer and data.
 
     Raises:
-        SettingsError, DataError, ArtifactError, ValueError, FileNotFoundError: as the training run, which also checks
-            `nested.layers` and the dropout of SimCSE.
+        SettingsError, DataError, ArtifactError, ValueError, FileNotFoundError: as the training run.
     """
     # 1. Settings and data, as in `fine_tune`.
     losses = make_losses(settings)
@@ -121,6 +121,8 @@ def forecast(settings: PlanSettings) -> Forecast:
     dtype = stored_dtype(config, settings.loaded_model.dtype)
     lora = settings.lora if settings.lora.rank else None
     backbone = meta_backbone(config, dtype, lora, divided=settings.zero == 3)
+    if source.card is not None and source.card.layers:
+        cut_layers(backbone, source.card.layers)
     head = task_of(settings).planned_head(encoder, backbone)
     encoder = encoder.changed(layouts=layouts, model=encoder.model.changed(head))
     if not source.dense:

@@ -15,6 +15,7 @@ from angle_llm.losses import AngleObjective, FalseNegatives, FunctionTerm, Neste
 from angle_llm.losses.ranking import RankingTerm
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.heads import DepthsHead, Head
+from angle_llm.model.meta_model import put_in
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.objective import ObjectiveFields
 from angle_llm.settings.parsing import SettingsError, merged_settings, settings_from_dict, settings_to_dict
@@ -56,8 +57,14 @@ class PairTask:
         layers = self.settings.nested.layers
         return DepthsHead(encoder.model, layers) if layers else Head()
 
-    def planned_head(self, _: SentenceEncoder, __: Any) -> Head:
-        """Return the head for a forecast."""
+    def planned_head(self, encoder: SentenceEncoder, backbone: Any) -> Head:
+        """Return the head for a forecast; `backbone` is on the meta device, and `encoder` is a small copy.
+
+        Raises:
+            ValueError: see `head`.
+        """
+        if self.settings.nested.layers:
+            DepthsHead(put_in(encoder.model, backbone), self.settings.nested.layers)  # a check
         return Head()
 
 

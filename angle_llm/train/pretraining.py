@@ -318,17 +318,21 @@ class TwoViewsTask:
         """Return the head for an encoder.
 
         Raises:
-            SettingsError: for a model without dropout.
+            SettingsError: see `planned_head`.
         """
-        if not any(module.p for module in encoder.model.modules() if isinstance(module, nn.Dropout)):
+        return self.planned_head(encoder, encoder.model.backbone)
+
+    def planned_head(self, _: SentenceEncoder, backbone: Any) -> Head:
+        """Return the head for a forecast.
+
+        Raises:
+            SettingsError: for a backbone without dropout.
+        """
+        if not any(module.p for module in backbone.modules() if isinstance(module, nn.Dropout)):
             raise SettingsError(
                 "--pretraining.task simcse: expected dropout above 0, got 0: both embeddings of a text would be equal. Set "
                 "--lora.dropout 0.1 with --lora.rank above 0."
             )
-        return TwoViewsHead()
-
-    def planned_head(self, _: SentenceEncoder, __: Any) -> Head:
-        """Return the head for a forecast."""
         return TwoViewsHead()
 
 

@@ -385,11 +385,36 @@ def test_mntp_adds_the_memory_of_its_logits(folder: Path) -> None:
 def test_mntp_adds_the_weight_of_an_output_layer_of_its_own(kind: str, tmp_path: Path) -> None:
     base = save_tiny_base(kind, tmp_path / "base")
     model = {"path": str(base), "attention": "bidirectional", "pooling": "mean", "dtype": "float32"}
-    plain, mntp = (forecast(settings(base, model=model, pretraining={"task": task})) for task in ("simcse", "mntp"))
+    lora = {"rank": 4, "alpha": 4, "dropout": 0.1}
+    plain, mntp = (
+        forecast(settings(base, model=model, lora=lora, pretraining={"task": task})) for task in ("simcse", "mntp")
+    )
     config = KINDS[kind].config()
     output = 0 if kind == "llama-tied" else 4 * config.vocab_size * config.hidden_size
     assert mntp.expected.base_weights - plain.expected.base_weights == output
     assert plain.work.operations == 2 * mntp.work.operations  # SimCSE encodes each text twice
+
+
+def test_an_adapter_on_the_first_layers_is_planned_without_the_others(tmp_path: Path) -> None:
+    base = save_tiny_base("llama", tmp_path / "base")
+    encoder = SentenceEncoder.from_pretrained(base, device="cpu")
+    encoder.add_lora(LORA)
+    short = encoder.truncated(dimensions=None, layers=1)
+    short.save_pretrained(tmp_path / "short")
+    planned = forecast(settings(base, model={"path": str(tmp_path / "short"), "dtype": "float32"}))
+    parts = short.model.backbone.named_parameters()
+    sizes = {name: weight.numel() for name, weight in parts}
+    assert planned.parameters == sum(sizes.values())
+    assert planned.trainable == sum(size for name, size in sizes.items() if "lora_" in name)
+
+
+def test_settings_that_the_run_refuses_are_refused(folder: Path) -> None:
+    layers = KINDS["llama"].config().num_hidden_layers
+    assert forecast(settings(folder, nested={"layers": [layers - 1]})).parameters
+    with pytest.raises(ValueError, match=rf"different numbers in 1 .. {layers - 1}.*got \[{layers}\]"):
+        forecast(settings(folder, nested={"layers": [layers]}))
+    with pytest.raises(SettingsError, match="expected dropout above 0"):
+        forecast(settings(folder, pretraining={"task": "simcse"}))
 
 
 def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:

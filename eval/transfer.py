@@ -192,6 +192,8 @@ def evaluate_transfer(
         raise ValueError(f"expected at least 2 folds and --limit-train of at least 1, got {folds} and {limit_train}.")
     need_library("sklearn", "transfer tasks", "transfer")
     used = [prepare_task(task, limit_train, drop_repeated, seed) for task in tasks]
+    for task in used:
+        _check_folds(task, folds, seed)
     encoded = encode_distinct(encode, (text for task in used for text in task.texts()))
     results = {task.name: _evaluate(encoded, task, folds, seed) for task in used}
     return Results(results, TRANSFER_TASKS, **encoded.facts())
@@ -347,6 +349,20 @@ def _folds(part: FeaturesAndLabels, folds: int, seed: int) -> Iterator[tuple[Fea
         )
     for train, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels_N, labels_N):
         yield (features_ND[train], labels_N[train]), (features_ND[test], labels_N[test])
+
+
+def _check_folds(task: TransferTask, folds: int, seed: int) -> None:
+    """Raise `ValueError` if a class of a task has too few examples for the cross-validation folds of its protocol."""
+    crossed = "all" in task.splits
+    if "dev" in task.splits and not crossed:
+        return
+    labels_N = np.array([row.label for row in task.splits["all" if crossed else "train"]])
+    try:
+        for train, _ in _folds((labels_N, labels_N), folds, seed):
+            if crossed:
+                next(_folds(train, folds, seed))
+    except ValueError as error:
+        raise ValueError(f"{task.label}: {error} Raise or omit --limit-train, or omit the task.") from error
 
 
 # --------------------------------------------------------------------------------------------------------- command

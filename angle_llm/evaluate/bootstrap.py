@@ -49,10 +49,10 @@ class PairScores(NamedTuple):
     subtask: NDArray[np.str_] | None = None
 
     def by_subtask(self) -> dict[str, PairScores]:
-        """Return the scores of each sub-task by its name, in order of first appearance; {} without sub-tasks."""
+        """Return the scores of each sub-task by its name, in order of first appearance; pairs with the name "" have none."""
         if self.subtask is None:
             return {}
-        names = dict.fromkeys(self.subtask.tolist())
+        names = dict.fromkeys(filter(None, self.subtask.tolist()))
         return {name: PairScores(*(values_P[self.subtask == name] for values_P in self[:2])) for name in names}
 
 

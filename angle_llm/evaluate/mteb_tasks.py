@@ -37,7 +37,7 @@ class MtebScore:
 def mteb_main(settings: MtebSettings) -> list[MtebScore]:
     """Run `angle-llm eval mteb`: evaluate the model on tasks of MTEB, print the table of scores, write the files.
 
-    Task names are checked before the model is opened.
+    Task names are checked before the model is opened. If a task fails, the scores of earlier tasks are printed and written.
 
     Raises:
         MissingLibraryError: if mteb is not installed.
@@ -53,13 +53,24 @@ def mteb_main(settings: MtebSettings) -> list[MtebScore]:
     # The revision is the revision of the base, so it does not apply to an adapter.
     revision = encoder.base_revision if encoder.base == split_revision(settings.model)[0] else None
     model = MtebEncoder(encoder, name=name, revision=revision, prompts=settings.prompts)
-    scores = evaluate_mteb(model, tasks, settings.output)
     facts = EncoderFacts.of(encoder)
-    header = ["task", "type", "split", "subset", "main score", name]
-    rows = [[s.task, s.type, s.split, s.subset, s.metric, s.score] for s in scores]
-    prompts = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]
-    text = report(settings.model, [table(header, rows, words=5)], [str(facts), *prompts, f"{METRIC}."])
-    write_results(settings, METRIC, text, {"scores": [asdict(score) for score in scores]}, facts)
+    scores: list[MtebScore] = []
+
+    def write() -> None:
+        header = ["task", "type", "split", "subset", "main score", name]
+        rows = [[s.task, s.type, s.split, s.subset, s.metric, s.score] for s in scores]
+        prompts = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]
+        text = report(settings.model, [table(header, rows, words=5)], [str(facts), *prompts, f"{METRIC}."])
+        write_results(settings, METRIC, text, {"scores": [asdict(score) for score in scores]}, facts)
+
+    try:
+        for task in tasks:
+            scores += evaluate_mteb(model, [task], settings.output)
+    except Exception:  # not on Ctrl-C, as in `sts`
+        if scores:
+            write()
+        raise
+    write()
     return scores
 
 

@@ -93,7 +93,7 @@ def read_results(path: str, parse: Callable[[Any], Parsed]) -> Parsed:
         ValueError: if the content is not JSON, or `parse` fails.
     """
     try:
-        return parse(json.loads(Path(path).read_text(encoding="utf-8")))
+        return parse(json.loads(Path(path).expanduser().read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"--against: {path}: expected a file that this command wrote with --json ({type(error).__name__}: {error}). "

@@ -108,6 +108,7 @@ class StsTaskResult(Correlations, TaskResult):
 
     variant: str
     edits: str
+    digest: str
     text: str
     official_pairs: int | None
     subtasks: dict[str, Correlations]
@@ -220,6 +221,7 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int) -> tupl
     result = StsTaskResult(
         **vars(whole),
         **{key: value for key, value in vars(task).items() if key != "pairs"},  # `pairs` of a result is a number
+        digest=task.digest,
         text=task.text,
         subtasks=subtasks,
         mean_over_subtasks=_mean(subtasks, weighted=False),
@@ -273,12 +275,12 @@ def sts_main(settings: StsEvalSettings) -> StsResults:
     theirs = None
     remarks: list[str] = []
     if against is not None and against.endswith(".json"):
-        their_model, theirs, their_texts = read_scores(against)
+        their_model, theirs, their_digests = read_scores(against)
         other_name = f"{their_model}, {against}"
-        our_texts = {task.name: (task.variant, task.edits) for task in tasks}
-        if differ := [name for name, text in their_texts.items() if our_texts.get(name, text) != text]:
+        if differ := [task.name for task in tasks if their_digests.get(task.name, task.digest) != task.digest]:
             remarks.append(
-                f"Not comparable, because {against} has other sentences (--variant, --edits): {', '.join(differ)}."
+                f"Not comparable, because {against} has other sentences (files, columns, --variant, --edits): "
+                f"{', '.join(differ)}."
             )
 
     # Evaluate, compare, report.
@@ -394,8 +396,8 @@ def _notes(results: StsResults) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- saved scores
 
 
-def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores], dict[str, tuple[str, str]]]:
-    """Read a file of `eval sts --json`: return the model, the scores by task, and (variant, edits) by task.
+def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores], dict[str, str]]:
+    """Read a file of `eval sts --json`: return the model, and by task the scores and the digest of the sentences.
 
     The model is its name with prompt and pooling.
 
@@ -404,7 +406,7 @@ def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores], dict[str,
         ValueError: if the file is damaged or has other content.
     """
 
-    def parse(content: Any) -> tuple[str, dict[str, PairScores], dict[str, tuple[str, str]]]:
+    def parse(content: Any) -> tuple[str, dict[str, PairScores], dict[str, str]]:
         scores = {
             name: PairScores(np.array(pairs["cosine"], np.float64), np.array(pairs["gold"], np.float64))
             for name, pairs in content["pairs"].items()
@@ -412,7 +414,7 @@ def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores], dict[str,
         for name, (cosine, gold, _) in scores.items():
             if cosine.ndim != 1 or cosine.shape != gold.shape or not np.isfinite([cosine, gold]).all():
                 raise ValueError(f"task {name!r}: expected a finite cosine and gold score of each pair")
-        texts = {name: (task["variant"], task["edits"]) for name, task in content["tasks"].items()}
-        return f"{content['model']} ({EncoderFacts(**content['encoder'])})", scores, texts
+        digests = {name: task["digest"] for name, task in content["tasks"].items()}
+        return f"{content['model']} ({EncoderFacts(**content['encoder'])})", scores, digests
 
     return read_results(str(path), parse)

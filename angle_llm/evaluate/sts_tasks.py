@@ -29,6 +29,7 @@ from angle_llm.data.examples import load_examples, open_examples
 from angle_llm.data.formats import DataError, ScoredPair
 from angle_llm.data.sources import EXTENSIONS, Source, evaluation_source, is_data_name, without_extension
 from angle_llm.evaluate.encoding import unique_names
+from angle_llm.io import sha256_of_json
 from angle_llm.prompts import PLACEHOLDER, InstructedText, PromptTemplate, instructed
 from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.parsing import SettingsError, unknown_name
@@ -90,6 +91,11 @@ class StsTask:
         After `with_published_edits`, the name ends in `, edited`.
         """
         return f"{self.variant}, edited" if self.edits else self.variant
+
+    @property
+    def digest(self) -> str:
+        """Hash of the sentences and instructions; only tasks with equal digests can be compared."""
+        return sha256_of_json([(*pair[:2], pair.instruction) for pair in self.pairs])[:16]
 
 
 def select_tasks(
@@ -185,7 +191,7 @@ def read_pairs(
     `path` is a TSV, CSV, JSONL or Parquet file, FOLDER@NAME, or `starter:NAME` (a file of the package). Its columns are
     sentence1, sentence2, score, and optionally subtask or genre. Other column names must be names that training
     recognises, or be given in `columns` (text1, text2, score → column). `score_range` has the score of *unrelated* and the
-    score of *same meaning*; None: a larger score means more similar.
+    score of *same meaning*; only their order is used. None: a larger score means more similar.
 
     Raises:
         DataError: if the file does not exist or lacks columns; for a malformed row with file and line.
@@ -201,14 +207,14 @@ def read_pairs(
     first, second, gold = (column_of[field] for field in fields)
     instruction = column_of.get("instruction", "")
     group = next((column for column in _SUBTASK_COLUMNS if column in source.columns), "")
-    low, high = score_range or (0.0, 1.0)
+    sign = -1 if score_range is not None and score_range[0] > score_range[1] else 1
     pairs = []
     for row in source.good_rows():
         value = row.values.get(instruction)
         instructed = row.text(instruction) if str("" if value is None else value).strip() else ""
-        score = (row.number(gold) - low) / (high - low)
-        subtask = str(row.values.get(group) or "")
-        pairs.append(StsPair(row.text(first), row.text(second), score, subtask, instructed))
+        subtask = row.values.get(group)
+        name = "" if subtask is None else str(subtask).strip()
+        pairs.append(StsPair(row.text(first), row.text(second), sign * row.number(gold), name, instructed))
     if not pairs:
         raise DataError(f"{source.name}: expected scored pairs, got no row.")
     name = without_extension(source.name)

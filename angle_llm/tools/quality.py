@@ -40,6 +40,7 @@ from angle_llm.data.keys import SCRIPTS_WITHOUT_SPACES, printable
 from angle_llm.data.leakage import SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
 from angle_llm.data.sources import STARTER, BadRow, Row, without_extension
 from angle_llm.io import plain
+from angle_llm.objective import POSITIVE_ABOVE
 from angle_llm.settings.train import DataSource, ModelSettings
 
 if TYPE_CHECKING:
@@ -290,6 +291,12 @@ class _Contents:
             report.add("unreadable", 1, "no example is left", trouble=True)
         elif self.classes and len(self.classes) in (1, used):  # one class, or another class for each text
             text = f"{used:,} texts in {len(self.classes):,} classes; expected two classes, and a class with two texts"
+            report.add("no pairs", used, text, trouble=True)
+        elif len(self.scores) == 1 and max(self.scores) <= POSITIVE_ABOVE:
+            text = (
+                "all pairs have one low score, so no pair is positive. Check --score-range (a reversed range: 1 0), or add "
+                "pairs that belong together"
+            )
             report.add("no pairs", used, text, trouble=True)
         elif not self._has_different_texts and report.format not in ("text", "labelled_text"):
             text = (

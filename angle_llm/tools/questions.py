@@ -105,10 +105,14 @@ def questions_main(settings: QuestionSettings) -> None:
         SettingsError: for unknown styles or a malformed file of prompts.
         MissingLibraryError: if a library of the extra `questions` is not installed.
     """
+    from angle_llm.model.source.resolve import resolve_model
+
     # Passages and requests.
     for module in ("semantic_text_splitter", "py3langid"):
         need_library(module, "data questions", "questions")
     prompts = _read_prompts(settings)
+    if not {"repeated", "not found"}.isdisjoint(settings.filters):
+        resolve_model(settings.model)  # an error is raised before requests
     llms = [open_language_model(name, settings) for name in dict.fromkeys(settings.llm)]
     passages = read_passages(settings)
     requests = list(_requests(settings, prompts, passages))

@@ -177,7 +177,7 @@ class Cached(NamedTuple):
 def load_cached(folder: Path) -> Cached:
     """Read the cached scores of a run directory. They are empty if a cache file is missing or damaged."""
     pairs, queries = _arrays(folder / SCORES), _arrays(folder / QUERIES)
-    tasks = dict.fromkeys(key.split("/")[0] for key in pairs)
+    tasks = dict.fromkeys(key.rpartition("/")[0] for key in pairs)
     scores = {task: PairScores(pairs[f"{task}/cosine"], pairs[f"{task}/gold"]) for task in tasks}
     return Cached(scores, queries)
 

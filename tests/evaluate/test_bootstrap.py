@@ -165,6 +165,7 @@ def test_mean_over_subtasks_equals_the_average_over_tasks() -> None:
     assert comparison.means == {"mine": compare(ours, theirs, averaged=tuple(ours)).average}
     assert comparison.means["mine"] != comparison.tasks["mine"]
     assert not compare({"mine": whole[0]}, {"mine": named}).means
+    assert list(named._replace(subtask=np.repeat(["", "a"], 300)).by_subtask()) == ["a"]
 
 
 def test_undefined_correlation_gives_nan_differences() -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -187,6 +188,20 @@ def test_text_of_white_space_or_without_a_token_has_a_zero_vector() -> None:
     assert not rows[[0, 2, 3]].any()
     assert float(model.similarity(rows, rows)[0, 1]) == 0
     assert model.similarity_pairwise(rows[1:2], rows[1:2])[0] == pytest.approx(1, abs=1e-6)
+
+
+@needs_mteb
+def test_scores_of_earlier_tasks_are_written_if_a_task_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mteb
+
+    fails = retrieval_task()
+    fails.load_data = Mock(side_effect=ConnectionError("lost"))
+    monkeypatch.setattr(mteb, "get_task", lambda name: fails if name == "OurGroups" else sts_task())
+    opens(monkeypatch, lambda path, /, **options: tiny_encoder("llama"))
+    settings = MtebSettings(model="tiny", tasks=("OurPairs", "OurGroups"), json=tmp_path / "o.json")
+    with pytest.raises(ConnectionError, match="lost"):
+        mteb_main(settings)
+    assert [score["task"] for score in json.loads((tmp_path / "o.json").read_text())["scores"]] == ["OurPairs"]
 
 
 @needs_mteb

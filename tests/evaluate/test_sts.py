@@ -308,9 +308,24 @@ class FailsToOpen(Words):
         raise AssertionError("opened too early")
 
 
+def test_translated_sentences_with_equal_scores_are_compared_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("a", "b", 1), ("c d", "d", 3), ("e", "f g", 2)]
+    for folder, word in (("en", "one"), ("de", "eins")):
+        text = "".join(f"{word} {left}\t{word} {right}\t{score}\n" for left, right, score in rows)
+        write(tmp_path / folder / "test.tsv", "sentence1\tsentence2\tscore\n" + text)
+    tasks, saved = ["--tasks", tmp_path / "de/test.tsv"], tmp_path / "de.json"
+    run_main(tmp_path, *tasks, "--json", saved, "--score-range", "0", "5")
+    run_main(tmp_path, *tasks, "--against", saved)  # the scale of scores has no effect
+    assert "Not comparable" not in capsys.readouterr().out
+    run_main(tmp_path, "--tasks", tmp_path / "en/test.tsv", "--against", saved)
+    assert f"{saved} has other sentences" in " ".join(capsys.readouterr().out.split())
+
+
 def test_scores_of_other_sentences_are_compared_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "first.json"
-    note = f"Not comparable, because {saved} has other sentences (--variant, --edits): pairs."
+    note = f"Not comparable, because {saved} has other sentences (files, columns, --variant, --edits): pairs."
     run_main(tmp_path, "--model", "first", "--edits", "published", "--json", saved, first=FirstWord)
     run_main(tmp_path, "--against", saved, "--edits", "published")
     assert note not in capsys.readouterr().out

@@ -15,7 +15,18 @@ import numpy as np
 import pytest
 from ablation import Settings, main
 from ablation_parts.grid import changed, experiments, load_grid
-from ablation_parts.results import MEAN, MEASUREMENTS, Cached, Line, Results, differences, load_cached, measurement
+from ablation_parts.results import (
+    MEAN,
+    MEASUREMENTS,
+    SCORES,
+    Cached,
+    Line,
+    Results,
+    differences,
+    load_cached,
+    measurement,
+    save_scores,
+)
 from programs import run as run_program
 from programs import start
 from tiny import save_tiny_base
@@ -127,6 +138,12 @@ def test_rows_are_compared_pair_by_pair(folder: Path, results: Path) -> None:
     assert float(one["value"]) == pytest.approx(spearman["one"] - spearman["as-is"], abs=1e-4)
     assert float(one["low"]) < float(one["value"]) < float(one["high"])
     assert len(load_cached(folder / "runs/tiny/one-seed1").pairs["stsb-dev"].cosine) == 40
+
+
+def test_names_of_tasks_may_have_a_slash(tmp_path: Path) -> None:
+    scores = PairScores(np.array([0.5, 1.0]), np.array([0.0, 1.0]))
+    save_scores({"stsb/test": scores, "sick/test": scores}, tmp_path / SCORES)
+    assert list(load_cached(tmp_path).pairs) == ["stsb/test", "sick/test"]
 
 
 def test_rows_are_compared_query_by_query(folder: Path, results: Path) -> None:

@@ -3,8 +3,10 @@
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -181,6 +183,17 @@ def test_invalid_settings_are_refused(settings: dict[str, int], named: str) -> N
     task = split_task([LabelledText(f"x{i}", str(i % 2)) for i in range(12)], noisy_task().splits["all"])
     with pytest.raises(ValueError, match=named):
         evaluate_transfer(hashed_words, [task], **settings)  # type: ignore[arg-type]
+
+
+def test_too_few_examples_of_a_later_task_are_refused_before_texts_are_encoded() -> None:
+    rare = [LabelledText(f"x {i}", "rare" if i < 10 else str(i % 2)) for i in range(100)]
+    train = split_task(rare, noisy_task().splits["all"])
+    crossed = replace(noisy_task(), name="rare", label="Rare", splits={"all": tuple(rare)})
+    for task in (train, crossed):
+        with pytest.raises(ValueError, match=rf"^{task.label}: .* of rare.*--limit-train"):
+            evaluate_transfer(Mock(side_effect=AssertionError("encoded")), [noisy_task("cr"), task], folds=11)
+    with pytest.raises(ValueError, match=r"^Rare: 10 folds: .* 9 of rare"):  # the inner folds
+        evaluate_transfer(hashed_words, [crossed])
 
 
 def test_the_command_reads_measures_prints_and_writes(

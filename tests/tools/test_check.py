@@ -309,6 +309,15 @@ def test_rows_of_single_texts_are_trouble(tmp_path: Path, capsys: pytest.Capture
     assert not reports(both, format="positive_pair")[0].trouble
 
 
+def test_pairs_with_one_low_score_are_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text1": f"a {n}", "text2": f"b {n}", "label": 0} for n in range(30)]
+    path = write(tmp_path / "x.jsonl", *rows)
+    (report,) = reports(path)
+    assert (report.trouble, found(report)) == (True, {"no pairs": 30})
+    assert printed_trainings(capsys, path, "--model", "none") == []
+    assert not reports(path, score_range=(1, 0))[0].trouble
+
+
 def test_the_printed_flags_read_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"q 1": "a", "text2": f"b {n}", "score": n % 6, "part": "xy"[n // 6]} for n in range(12)]
     path = write(tmp_path / "my rows.jsonl", *rows)

@@ -282,6 +282,12 @@ def test_lines_of_other_lengths_are_dropped(server: Writer, settings: QuestionSe
     assert reasons == ["too short", "blank", "too long", "more than requested"]
 
 
+def test_a_missing_encoder_is_refused_before_requests(server: Writer, settings: QuestionSettings) -> None:
+    with pytest.raises(FileNotFoundError, match="no model at"):
+        questions_main(changed(settings, model="runs/typo/model", filters=("repeated",)))
+    assert server.requests == []
+
+
 def test_failed_requests_end_with_exit_code_1(server: Writer, settings: QuestionSettings) -> None:
     server.rule = lambda message: Reply(status=500) if "titles" in message else usual(message)
     with pytest.raises(SystemExit) as ended:

@@ -37,33 +37,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_MODULE_OF = {  # public name → module that defines the name
-    "AngleObjective": "angle_llm.losses",
-    "ArtifactError": "angle_llm.model.source.checks",
-    "Callback": "angle_llm.train.callbacks",
-    "DataError": "angle_llm.data.formats",
-    "EarlyStopping": "angle_llm.train.callbacks",
-    "FalseNegatives": "angle_llm.losses",
-    "FineTuned": "angle_llm.train.run_folder",
-    "FolderError": "angle_llm.io",
-    "FunctionTerm": "angle_llm.losses",
-    "Interrupted": "angle_llm.train.trainer",
-    "Objective": "angle_llm.losses",
-    "ObjectiveValue": "angle_llm.losses",
-    "PromptTemplate": "angle_llm.prompts",
-    "Relation": "angle_llm.losses",
-    "SentenceEncoder": "angle_llm.model.encoder",
-    "SettingsError": "angle_llm.settings.parsing",
-    "SumOfTerms": "angle_llm.losses",
-    "Term": "angle_llm.losses",
-    "TextBatch": "angle_llm.data.batch",
-    "TrainSettings": "angle_llm.settings.train",
-    "TrainingError": "angle_llm.train.trainer",
-    "TrainingState": "angle_llm.train.callbacks",
-    "VectorSearch": "angle_llm.tools.search",
-    "fine_tune": "angle_llm.run",
-    "load_prompt": "angle_llm.prompts",
+_NAMES = {  # module → public names that it defines
+    "data.batch": "TextBatch",
+    "data.formats": "DataError",
+    "io": "FolderError",
+    "losses": "AngleObjective FalseNegatives FunctionTerm Objective ObjectiveValue Relation SumOfTerms Term",
+    "model.encoder": "SentenceEncoder",
+    "model.source.checks": "ArtifactError",
+    "prompts": "PromptTemplate load_prompt",
+    "run": "fine_tune",
+    "settings.parsing": "SettingsError",
+    "settings.train": "TrainSettings",
+    "tools.search": "VectorSearch",
+    "train.callbacks": "Callback EarlyStopping TrainingState",
+    "train.run_folder": "FineTuned",
+    "train.trainer": "Interrupted TrainingError",
 }
+_MODULE_OF = {name: f"angle_llm.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(["__version__", *_MODULE_OF])
 

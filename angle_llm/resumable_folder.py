@@ -64,13 +64,7 @@ class ResumableFolder:
     """
 
     def __init__(
-        self,
-        path: Path,
-        identity: Mapping[str, Any],
-        *,
-        option: str,
-        index: str | None = None,
-        rank: int = 0,
+        self, path: Path, identity: Mapping[str, Any], *, option: str, index: str | None = None, rank: int = 0
     ) -> None:
         """Store the arguments; only entering the context manager reads or creates the folder.
 
@@ -220,30 +214,28 @@ class ResumableFolder:
 
 
 def lock_folder(folder: Path, rank: int = 0) -> FileLock | None:
-    """Create a folder, and acquire the lock file of a rank in it, as `lock_file` does.
+    """Create a folder, and acquire the lock file of a rank in it, as `lock_file` does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return lock_file(folder / f".lock-{rank:05d}", folder)
+
+
+def lock_file(path: Path, target: Path) -> FileLock | None:
+    """Acquire a lock on `target`; the system releases it when the process ends.
+
+    Returns None on a file system without locks, such as some mounts of Lustre and NFS: the lock file that filelock would use
+    there remains after a kill.
 
     Raises:
         FolderError: if another process holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        return lock_file(folder / f".lock-{rank:05d}")
-    except Timeout:
-        raise FolderError(
-            f"another process writes to {folder}: another command, or a process whose launcher was killed. Wait for it, or "
-            "end it."
-        ) from None
-
-
-def lock_file(path: Path) -> FileLock | None:
-    """Acquire a lock; the system releases it when the process ends.
-
-    Returns None on a file system without locks, such as some mounts of Lustre and NFS: the lock file that filelock would use
-    there remains after a kill. Raises `Timeout` of filelock if another process holds the lock.
-    """
     lock = FileLock(path, timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
+    except Timeout:
+        raise FolderError(
+            f"another process writes to {target}: another command, or a process whose launcher was killed. Wait for it, or "
+            "end it."
+        ) from None
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise

@@ -274,13 +274,8 @@ def _scored_pair(row: Values, score_range: ScoreRange | None) -> ScoredPair:
     return ScoredPair(read_text(row, "text1"), read_text(row, "text2"), read_score(row, "score", score_range))
 
 
-def _positive_pair(row: Values, _: ScoreRange | None) -> PositivePair:
-    return PositivePair(read_text(row, "text1"), read_text(row, "text2"))
-
-
-def _text(row: Values, _: ScoreRange | None) -> PositivePair:
-    text = read_text(row, "text")
-    return PositivePair(text, text)  # a pair, whose texts are used
+def _texts(example: Callable[..., Example], *names: str) -> Callable[[Values, ScoreRange | None], Example]:
+    return lambda row, _: example(*(read_text(row, name) for name in names))
 
 
 def _labelled_text(row: Values, _: ScoreRange | None) -> LabelledText | Dropped:
@@ -296,10 +291,6 @@ def _labelled_text(row: Values, _: ScoreRange | None) -> LabelledText | Dropped:
     if not isinstance(label, str | Integral):  # also the integers of numpy
         raise RowError(f"label is {label!r:.40} ({type(label).__name__}), expected a text, an integer or a boolean")
     return LabelledText(read_text(row, "text"), str(label).strip())
-
-
-def _triple(row: Values, _: ScoreRange | None) -> Triple:
-    return Triple(read_text(row, "anchor"), read_text(row, "positive"), read_text(row, "negative"))
 
 
 def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
@@ -451,13 +442,13 @@ class Format:
 
 FORMATS: dict[str, Format] = {
     "scored_pair": Format(("text1", "text2", "score"), _scored_pair),
-    "positive_pair": Format(("text1", "text2"), _positive_pair),
-    "triple": Format(("anchor", "positive", "negative"), _triple),
+    "positive_pair": Format(("text1", "text2"), _texts(PositivePair, "text1", "text2")),
+    "triple": Format(("anchor", "positive", "negative"), _texts(Triple, "anchor", "positive", "negative")),
     "group": Format(
         ("query", "positives"), _group, optional=("negatives", "scores", "positive_scores", "negative_scores")
     ),
     "nli_pairs": Format(("premise", "hypothesis", "label"), _nli_pair),
     "nli_triples": Format(("premise", "hypothesis", "label"), _nli_pair, pair_by_premise, rows_per_example=2),
     "labelled_text": Format(("text", "label"), _labelled_text),
-    "text": Format(("text",), _text),
+    "text": Format(("text",), _texts(PositivePair, "text", "text")),  # a pair, whose texts are used
 }

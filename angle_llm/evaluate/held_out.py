@@ -372,7 +372,7 @@ def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
         from angle_llm.evaluate.mteb_encoder import MtebEncoder
 
         model = MtebEncoder(encoder, name="local/training", micro_batch_tokens=micro_batch_tokens)
-        scores = [result.score for result in evaluate_mteb(model, [task])]
+        scores = [result["score"] for result in evaluate_mteb(model, [task])]
         return {"main_score": sum(scores) / len(scores)}, None
 
     return HeldOutTask(name, "main_score", measure)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +18,7 @@ if TYPE_CHECKING:
 METRIC = "main score of mteb × 100"
 
 
-@dataclass(frozen=True)
-class MtebScore:
-    """Main score × 100 of a model on a split and subset of a task of MTEB.
-
-    `type` is the task type of MTEB, such as STS, and `metric` the name of the main score.
-    """
-
-    task: str
-    type: str
-    split: str
-    subset: str
-    metric: str
-    score: float
-
-
-def mteb_main(settings: MtebSettings) -> list[MtebScore]:
+def mteb_main(settings: MtebSettings) -> list[dict[str, Any]]:
     """Run `angle-llm eval mteb`: evaluate the model on tasks of MTEB, print the table of scores, write the files.
 
     Task names are checked before the model is opened. If a task fails, the scores of earlier tasks are printed and written.
@@ -54,14 +38,14 @@ def mteb_main(settings: MtebSettings) -> list[MtebScore]:
     revision = encoder.base_revision if encoder.base == split_revision(settings.model)[0] else None
     model = MtebEncoder(encoder, name=name, revision=revision, prompts=settings.prompts)
     facts = EncoderFacts.of(encoder)
-    scores: list[MtebScore] = []
+    scores: list[dict[str, Any]] = []
 
     def write() -> None:
         header = ["task", "type", "split", "subset", "main score", name]
-        rows = [[s.task, s.type, s.split, s.subset, s.metric, s.score] for s in scores]
+        rows = [list(score.values()) for score in scores]
         prompts = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]
         text = report(settings.model, [table(header, rows, words=5)], [str(facts), *prompts, f"{METRIC}."])
-        write_results(settings, METRIC, text, {"scores": [asdict(score) for score in scores]}, facts)
+        write_results(settings, METRIC, text, {"scores": scores}, facts)
 
     try:
         for task in tasks:
@@ -74,9 +58,10 @@ def mteb_main(settings: MtebSettings) -> list[MtebScore]:
     return scores
 
 
-def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None = None) -> list[MtebScore]:
-    """Evaluate a model on task objects of mteb, and return the main score of each split and subset.
+def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None = None) -> list[dict[str, Any]]:
+    """Evaluate a model on task objects of mteb, and return the main score × 100 of each split and subset.
 
+    A score is a dictionary with the keys task, type (such as STS), split, subset, metric (name of the main score), score.
     `output` is the folder for mteb's result files; None: no files. All tasks are computed again: mteb would also reuse
     stored results of another model with the same name.
     """
@@ -92,14 +77,14 @@ def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None 
     )
     metadata_of = {task.metadata.name: task.metadata for task in tasks}
     return [
-        MtebScore(
-            task=result.task_name,
-            type=metadata_of[result.task_name].type,
-            split=split,
-            subset=score["hf_subset"],
-            metric=metadata_of[result.task_name].main_score,
-            score=100 * float(score["main_score"]),
-        )
+        {
+            "task": result.task_name,
+            "type": metadata_of[result.task_name].type,
+            "split": split,
+            "subset": score["hf_subset"],
+            "metric": metadata_of[result.task_name].main_score,
+            "score": 100 * float(score["main_score"]),
+        }
         for result in results.task_results
         for split, subsets in result.scores.items()
         for score in subsets

@@ -51,22 +51,8 @@ from angle_llm.evaluate.encoding import (
     unique_names,
     write_results,
 )
-from angle_llm.evaluate.results import (
-    Results,
-    TaskResult,
-    difference_cells,
-    read_results,
-    report,
-    short_name,
-    table,
-)
-from angle_llm.evaluate.retrieval_tasks import (
-    RetrievalTask,
-    read_answers,
-    read_beir,
-    read_classes,
-    read_groups,
-)
+from angle_llm.evaluate.results import Results, TaskResult, difference_cells, read_results, report, short_name, table
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, read_answers, read_beir, read_classes, read_groups
 from angle_llm.io import progress_bar
 from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.prompts import InstructedText

@@ -147,11 +147,7 @@ class StsResults(Results[StsTaskResult]):
 
 
 def evaluate(
-    encode: Encode,
-    tasks: Sequence[StsTask],
-    *,
-    encode_document: Encode | None = None,
-    resamples: int = 0,
+    encode: Encode, tasks: Sequence[StsTask], *, encode_document: Encode | None = None, resamples: int = 0
 ) -> StsResults:
     """Evaluate an encoder on STS tasks: the correlation of cosine similarity with gold scores.
 

@@ -182,9 +182,7 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
 
 
 def read_pairs(
-    path: str | Path | Source,
-    columns: Mapping[str, str] = {},
-    score_range: tuple[float, float] | None = None,
+    path: str | Path | Source, columns: Mapping[str, str] = {}, score_range: tuple[float, float] | None = None
 ) -> StsTask:
     """Read a file of scored sentence pairs as an STS task with the name of the file.
 

@@ -18,15 +18,7 @@ import numpy as np
 
 from angle_llm.device import is_out_of_memory, release_cached_memory
 from angle_llm.export.card import REPORT_NAME, CardFacts, model_card
-from angle_llm.export.comparison import (
-    NOISE,
-    TIMES_SMALLER,
-    Encoded,
-    FormFacts,
-    Rows,
-    Verification,
-    compare_forms,
-)
+from angle_llm.export.comparison import NOISE, TIMES_SMALLER, Encoded, FormFacts, Rows, Verification, compare_forms
 from angle_llm.export.exported_folder import LIBRARY, ExportFacts
 from angle_llm.export.forms import PACKAGES, Form, FormPath, convert_to_float32, kind_of, open_form, saved_folder
 from angle_llm.export.texts import SENTENCES

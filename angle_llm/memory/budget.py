@@ -393,11 +393,7 @@ def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[Toke
         allowed = [False]
     for checkpointing in allowed:
         for micro, graph in kept + cached:
-            yield TokenBudget(
-                micro if settings.micro_batch_tokens is None else settings.micro_batch_tokens,
-                graph if settings.graph_tokens is None else settings.graph_tokens,
-                checkpointing,
-            )
+            yield default_budget(settings, TokenBudget(micro, graph, checkpointing))
 
 
 def time_per_token(budget: TokenBudget, forecast: StepForecast) -> float:

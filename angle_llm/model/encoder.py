@@ -191,20 +191,14 @@ class SentenceEncoder:
         )
         if attention not in (None, source.attention):
             raise ValueError(f"attention={attention!r} cannot be set with a ModelSource. Pass it to resolve_model.")
-        parts = load_parts(source, adapter=adapter, prompt=prompts, dtype=dtype, device=device, bits=bits)
-        card = parts.card
+        parts, card, lora = load_parts(source, adapter=adapter, prompt=prompts, dtype=dtype, device=device, bits=bits)
         # Encoder, with the usage in the card unless an argument replaces it.
         encoder = cls(
-            parts.backbone,
-            parts.tokenizer,
+            **parts,
             prompt=prompts or (card.prompt if card else None),
             pooling=pooling or (card.pooling if card else None),
             max_length=card.max_length if card and max_length is None else max_length,
             normalize=card is not None and card.normalize,
-            dense=parts.dense,
-            base=parts.base,
-            base_revision=parts.base_revision,
-            base_fingerprint=parts.base_fingerprint,
             layout=layout,
         )
         if instruction is not None:
@@ -213,8 +207,8 @@ class SentenceEncoder:
         # Dimensions and layers in the card, then the adapter, then the arguments.
         if card and (card.dimensions or card.layers):
             encoder = encoder.truncated(dimensions=card.dimensions, layers=card.layers)
-        if parts.adapter is not None:
-            encoder.model.backbone = apply_lora(encoder.model.backbone, parts.adapter)
+        if lora is not None:
+            encoder.model.backbone = apply_lora(encoder.model.backbone, lora)
             check_states(encoder.model.backbone)
             encoder.model.dense.requires_grad_(False)  # frozen, as the loaded adapter is
         if dimensions is not None or layers is not None:

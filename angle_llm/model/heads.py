@@ -199,12 +199,7 @@ class EmbeddingModel(nn.Module):
         options = replace(self.options, dimensions=kept, cut_to=layers or self.options.cut_to)
         return EmbeddingModel(backbone, options, self.dense)
 
-    def forward(
-        self,
-        ids_BT: Tensor,
-        mask_BT: Tensor | None = None,
-        sequence: TokenSequence | None = None,
-    ) -> Tensor:
+    def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, sequence: TokenSequence | None = None) -> Tensor:
         """Return a row per text: (B, D) for B right-padded texts, or (R, D) for R texts in one sequence.
 
         The arguments are the fields of `ModelInput`. In training mode, the head defines the rows, and D can be the size of

@@ -267,11 +267,7 @@ def save_settings(settings: Any, path: Path, passed: str = "") -> None:
 
 
 def parse_settings(
-    defaults: Any,
-    arguments: Sequence[str] | None = None,
-    *,
-    description: str = "",
-    prog: str | None = None,
+    defaults: Any, arguments: Sequence[str] | None = None, *, description: str = "", prog: str | None = None
 ) -> Any:
     """Parse a command line: `--config FILE` (YAML), overridden by flags such as `--lora.rank 16`; return the settings.
 

@@ -181,12 +181,7 @@ def _identity(job: EmbedJob) -> dict[str, Any]:
     corpus, survey, settings = job.corpus, job.survey, job.settings
     return {
         "format_version": FORMAT_VERSION,
-        "input": {
-            "files": survey.files,
-            "rows": survey.rows,
-            "column": corpus.column,
-            "id_column": corpus.id_column,
-        },
+        "input": {"files": survey.files, "rows": survey.rows, "column": corpus.column, "id_column": corpus.id_column},
         "model": encoder_identity(job.encoder),
         "vectors": asdict(job.form),
         "layout": {"format": job.format, "rows": settings.shard_rows, "store_text": settings.store_text},

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from filelock import Timeout
-
 from angle_llm.data import DataError
 from angle_llm.resumable_folder import lock_file
 from angle_llm.settings.commands import LanguageModelSettings
@@ -90,16 +88,14 @@ class Journal:
     A killed program does not repeat the requests. Opening removes a row that a kill has cut off.
 
     Raises:
-        DataError: if another process writes to the file, or a line is not JSON.
+        FolderError: if another process writes to the file.
+        DataError: if a line is not JSON.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        try:
-            self._lock = lock_file(Path(f"{path}.lock"))
-        except Timeout:
-            raise DataError(f"another process writes to {path}. Wait for it, or end it") from None
+        self._lock = lock_file(Path(f"{path}.lock"), path)
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]  # a kill has cut off the last row
         self.rows: list[Row] = []

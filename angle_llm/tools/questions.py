@@ -40,14 +40,7 @@ from angle_llm.model.unit_vectors import unit_rows
 from angle_llm.model.vectors import Array
 from angle_llm.settings.commands import QuestionFiles, QuestionSettings
 from angle_llm.settings.parsing import SettingsError, need_library
-from angle_llm.tools.language_models import (
-    Answer,
-    Answers,
-    Journal,
-    LlmRequest,
-    make_request,
-    open_language_model,
-)
+from angle_llm.tools.language_models import Answer, Answers, Journal, LlmRequest, make_request, open_language_model
 from angle_llm.tools.replies import read_answer
 from angle_llm.tools.search import grid_blocks, nearest, on_grid
 

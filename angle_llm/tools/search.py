@@ -129,12 +129,7 @@ class VectorSearch:
     """
 
     def __init__(
-        self,
-        folder: Path | str,
-        *,
-        model: str | None = None,
-        side: Side | None = None,
-        in_memory: bool = True,
+        self, folder: Path | str, *, model: str | None = None, side: Side | None = None, in_memory: bool = True
     ) -> None:
         """Load the encoder and the vectors.
 

@@ -41,11 +41,7 @@ class BestModel:
     """
 
     def __init__(
-        self,
-        encoder: SentenceEncoder,
-        evaluate: Evaluate | None,
-        folder: Path,
-        strategy: DataParallelStrategy,
+        self, encoder: SentenceEncoder, evaluate: Evaluate | None, folder: Path, strategy: DataParallelStrategy
     ) -> None:
         self._encoder, self._evaluate, self._strategy = encoder, evaluate, strategy
         self.folder = folder

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from angle_llm.data.formats import Group
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, FalseNegatives, FunctionTerm, NestedObjective, Objective, Term
 from angle_llm.losses.ranking import RankingTerm
@@ -164,8 +163,7 @@ def checked_data(losses: Sequence[Objective], data: Mixture) -> Mixture:
     Raises:
         SettingsError: if a dataset lacks what its loss reads: teacher scores, or classes.
     """
-    _check_teacher_scores(losses, data)
-    _check_classes(losses, data)
+    _check_examples(losses, data)
     terms = chain.from_iterable(map(_terms, losses))
     reads_classes = any("label" in loss.needs for loss in losses) or any(
         isinstance(term, FunctionTerm) for term in terms
@@ -179,20 +177,8 @@ def _terms(loss: Objective) -> Sequence[Term]:
     return terms
 
 
-def _check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
-    """Raise `SettingsError` if a dataset has no teacher scores and its loss reads them."""
-    for loss, dataset in zip(losses, data.sets, strict=True):
-        if "teacher" not in loss.needs:
-            continue
-        if not any(isinstance(example, Group) and example.scores is not None for example in dataset.examples):
-            raise SettingsError(
-                f"{dataset.name} has no teacher scores, which the loss reads (objective.kl_weight, objective.margin_mse_weight): "
-                "expected groups with scores (--data.format group with a column scores). Set the weights to 0, or add scores."
-            )
-
-
-def _check_classes(losses: Sequence[Objective], data: Mixture) -> None:
-    """Check that a loss learns from the classes of labelled texts, and that a class term has labelled texts.
+def _check_examples(losses: Sequence[Objective], data: Mixture) -> None:
+    """Check that the data have the teacher scores or classes that a loss reads, and that all classes are used.
 
     A dataset without classes needs a term besides the class term. Raises `SettingsError`.
     """
@@ -202,6 +188,11 @@ def _check_classes(losses: Sequence[Objective], data: Mixture) -> None:
             "labelled_text)."
         )
     for loss, dataset, class_N in zip(losses, data.sets, data.draws.classes, strict=True):
+        if "teacher" in loss.needs and not any(getattr(example, "scores", None) for example in dataset.examples):
+            raise SettingsError(
+                f"{dataset.name} has no teacher scores, which the loss reads (objective.kl_weight, objective.margin_mse_weight): "
+                "expected groups with scores (--data.format group with a column scores). Set the weights to 0, or add scores."
+            )
         if class_N is not None and loss.needs_pairs:
             raise SettingsError(
                 f"{dataset.name} has texts with a class: set --objective.class-weight above 0, such as to 1."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.positives import components
-from angle_llm.device import is_gpu, on_device, start_copy_to_cpu, time_mark
+from angle_llm.device import matmul_precision, on_device, start_copy_to_cpu, time_mark
 from angle_llm.losses import Objective, Relation
 from angle_llm.model.layout.attention import attention_kernels
 from angle_llm.model.layout.micro_batches import Plan, TextGroup
@@ -300,23 +299,6 @@ def own_rows(unique: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
             rows_UD = part_RD.new_zeros(unique, part_RD.shape[1])
         rows_UD[index_R] = part_RD[: len(index_R)]
     return rows_UD
-
-
-@contextmanager
-def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
-    """Set the precision of float32 matrix products on a GPU: `high` (TF32, about 8 times as fast) or `highest`.
-
-    See `torch.set_float32_matmul_precision`. The environment variable NVIDIA_TF32_OVERRIDE=0 prevents TF32.
-    """
-    if not is_gpu(device):
-        yield
-        return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def surrogate_loss(index_R: Tensor, part_RD: Tensor, gradient_UD: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from angle_llm.data.formats import SINGLE_TEXTS, Example
 from angle_llm.data.mixture import Mixture
-from angle_llm.device import release_cached_memory
+from angle_llm.device import matmul_precision, release_cached_memory
 from angle_llm.io import progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
@@ -42,14 +42,9 @@ from angle_llm.train.checkpoint import (
 from angle_llm.train.distributed import exit_lock
 from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
 from angle_llm.train.run_folder import FineTuned, Run
-from angle_llm.train.step import DivergedError, StepResult, group_step, matmul_precision
+from angle_llm.train.step import DivergedError, StepResult, group_step
 from angle_llm.train.strategies import make_strategy
-from angle_llm.train.token_budget import (
-    RankMemoryError,
-    TokenBudget,
-    default_budget,
-    is_kernel_error,
-)
+from angle_llm.train.token_budget import RankMemoryError, TokenBudget, default_budget, is_kernel_error
 
 
 class Interrupted(SystemExit):

@@ -17,6 +17,7 @@ from programs import run
 from tiny import HYBRID, KINDS, tiny_encoder
 from transformers import CONFIG_MAPPING, AlbertConfig, AutoModel
 
+from angle_llm.device import matmul_precision
 from angle_llm.io import ALLOCATOR
 from angle_llm.memory.step_memory import MemoryLedger
 from angle_llm.model.heads import EmbeddingModel, EmbeddingOptions
@@ -25,7 +26,6 @@ from angle_llm.run import resolve_models
 from angle_llm.settings.parsing import MissingLibraryError, SettingsError
 from angle_llm.settings.train import ModelSettings, OptimizerSettings, TrainSettings
 from angle_llm.train.distributed import Processes, _deepspeed_plugin, check_launch
-from angle_llm.train.step import matmul_precision
 from angle_llm.train.strategies import DataParallelStrategy, FsdpStrategy
 
 

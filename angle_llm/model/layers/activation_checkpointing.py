@@ -36,12 +36,13 @@ def forward_lock(backbone: nn.Module) -> threading.RLock:
 def attention_set(backbone: Any, name: str) -> Iterator[None]:
     """Set the attention function of a backbone inside this context; `name` is its name in `AttentionInterface`."""
     config = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
-    usual = config._attn_implementation
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = usual
+    with forward_lock(backbone):  # on a GPU, the backward pass runs in another thread than the forward pass
+        usual = config._attn_implementation
+        config._attn_implementation = name
+        try:
+            yield
+        finally:
+            config._attn_implementation = usual
 
 
 class CheckpointedForward:
@@ -63,14 +64,7 @@ class CheckpointedForward:
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Return the contexts of the first and the second run of the layer, for `torch.utils.checkpoint`."""
         backbone: Any = without_adapter(self._backbone)
-        return nullcontext(), self._recompute_context(backbone.config.get_text_config()._attn_implementation)
-
-    @contextmanager
-    def _recompute_context(self, attention: str) -> Iterator[None]:
-        """Set the attention function named `attention` while the backward pass computes the layer again."""
-        # On a GPU, the backward pass runs in another thread than the forward pass.
-        with forward_lock(self._backbone), attention_set(self._backbone, attention):
-            yield
+        return nullcontext(), attention_set(backbone, backbone.config.get_text_config()._attn_implementation)
 
 
 def uses_other_checkpointing(backbone: nn.Module) -> bool:

@@ -161,15 +161,8 @@ def _bitsandbytes() -> Any:
     return importlib.import_module("bitsandbytes")
 
 
-def _is_relevant(record: logging.LogRecord) -> bool:
-    """Return whether to show a log message of bitsandbytes.
-
-    It hides messages on a missing CPU kernel that this package does not use (`patch_bitsandbytes`), and on int8 casts.
-    """
-    return not record.getMessage().startswith(
-        ("Failed to load CPU gemm_4bit_forward", "MatMul8bitLt: inputs will be cast")
-    )
-
-
+_HIDDEN = ("Failed to load CPU gemm_4bit_forward", "MatMul8bitLt: inputs will be cast")
+"""Messages of bitsandbytes on a CPU kernel that this package does not use (`patch_bitsandbytes`), and on int8 casts."""
 for _logger in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.autograd._functions"):
-    logging.getLogger(_logger).addFilter(_is_relevant)  # at import: peft imports bitsandbytes where it is installed
+    # At import: peft imports bitsandbytes where it is installed.
+    logging.getLogger(_logger).addFilter(lambda record: not record.getMessage().startswith(_HIDDEN))

@@ -218,12 +218,7 @@ def _softcapped(
 
 
 def sequence_output(
-    backbone: nn.Module,
-    ids_1T: Tensor,
-    sequence: TokenSequence,
-    kernel: Kernel = None,
-    *,
-    all_states: bool = False,
+    backbone: nn.Module, ids_1T: Tensor, sequence: TokenSequence, kernel: Kernel = None, *, all_states: bool = False
 ) -> Any:
     """Run a backbone on texts in one sequence of T tokens, and return its output with hidden states (1, T, D).
 

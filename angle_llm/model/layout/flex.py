@@ -15,7 +15,7 @@ import torch._dynamo
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from angle_llm.device import largest, on_device, trial_problem
+from angle_llm.device import largest, matmul_precision, on_device, trial_problem
 from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, shared_prefixes
 
 BLOCK = 128
@@ -156,16 +156,9 @@ def flex_problem(shape: AttentionShape, dtype: torch.dtype, precision: str, devi
         return "it does not support float64"
     if torch._dynamo.config.disable:
         return "torch.compile is disabled, and FlexAttention would compute all scores of the sequence"
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        lengths = _trial_lengths(shape)
-        differences = (
-            _difference(shape, dtype, device, blocks, gradients) for gradients in (0, 1, 3) for blocks in lengths
-        )
-        return trial_problem(differences, TOLERANCE[dtype])
-    finally:
-        torch.set_float32_matmul_precision(before)
+    trials = [(blocks, gradients) for gradients in (0, 1, 3) for blocks in _trial_lengths(shape)]
+    with matmul_precision(device, precision):
+        return trial_problem((_difference(shape, dtype, device, *trial) for trial in trials), TOLERANCE[dtype])
 
 
 def _trial_lengths(shape: AttentionShape) -> list[int]:

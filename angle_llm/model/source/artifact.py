@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -25,18 +25,8 @@ from angle_llm.io import json_text, write_folder, write_json
 from angle_llm.model.layers.fingerprint import weights_fingerprint
 from angle_llm.model.layers.lora import is_adapted, without_adapter
 from angle_llm.model.layers.quantized_layers import Bits
-from angle_llm.model.source.backbone import (
-    BackboneLocation,
-    load_backbone,
-    load_tokenizer,
-    state_sizes,
-)
-from angle_llm.model.source.checks import (
-    ArtifactError,
-    check_loaded,
-    is_saved_encoder,
-    read_json,
-)
+from angle_llm.model.source.backbone import BackboneLocation, load_backbone, load_tokenizer, state_sizes
+from angle_llm.model.source.checks import ArtifactError, check_loaded, is_saved_encoder, read_json
 from angle_llm.model.source.composite import COMPOSITE
 from angle_llm.model.source.dense import read_dense, write_dense
 from angle_llm.model.source.encoder_card import EncoderCard
@@ -62,25 +52,7 @@ from angle_llm.prompts import SIDES, SidePrompts
 Filled = TypeVar("Filled")
 
 # transformers imports DeepSpeed to save a model, if it is installed, and DeepSpeed then warns on a machine without a GPU.
-logging.getLogger("DeepSpeed").addFilter(
-    lambda record: not record.getMessage().startswith("Setting accelerator to CPU")
-)
-
-
-class Parts(NamedTuple):
-    """Backbone, tokenizer, adapter and settings (`EncoderCard`) of an encoder, loaded from files."""
-
-    backbone: nn.Module
-    tokenizer: Tokenizer
-    dense: nn.Sequential
-    """Dense modules that are applied to the pooled state."""
-    base: str
-    base_revision: str | None
-    card: EncoderCard | None
-    """Prompt, pooling and lengths, from `angle_llm.json` or a sentence-transformers folder; None for a bare backbone."""
-    base_fingerprint: str | None = None
-    adapter: LoraAdapter | None = None
-    """An adapter that fits the backbone and is not applied yet; None without an adapter."""
+logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
 
 
 def load_parts(
@@ -91,9 +63,10 @@ def load_parts(
     dtype: str,
     device: torch.device,
     bits: Bits | Literal["auto"] | None,
-) -> Parts:
-    """Load backbone, tokenizer, adapter and settings (`EncoderCard`) of a model.
+) -> tuple[dict[str, Any], EncoderCard | None, LoraAdapter | None]:
+    """Load the parts of an encoder: arguments of `SentenceEncoder`, its settings, and an adapter that is not applied.
 
+    The settings are from `angle_llm.json` or a sentence-transformers folder; None for a bare backbone. The adapter fits.
     With "auto", `dtype` and `bits` are as in the training of a saved encoder. Other arguments and errors as in
     `SentenceEncoder.from_pretrained`.
     """
@@ -123,14 +96,15 @@ def load_parts(
     check_loaded(backbone, tokenizer, source.path)
     dense = read_dense(source.dense, state_sizes(backbone)[0])
     card = saved if library is None else card_of(library, tokenizer, backbone, dtype)
-    parts = Parts(backbone, tokenizer, dense, base, revision, card)
+    parts: dict[str, Any] = {"backbone": backbone, "tokenizer": tokenizer, "dense": dense}
+    parts |= {"base": base, "base_revision": revision}
     if lora is None or adapter_folder is None:
-        return parts
+        return parts, card, None
     # The adapter must fit the base.
     fingerprint = weights_fingerprint(backbone)
     if saved is not None:
         saved.check_base(fingerprint, dtype, adapter_folder)
-    return parts._replace(base_fingerprint=fingerprint, adapter=fitted(lora, adapter_folder, backbone, base))
+    return parts | {"base_fingerprint": fingerprint}, card, fitted(lora, adapter_folder, backbone, base)
 
 
 def card_of(
@@ -148,11 +122,7 @@ def card_of(
 
 
 def save_parts(
-    folder: str | Path,
-    backbone: Any,
-    tokenizer: Tokenizer,
-    card: EncoderCard,
-    dense: nn.Sequential | None = None,
+    folder: str | Path, backbone: Any, tokenizer: Tokenizer, card: EncoderCard, dense: nn.Sequential | None = None
 ) -> None:
     """Save an encoder in a folder: its adapter or all weights, and its Dense modules.
 

@@ -287,12 +287,7 @@ def write_library_refusal(folder: Path) -> None:
 
 
 def write_library_files(
-    folder: Path,
-    backbone: nn.Module,
-    card: EncoderCard,
-    *,
-    prompts: Mapping[str, str],
-    default: str | None = None,
+    folder: Path, backbone: nn.Module, card: EncoderCard, *, prompts: Mapping[str, str], default: str | None = None
 ) -> None:
     """Write the configuration files of sentence-transformers into a model folder, in a form that versions 2 to 6 read.
 

@@ -46,15 +46,17 @@ class FolderError(ValueError):
 def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | None = None) -> None:
     """Write a file atomically: completely or not at all.
 
-    The target of a symbolic link is replaced, the link stays. A pipe or a device is written directly.
+    The target of a symbolic link is replaced, the link stays. The permissions of a replaced file are kept. A pipe, a device
+    or an open file (/dev/stdout) is written directly, after its content.
 
     Args:
         fill: Function that gets the open binary file and writes the content.
         writer: Part of the temporary file name; None: the process id and random digits, so that several processes can
             write the same file. With a fixed value, the temporary file of a killed process is overwritten.
     """
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
+    is_open = str(path).startswith(("/dev/std", "/dev/fd/", "/proc/self/fd/"))
+    if path.exists() and (is_open or not path.is_file()):
+        with path.open("ab") as file:
             fill(file)
         return
     path = Path(os.path.realpath(path))
@@ -63,6 +65,8 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | Non
     try:
         with temporary.open("wb") as file:
             fill(file)
+        with suppress(FileNotFoundError, PermissionError):  # a new file, or a network file system of another user
+            shutil.copymode(path, temporary)
         sync(temporary)
         temporary.replace(path)
     except OSError as error:
@@ -206,6 +210,8 @@ def write_folder(target: Path, fill: Callable[[Path], object], writer: str | Non
     """
     target = check_replaceable(target)
     with filled_folder(target, fill, writer) as temporary:
+        with suppress(FileNotFoundError, PermissionError):
+            shutil.copymode(target, temporary)
         swap_folder(temporary, target)
 
 

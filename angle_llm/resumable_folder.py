@@ -87,6 +87,8 @@ class ResumableFolder:
             index = {} if self._index is None else read_object(self.path / self._index) or {}
             self._indexed = {part["name"]: part for part in index.get("parts", ())}
             stored = read_object(self.path / IDENTITY) or index  # `finish` moves the identity to the index
+            if stored and stored.keys().isdisjoint(self.identity):
+                raise FolderError(f"{self._option} {self.path} contains other files. Name a new or empty folder.")
             changed = differences(stored, self.identity)
             if changed and self.names():
                 raise FolderError(

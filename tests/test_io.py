@@ -4,6 +4,8 @@ import errno
 import gzip
 import json
 import os
+import stat
+import subprocess
 import sys
 import threading
 import time
@@ -69,6 +71,24 @@ def test_a_link_keeps_its_target_and_a_pipe_is_written_directly(tmp_path: Path) 
     write_json(tmp_path / "pipe", {"a": 1})
     reader.join()
     assert json.loads(read[0]) == {"a": 1}
+
+
+def test_replaced_files_and_folders_keep_their_permissions(tmp_path: Path) -> None:
+    (tmp_path / "secret.json").touch(0o600)
+    (tmp_path / "private").mkdir(0o700)
+    write_json(tmp_path / "secret.json", {})
+    write_folder(tmp_path / "private", lambda folder: (folder / "file").touch())
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("secret.json", "private")]
+    assert modes == [0o600, 0o700]
+
+
+def test_standard_output_that_is_a_file_is_continued(tmp_path: Path) -> None:
+    log = tmp_path / "all.log"
+    log.write_text("earlier\n")
+    code = "from pathlib import Path; from angle_llm.io import write_json; write_json(Path('/dev/stdout'), 1); print('later')"
+    with log.open("a") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert log.read_text().split() == ["earlier", "1", "later"]
 
 
 def test_a_folder_replaces_another_only_when_it_is_complete(tmp_path: Path) -> None:

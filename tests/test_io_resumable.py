@@ -1,6 +1,7 @@
 """Resumable folders: kills at any write, refusal of other settings, detection of damage."""
 
 import errno
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from kills import check_resumes_after_any_kill, contents, flushed_before_renamed, in_a_fork
 
 from angle_llm import io
-from angle_llm.io import FolderError, write_text
+from angle_llm.io import FolderError, write_json, write_text
 from angle_llm.resumable_folder import ResumableFolder, lock_folder
 
 SAME = {"input": {"rows": 5, "name": "a"}, "seed": 1}
@@ -128,6 +129,13 @@ def test_other_files_are_not_changed(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match=r"--output .*diary\.txt"):
         opened(tmp_path / "mine" / "diary.txt").__enter__()
     assert contents(tmp_path) == {"mine/diary.txt": b"dear"}
+
+
+def test_an_index_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
+    write_json(tmp_path / "data/index.json", {"doc1": [0.5]})
+    with pytest.raises(FolderError, match=r"--output \S*data contains other files"):
+        ResumableFolder(tmp_path / "data", {"rows": 3}, option="--output", index="index.json").__enter__()
+    assert json.loads((tmp_path / "data/index.json").read_text()) == {"doc1": [0.5]}
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])

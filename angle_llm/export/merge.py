@@ -43,6 +43,7 @@ from angle_llm.model.source.backbone import (
     BackboneLocation,
     absolute_name,
     find_composite,
+    find_tekken,
     load_tokenizer,
     state_sizes,
     torch_dtype,
@@ -180,6 +181,10 @@ def _shares(models: Sequence[str], weights: Sequence[float]) -> list[float]:
     Raises:
         ValueError: for `weights` that do not fit the models.
     """
+    if weights and len(models) == 1:
+        raise ValueError(
+            "--weights belongs to several models. To scale one adapter, name its base too: merge ADAPTER BASE --weights 0.5 0.5."
+        )
     weights = list(weights) or [1.0] * len(models)
     if len(weights) != len(models) or not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
         raise ValueError(f"--weights: expected {len(models)} numbers, 0 or larger and not all 0; got {weights}.")
@@ -409,6 +414,8 @@ class _Composite(NamedTuple):
                 f"warning: without the hub, it is unknown whether {self.base} has {', '.join(unknown)}. Merge again with a "
                 "connection, or copy them into the folder."
             )
+        if (tekken := find_tekken(BackboneLocation(self.base), self.revision)) is not None:
+            shutil.copyfile(tekken, folder / "tekken.json")
         # With another dtype, transformers would round merged weights; version 4 reads the dtype of each part.
         config = read_json(folder / "config.json")
         dtypes = {"dtype": dtype, "torch_dtype": dtype}

@@ -44,7 +44,7 @@ from angle_llm.settings.parsing import PASSED
 _ENCODER_FILES = (
     CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *PROCESSOR_FILES, *TOKENIZER_FILES,
     MODULES_NAME, "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", *DENSE_FILES,
-    f"{GRAPH_NAME}*", GGUF_NAME, USAGE_NAME,
+    f"{GRAPH_NAME}*", GGUF_NAME, USAGE_NAME, "tekken.json",
 )  # fmt: skip
 """Patterns of the paths of an encoder's files in its folder and in a repository."""
 _PATH_KEYS = frozenset({
@@ -158,15 +158,15 @@ def _without_paths(value: Any, keys: Container[str] | None = None, key: str = ""
 def _training(settings: PushSettings, folder: Path, facts: CardFacts) -> tuple[str | None, dict[str, Any]]:
     """Return the base of the run, and the arguments `settings` and `scores` of `model_card`.
 
-    The run directory is `--run`, or the parent of `folder` if it has a settings.yaml. The results file is `--results`. The
-    scores in a run directory belong to its `model` and what was made from it alone, not to other encoders there.
+    The run directory is `--run`, or the parent of `folder` if it has settings.yaml and metrics.jsonl. The results file is
+    `--results`. The scores in a run directory belong to its `model` and what was made from it alone, not to other encoders.
 
     Raises:
         ValueError: if the run directory or the results file cannot be read.
     """
-    run = settings.run
+    run = None if settings.run is None else settings.run.expanduser()
     parent = folder.resolve().parent
-    if run is None and (parent / "settings.yaml").is_file():
+    if run is None and all((parent / name).is_file() for name in ("settings.yaml", "metrics.jsonl")):
         run = parent
     base: str | None = None
     card_arguments: dict[str, Any] = {}
@@ -180,7 +180,7 @@ def _training(settings: PushSettings, folder: Path, facts: CardFacts) -> tuple[s
             card_arguments["settings"] = passed | _without_paths(stored)
         best = read_json(run / "best.json") if (run / "best.json").is_file() else {}
         is_made = facts.origin or facts.form not in ("adapter", "whole")
-        is_other = parent == run.expanduser().resolve() and folder.resolve().name != "model" and not is_made
+        is_other = parent == run.resolve() and folder.resolve().name != "model" and not is_made
         if best and not (is_other or facts.origin.get("parts")):
             name, score = next(iter(best.items()))  # the first metric selects the best model
             task, _, metric = name.rpartition("/")
@@ -188,7 +188,7 @@ def _training(settings: PushSettings, folder: Path, facts: CardFacts) -> tuple[s
             if f"function:{task}" not in tasks:  # its value has an unknown scale
                 card_arguments["scores"] = [(f"{task} during training, of the saved model", metric, float(score))]
     if settings.results is not None:
-        card_arguments["scores"] = _read_scores(settings.results)
+        card_arguments["scores"] = _read_scores(settings.results.expanduser())
     return base, card_arguments
 
 

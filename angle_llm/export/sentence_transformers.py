@@ -43,7 +43,7 @@ from angle_llm.model.source.resolve import locate
 from angle_llm.model.source.sentence_transformers_folder import library_pooling, library_prompts, write_library_files
 from angle_llm.model.source.tokenizer import SentenceTokenizer, SideTokenizers
 from angle_llm.model.source.weights import open_base
-from angle_llm.prompts import Side, load_prompt, load_prompts
+from angle_llm.prompts import SIDES, Side, load_prompt, load_prompts
 from angle_llm.settings.parsing import need_library
 
 _REBUILT = "qwen3_5_moe_text"
@@ -170,8 +170,8 @@ def _check_tokenizers(
     raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
     automatic = load_tokenizer(BackboneLocation(str(folder)))
     for encode in (lambda text: raw.encode(text).ids, lambda text: automatic(text, truncation=True)["input_ids"]):
-        for sentences, head in zip(tokenizers.distinct, dict.fromkeys(prompts.values()) or [""], strict=True):
-            check_same_ids(encode, sentences, head, exported.plain_names)
+        for side, sentences in zip(SIDES, tokenizers.distinct, strict=False):
+            check_same_ids(encode, sentences, prompts.get(side, ""), exported.plain_names)
 
 
 def _write_as_llama(folder: Path) -> None:

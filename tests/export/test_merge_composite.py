@@ -165,6 +165,16 @@ def test_the_command_the_card_and_the_files_of_an_upload(tmp_path: Path, capsys:
     assert "multimodal" not in (tmp_path / "exported" / "README.md").read_text()
 
 
+def test_the_split_of_tekken_is_in_the_composite_model(tmp_path: Path) -> None:
+    base, _ = saved("mistral3", tmp_path / "one")
+    (base / "tekken.json").write_text(json.dumps({"config": {"pattern": r"\p{N}|\p{L}+"}}))
+    run = save_tiny_adapter(base, tmp_path / "adapter", ADAPTER, pooling="last", prompt="plain")
+    report = merge(run, tmp_path / "out", composite=True, device="cpu")
+    assert report is not None
+    assert report.holds
+    assert (tmp_path / "out/tekken.json").is_file()
+
+
 def test_several_adapters_are_combined_in_the_composite_model(tmp_path: Path) -> None:
     base, run = saved("qwen3_vl", tmp_path)
     out = tmp_path / "out"

@@ -203,6 +203,12 @@ def test_models_that_do_not_belong_together_are_refused(reason: str, base: Path,
     assert contents(tmp_path) == kept
 
 
+def test_a_weight_of_one_model_is_refused(base: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(base, tmp_path / "a", 0)
+    with pytest.raises(ValueError, match="--weights belongs to several models"):
+        merge(adapter, tmp_path / "out", weights=[0.5])
+
+
 def test_whole_models_of_other_configuration_or_tokenizer_are_refused(tmp_path: Path) -> None:
     first = save_whole("llama", tmp_path / "a", 0)
     second = save_whole("llama", tmp_path / "b", 1)

@@ -22,6 +22,7 @@ from tokenizers import AddedToken, Tokenizer
 from angle_llm.export.tokenizer import PromptTokenizer, check_same_ids, prompt_tokenizer
 from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.source.checks import ArtifactError
+from angle_llm.model.source.sentence_transformers_folder import tokenizer_config
 from angle_llm.model.source.tokenizer import SentenceTokenizer
 from angle_llm.prompts import PromptTemplate, load_prompt
 
@@ -256,3 +257,10 @@ def test_added_tokens_that_are_not_special(kind: str, tokenization: str) -> None
         assert [ids == expected for ids, expected in zip(found, due, strict=True)] == [False, False, False, True]
     else:
         assert (found, built.plain_names) == (due, [])
+
+
+def test_a_tokenizer_without_a_token_for_padding_is_refused() -> None:
+    tokenizer = TOKENIZERS["bert"]()
+    assert tokenizer_config(tokenizer, 10, len(tokenizer))["pad_token"] == "[PAD]"
+    with pytest.raises(ArtifactError, match="no pad, eos, unk or bos token with an embedding"):
+        tokenizer_config(tokenizer, 10, 0)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,17 @@ def test_settings_of_the_run_can_be_empty(hub: Hub, adapter: Path, capsys: pytes
     (adapter.parent / "settings.yaml").write_text("")
     push(adapter, "user/mine", "--dry-run")
     assert "adapter_model.safetensors\n" in capsys.readouterr().out
+
+
+def test_settings_of_another_program_are_not_published(
+    hub: Hub, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(adapter, tmp_path / "project/encoder")
+    (tmp_path / "project/settings.yaml").write_text("api_key: sk-123\n")
+    push(tmp_path / "project/encoder", "user/mine", "--dry-run")
+    shown = capsys.readouterr().out
+    assert "adapter_model.safetensors\n" in shown
+    assert "sk-123" not in shown
 
 
 def test_the_license_of_a_base_without_a_user_name_is_in_the_card(hub: Hub, adapter: Path, tmp_path: Path) -> None:

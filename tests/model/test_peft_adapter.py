@@ -17,6 +17,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from angle_llm import SentenceEncoder
 from angle_llm.model.source.checks import ArtifactError
+from angle_llm.model.source.resolve import resolve_model
 from angle_llm.run import resolve_models
 from angle_llm.settings.train import LoraSettings, ModelSettings, TrainSettings
 from angle_llm.tools.quality import open_tokens
@@ -121,6 +122,26 @@ def test_a_folder_alone_opens_with_the_base_that_it_names(name: str, tokenizer: 
     tokens = open_tokens(ModelSettings(path=str(adapter), prompt=PROMPT, max_length=60))
     assert (tokens.encoder.pooling, tokens.encoder.max_length) == ("last", 60)
     assert tokens.tokenizers.selected(TEXTS) == encoder.tokenize(TEXTS)
+
+
+def test_a_folder_with_the_name_of_its_base_is_not_its_base(origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base of adapters/gpt2 is gpt2 on the hub; with a folder `google` here, google/gemma@main is on the hub."""
+    fetched: list[tuple[str, str | None]] = []
+
+    def fetch(repo: str, revision: str | None = None) -> tuple[Path, str]:
+        fetched.append((repo, revision))
+        return origin / "base", "c0ffee"
+
+    monkeypatch.setattr("angle_llm.model.source.resolve.fetch_files", fetch)
+    (origin / "google").mkdir()
+    adapter = origin / "adapters/gpt2"
+    shutil.move(origin / "adapter", adapter)
+    monkeypatch.chdir(origin)
+    for name in ("gpt2", "google/gemma@main"):
+        config = json.loads((adapter / CONFIG).read_text())
+        (adapter / CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": name}))
+        assert resolve_model(str(adapter)).peft_base == (name.removesuffix("@main"), "c0ffee")
+    assert fetched == [("gpt2", None), ("google/gemma", "main")]
 
 
 def test_a_folder_alone_has_pooling_and_length_of_its_base(tmp_path: Path) -> None:
@@ -234,7 +255,7 @@ def test_the_base_can_be_in_another_folder(name: str | None, origin: Path) -> No
 
 
 def test_a_folder_that_is_not_an_adapter_or_base_is_refused(origin: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere has no adapter_config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"no adapter at \S*nowhere"):
         SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "nowhere", prompt=PROMPT)
     with pytest.raises(FileNotFoundError, match=r"base has no adapter_config\.json"):
         SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "base", prompt=PROMPT)

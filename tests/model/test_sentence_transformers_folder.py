@@ -187,7 +187,11 @@ def test_old_folders_equal_those_of_the_library(tmp_path: Path) -> None:
     change(folder, "sentence_roberta_config.json", do_lower_case=False)
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     assert np.abs(load(folder).encode(TEXTS) - expected).max() <= 1e-6
-    (folder / "sentence_roberta_config.json").unlink()  # then the length is that of tokenizer and model
+    write(folder, "sentence_albert_config.json", {"max_seq_length": 3})
+    (folder / "sentence_roberta_config.json").rename(folder / "sentence_bert_config.json")
+    assert load(folder).max_length == LENGTH, "the library prefers this name"
+    (folder / "sentence_albert_config.json").unlink()
+    (folder / "sentence_bert_config.json").unlink()  # then the length is that of tokenizer and model
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS[:3])
     assert np.abs(load(folder).encode(TEXTS[:3]) - expected).max() <= 1e-6
     assert load(folder).max_length == 128

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tiny import save_tiny_base
 from tiny_tokenizers import TOKENIZERS, sentences, write_llama2_folder
-from transformers import AutoTokenizer, BertTokenizer
+from tokenizers import Tokenizer, models, processors
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.source.backbone import load_tokenizer
@@ -385,6 +386,18 @@ def test_the_start_of_a_long_text_has_the_ids_of_the_whole_text(kind: str) -> No
     whole = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
     for most in (1, 10, 128):
         assert plain_ids(tokenizer, texts, most) == [ids[:most] for ids in whole]
+
+
+def test_special_tokens_are_found_without_a_token_for_letters() -> None:
+    """A tokenizer of DNA knows four letters."""
+    vocabulary = {name: number for number, name in enumerate(["A", "C", "G", "T", "AC", "GT", "[CLS]", "[SEP]"])}
+    backend = Tokenizer(models.BPE(vocabulary, [("A", "C"), ("G", "T")]))
+    backend.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 6), ("[SEP]", 7)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]")
+    assert tokenizer("ACGT")["input_ids"] == [6, 4, 5, 7]
+    assert find_special_tokens(tokenizer) == ([6], [7])
 
 
 def test_texts_are_split_by_the_pattern_of_tekken(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
 
     arguments: dict[str, Any] = dict(location.arguments)
     with as_artifact_error(f"the tokenizer in {location.name}"), header_read_once(location.gguf_file):
-        tekken = _find_tekken(location, revision)
+        tekken = find_tekken(location, revision)
         if tekken is not None:  # any value makes transformers ignore mistral-common
             arguments["fix_mistral_regex"] = False
         tokenizer = AutoTokenizer.from_pretrained(
@@ -118,7 +118,7 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
     return tokenizer
 
 
-def _find_tekken(location: BackboneLocation, revision: str | None) -> str | None:
+def find_tekken(location: BackboneLocation, revision: str | None) -> str | None:
     """Return the path of `tekken.json`, the tokenizer file of Mistral, beside a model; None if there is none."""
     from huggingface_hub import try_to_load_from_cache
     from transformers import PreTrainedConfig

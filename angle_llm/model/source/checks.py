@@ -34,7 +34,7 @@ PROCESSOR_FILES = (
 )  # fmt: skip
 """Files of a multimodal model beside its weights, configuration and tokenizer."""
 
-_PROBE_TEXTS = ("A man is eating 3 apples.", "Привет", "你好，世界", "مرحبا", "नमस्ते", "안녕", "ACGT", "こんにちは")
+PROBE_TEXTS = ("A man is eating 3 apples.", "Привет", "你好，世界", "مرحبا", "नमस्ते", "안녕", "ACGT", "こんにちは")
 
 
 class ArtifactError(ValueError):
@@ -200,10 +200,10 @@ def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None
             "embeddings. The tokenizer belongs to another model or is damaged; fetch or save it again."
         )
     # A tokenizer without a vocabulary.
-    ids = tokenizer(list(_PROBE_TEXTS), add_special_tokens=False, verbose=False)["input_ids"]
+    ids = tokenizer(list(PROBE_TEXTS), add_special_tokens=False, verbose=False)["input_ids"]
     if all(number == tokenizer.unk_token_id for text_ids in ids for number in text_ids):
         raise ArtifactError(
-            f"the tokenizer in {place} has no token for any text: {_PROBE_TEXTS[0]!r} has the ids {ids[0]}. Copy the "
+            f"the tokenizer in {place} has no token for any text: {PROBE_TEXTS[0]!r} has the ids {ids[0]}. Copy the "
             "tokenizer files of this model into the folder (tokenizer.json is enough for most models)."
         )
     # Weights that are not finite.

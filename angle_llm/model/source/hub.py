@@ -44,6 +44,11 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
     names = (CARD_NAME, EXPORT_NAME, ADAPTER_FILES[0], MODULES_NAME, "config.json")
     problems: list[str] = []
     files = {name: file for name in names if (file := _fetch(repo, name, revision, problems))}
+    if not files and not problems:
+        raise FileNotFoundError(
+            f"{_name(repo, revision)} on the hub has no config.json and no adapter. Of a GGUF repository, download the file, and "
+            "give its path."
+        )
     if not files:
         raise FileNotFoundError(
             f"the model {_name(repo, revision)} is not on this machine, and the hub does not answer or has no model "
@@ -55,7 +60,7 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
     patterns: tuple[str, ...] = ()  # none for a backbone, which `transformers` fetches
     if CARD_NAME in files:
         weights = WHOLE_FILES if read_json(files[CARD_NAME]).get("base") is None else ADAPTER_FILES
-        patterns = (CARD_NAME, MERGE_NAME, *weights, *TOKENIZER_FILES, *DENSE_FILES)
+        patterns = (CARD_NAME, MERGE_NAME, *weights, *TOKENIZER_FILES, "tekken.json", *DENSE_FILES)
     elif EXPORT_NAME in files:
         raise ArtifactError(
             f"{repo} on the hub was exported for another library ({EXPORT_NAME}). Open it with that library."
@@ -93,8 +98,8 @@ def _fetch(repo: str, name: str, revision: str | None, problems: list[str]) -> P
     try:
         return Path(hf_hub_download(repo, name, revision=revision, local_files_only=bool(problems)))
     except LocalEntryNotFoundError as error:  # also an EntryNotFoundError
-        if error.__cause__ is not None:
-            problems.append(f"{type(error.__cause__).__name__}: {error.__cause__}")
+        cause = error.__cause__ or error
+        problems.append(f"{type(cause).__name__}: {cause}")
         in_cache = isinstance(try_to_load_from_cache(repo, "config.json", revision=revision), str)
         known_missing = try_to_load_from_cache(repo, name, revision=revision) is _CACHED_NO_EXIST
         if name in (CARD_NAME, MODULES_NAME) and in_cache and not known_missing:

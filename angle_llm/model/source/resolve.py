@@ -180,8 +180,12 @@ def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> Mo
             f"{config_path}: `{_BASE_KEY}` is {name!r:.80}, so the base of the adapter is unknown. Write its path or hub id "
             "there, or open it by from_pretrained(BASE, adapter=FOLDER, prompt=…)."
         )
+    name, pinned = split_revision(name)
+    revision = pinned or revision
     candidates = (start / Path(name).expanduser() for start in (Path(), folder, folder.parent))
-    base = next((str(path) for path in candidates if path.exists()), name)
+    # The folder of the adapter can have the name of the base, such as gpt2.
+    paths = (str(path) for path in candidates if path.exists() and path.resolve() != folder.resolve())
+    base = name if pinned else next(paths, name)
     try:
         base_folder = _local_path(base)  # for a GGUF file, the file
         if not locate(base, revision).is_local:
@@ -227,8 +231,10 @@ def locate(path_or_id: str, revision: str | None = None) -> BackboneLocation:
         ArtifactError: for a folder that was exported for another library.
     """
     path = _local_path(path_or_id)
-    if path.suffix == ".gguf" and path.is_file():
+    if path.suffix.lower() == ".gguf" and path.is_file():
         return BackboneLocation(str(path.parent), path.name)
+    if path.is_file():
+        raise FileNotFoundError(f"{path} is a file, not a model. Give its folder, {path.parent}, or a .gguf file.")
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise FileNotFoundError(

@@ -40,6 +40,7 @@ from angle_llm.model.source.checks import (
     read_json,
 )
 from angle_llm.model.source.composite import COMPOSITE, Composite, text_name
+from angle_llm.settings.parsing import similar_paths
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -54,7 +55,7 @@ _UNCHECKED = (
 _SUPPORTED: dict[str, Sequence[object] | None] = {
     **dict.fromkeys(_UNCHECKED),
     "peft_type": ["LORA"],
-    "init_lora_weights": [True, "gaussian"],  # with these, the base keeps its weights
+    "init_lora_weights": [True, "gaussian", "orthogonal"],  # with these, the base keeps its weights
     "bias": ["none"],
 }
 """Keys of `adapter_config.json` that this module reads, or that do not change the adapted weights, and the values that are
@@ -165,6 +166,8 @@ def read_adapter(folder: Path) -> LoraAdapter:
     from safetensors.torch import load_file
 
     # Files.
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no adapter at {folder}. {similar_paths(folder)}")
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         if not (folder / name).is_file():
             raise FileNotFoundError(

@@ -260,10 +260,17 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int, vocabulary: int) -> 
 
     It also makes names of special tokens in a text plain characters, as in `tokenizer.plain_ids`. Padding is a token with an
     id below `vocabulary`, the number of token embeddings.
+
+    Raises:
+        ArtifactError: without such a token.
     """
     named = tokenizer.special_tokens_map
     known = [named[name] for name in ("pad_token", "eos_token", "unk_token", "bos_token") if name in named]
     padding = next((token for token in known if tokenizer.convert_tokens_to_ids(token) < vocabulary), None)
+    if padding is None:
+        raise ArtifactError(
+            "the tokenizer has no pad, eos, unk or bos token with an embedding. Set its pad_token, and save it again."
+        )
     return {
         # This class reads tokenizer.json unchanged; the tokenizer class of a model may rebuild parts of the tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -371,8 +378,10 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
 
 def _read_options(folder: Path) -> dict[str, Any]:
     """Read the options of the Transformer module, such as the maximum length, and check that they are supported."""
-    # The name depends on the model in old folders, such as sentence_roberta_config.json.
-    config_path = next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / "sentence_bert_config.json")
+    # The name depends on the model in old folders, such as sentence_roberta_config.json. The library prefers this name:
+    config_path = folder / "sentence_bert_config.json"
+    if not config_path.is_file():
+        config_path = next(iter(sorted(folder.glob("sentence_*_config.json"))), config_path)
     options, config_path = _read_config(folder, config_path.name)
     check_settings(config_path, options, _SUPPORTED)
     modalities = options.get("modality_config") or {"text": _FORWARD[0]}

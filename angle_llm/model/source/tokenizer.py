@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
+from angle_llm.model.source.checks import PROBE_TEXTS
 from angle_llm.prompts import PLACEHOLDER, PromptTemplate, Side, SidePrompts
 
 Instructions: TypeAlias = Sequence[str | None]
@@ -92,12 +93,16 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     A short text is encoded with and without special tokens, and the results are compared.
 
     Raises:
-        ValueError: if the tokenizer also changes the ids of the text when it adds special tokens.
+        ValueError: if no test text has a token, or if the tokenizer also changes the ids of the text when it adds special
+            tokens.
     """
-    bare = plain_ids(tokenizer, ["a"])[0]
+    # A tokenizer of DNA has no token for "a".
+    text, bare = next(
+        ((text, ids) for text in ("a", *PROBE_TEXTS) if (ids := plain_ids(tokenizer, [text])[0])), ("", [])
+    )
     # As in `plain_ids`, because the tokenizer stores the flag: another value would affect other threads.
-    with_special: list[int] = tokenizer("a", split_special_tokens=True, return_attention_mask=False)["input_ids"]
-    for start in range(len(with_special) - len(bare) + 1):
+    with_special: list[int] = tokenizer(text, split_special_tokens=True, return_attention_mask=False)["input_ids"]
+    for start in range(len(with_special) - len(bare) + 1 if bare else 0):
         if with_special[start : start + len(bare)] == bare:
             return SpecialTokens(with_special[:start], with_special[start + len(bare) :])
     raise ValueError(

@@ -138,11 +138,13 @@ def test_a_mistake_is_reported_in_a_sentence(
         arguments = [*arguments, *([] if "--model.path" in arguments else ["--model.path", base])]
         arguments += ["--run-dir", str(tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", ["angle-llm", *arguments])
+    monkeypatch.delenv(DEBUG_VARIABLE, raising=False)
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as stopped:
         main()
     shown = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().err).split())
     assert stopped.value.code == 2
+    assert "Traceback" not in shown
     assert all(word in shown for word in expected), shown
     assert not (tmp_path / "run").exists()
 

@@ -256,7 +256,9 @@ def test_the_guide_trains_and_encodes_with_the_instructions_of_rows(
     default = encoder.prompts.query.instruction
     strings = [f"Instruct: {one}\nQuery: {text}" for text, one in zip(texts, ("Find the answer", default), strict=True)]
     np.testing.assert_allclose(values["rows"], encoder.encode_document(strings), atol=1e-6)  # plain_eos
-    for name in re.findall(r"^\| `(\w+)` \| `(.*?)` \| `(\w+)`", section, re.MULTILINE):
+    table = re.findall(r"^\| `(\w+)` \| `(.*?)` \| `(\w+)`", section, re.MULTILINE)
+    assert len(table) == 3
+    for name in table:
         assert (load_prompt(name[0]).template, load_prompt(name[2]).template) == (
             name[1].replace("\\n", "\n"),
             "{text}",

@@ -254,8 +254,8 @@ def _upload(
         raise
     except Exception as error:  # HTTP and connection errors of the libraries have no common class
         raise PushError(
-            f"{repo} was not uploaded: {error} {error.__cause__ or ''}\nA push needs a token with write access: log in "
-            "(`hf auth login`), or set HF_TOKEN. No local file was changed."
+            f"{repo} was not uploaded: {error} {error.__cause__ or ''}\nA push needs a connection, and a token with write access "
+            "(`hf auth login`, or HF_TOKEN). No local file was changed."
         ) from error
     return str(commit.commit_url)
 

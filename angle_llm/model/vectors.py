@@ -355,8 +355,9 @@ def read_index(folder: Path) -> VectorIndex:
         return TypeAdapter(VectorIndex).validate_json(path.read_bytes())
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
+        field = ".".join(map(str, problem["loc"]))
         raise FolderError(
-            f"{path} is damaged, or of another version than {FORMAT_VERSION}: {problem['loc']}: {problem['msg']}. Embed again."
+            f"{path} is damaged, or of another version than {FORMAT_VERSION}: {field}: {problem['msg']}. Embed again."
         ) from None
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
-from angle_llm.data.sources import BadRow, Row, evaluation_source, resolve_source, source_in_memory
+from angle_llm.data.sources import BadRow, Row, evaluation_source, find_path, resolve_source, source_in_memory
 from angle_llm.settings.train import DataSource
 
 ROWS = [
@@ -348,3 +348,16 @@ def test_a_configuration_of_a_local_copy_is_read(tmp_path: Path, monkeypatch: py
         list(resolve_source("org/set:nonsense", tables=True, datasets=True).good_rows())
     with pytest.raises(DataError, match=r"--data\.limit"):
         resolve_source("org/set@train[:10]", tables=True, datasets=True)
+
+
+def test_relative_paths_are_searched_here_and_then_in_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "both.jsonl").touch()
+    (tmp_path / "there/one.jsonl").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("ANGLE_LLM_DATA", str(tmp_path / "there"))
+    assert find_path("both.jsonl") == Path("both.jsonl")
+    assert find_path("one.jsonl") == tmp_path / "there/one.jsonl"

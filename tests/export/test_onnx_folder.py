@@ -163,11 +163,16 @@ def test_damaged_folders_and_other_targets_are_refused(run: Path, tmp_path: Path
     with pytest.raises(ArtifactError, match=EXPORT_NAME):
         OnnxModel(tmp_path / "damaged")
     before = contents(run)
-    for target in ("adapter/in", "base/in", "onnx"):
-        with pytest.raises(ArtifactError, match=target.partition("/")[0]):
+    problems = {
+        "adapter/in": "in the folder of the adapter",
+        "base/in": "in the folder of the base",
+        "onnx": "has files",
+    }
+    for target, problem in problems.items():
+        with pytest.raises(ArtifactError, match=problem):
             export_onnx(run / "adapter", run / target)
     assert contents(run) == before
-    with pytest.raises(FileNotFoundError, match="base"):
+    with pytest.raises(FileNotFoundError, match="is not a saved encoder"):
         export_onnx(run / "base", tmp_path / "out")
 
 

@@ -99,8 +99,10 @@ def test_short_and_long_texts_get_the_ids_of_the_encoder(
     ours, exported = both(kind, tokenization, prompt, max_length)
     try:
         expected = ours([text])
-    except ValueError:
-        return  # the tokenizer has no token for it
+    except ValueError as error:
+        if "adds no token to prompt" not in str(error):
+            raise
+        return
     assert as_the_library_calls_it(exported, [text]) == expected
 
 

@@ -235,19 +235,19 @@ def test_errors_of_the_hub_change_no_file(hub: Hub, adapter: Path, monkeypatch: 
         return str(refused.value)
 
     monkeypatch.delenv("HF_TOKEN")
-    assert "HF_TOKEN" in message()
+    assert "no token found" in message()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert "HF_TOKEN" in message()
+    assert "401" in message()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert "org/mine" in message("org/mine")
+    assert "403" in message("org/mine")
     hub.refuse_commits = True
-    assert "user/mine" in message()
+    assert "413" in message()
     assert set(head(hub)) == {".gitattributes"}
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in message()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # no server
-    message()
+    assert "Connection refused" in message()
     assert contents(adapter) == before
 
 

@@ -44,11 +44,10 @@ def test_a_merged_encoder_has_both_prompts_and_both_are_verified(tmp_path: Path)
     assert found.holds
     assert "prompt 'Question: {text} ->', 'Answer: {text}'" in found.text()
     assert EncoderCard.read(tmp_path / "merged").prompt == TAILS
-    for folder in ("adapter", "merged"):
-        readme = (tmp_path / "merged" / "README.md").read_text()
-        assert "queries = encoder.encode_query(" in readme, folder
-        assert "A query is formatted with this prompt" in readme
-        assert "    Answer: {text}\n" in readme
+    readme = (tmp_path / "merged" / "README.md").read_text()
+    assert "queries = encoder.encode_query(" in readme
+    assert "A query is formatted with this prompt" in readme
+    assert "    Answer: {text}\n" in readme
     # Only the prompt of documents differs.
     other = replace(TAILS, document=PromptTemplate("answer", "Other: {text}"))
     SentenceEncoder.from_pretrained(tmp_path / "merged", prompt=other, device="cpu").save_pretrained(tmp_path / "other")

@@ -27,9 +27,10 @@ from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, OptimizerSettings, TrainSettings
 from angle_llm.train.distributed import Processes
 from angle_llm.train.step import boundary_step
-from angle_llm.train.token_budget import CPU_BUDGET, OTHER_BUDGET, TokenBudget, budget_of, default_budget
+from angle_llm.train.token_budget import OTHER_BUDGET, TokenBudget, budget_of, default_budget
 
 MIB = 2**20
+SMALL = TokenBudget(2048, 16_384)  # docs/memory.md
 
 
 class LinearForecast(StepForecast):
@@ -176,7 +177,7 @@ def test_the_padding_of_flex_attention_is_in_the_forecast(micro_tokens: int) -> 
     assert 0.8 * peak < planned < 1.05 * peak
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("cpu", CPU_BUDGET), ("mps", CPU_BUDGET), ("cuda", OTHER_BUDGET)])
+@pytest.mark.parametrize(("kind", "expected"), [("cpu", SMALL), ("mps", SMALL), ("cuda", OTHER_BUDGET)])
 def test_a_mac_has_the_budgets_of_a_cpu(kind: str, expected: TokenBudget) -> None:
     assert budget_of(kind) == expected
 
@@ -271,7 +272,7 @@ def test_a_model_without_a_forecast_gets_the_defaults(
     monkeypatch.setattr("angle_llm.memory.budget.count_passes", fails)
     monkeypatch.setattr("angle_llm.memory.budget.SMALL_MODEL", 0)
     monkeypatch.setattr("angle_llm.memory.budget.free_memory", lambda *_: 2**29)
-    assert choose(TrainSettings(), tiny_encoder("llama")) == CPU_BUDGET
+    assert choose(TrainSettings(), tiny_encoder("llama")) == SMALL
     assert "aten::nonzero on meta" in capsys.readouterr().out
 
 

@@ -399,3 +399,12 @@ def test_types_without_a_form_in_transformers_4_are_read_as_before(name: str, tm
     assert again.to_dict().items() >= read.items()
     again.standardize_rope_params()  # vLLM calls it again: `partial_rotary_factor` would change layers with sliding windows
     assert again.to_dict().items() >= read.items()
+
+
+def test_a_card_of_an_earlier_release_opens_with_the_same_vectors(adapter: Path) -> None:
+    """Fields that were added later are missing."""
+    expected, values = load(adapter).encode(TEXTS), card_values(adapter)
+    first = {name: values[name] for name in ("format_version", "pooling", "max_length", "dtype", "base")}
+    prompt = {name: values["prompt"][name] for name in ("name", "template")}
+    (adapter / CARD_NAME).write_text(json.dumps(first | {"prompt": prompt}))
+    assert np.array_equal(load(adapter).encode(TEXTS), expected)

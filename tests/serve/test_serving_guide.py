@@ -53,3 +53,12 @@ def test_the_guide_of_serving_runs(
     assert (len(openai["data"]), len(tei), health["status"]) == (2, 1, "ok")
     assert codes == [0]
     assert [each.host for each in served_with] == ["127.0.0.1", "0.0.0.0", "127.0.0.1"]
+
+
+def test_limits_are_those_of_the_guide() -> None:
+    stated = re.findall(r"`--(max-\w+)`, ([\d,]+)( MiB)?\)", GUIDE)
+    limits = {
+        name.replace("-", "_"): int(number.replace(",", "")) * (2**20 if unit else 1) for name, number, unit in stated
+    }
+    assert len(limits) == 4
+    assert limits.items() <= vars(ServeSettings(model="m")).items()

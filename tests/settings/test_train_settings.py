@@ -156,6 +156,22 @@ def test_a_flag_replaces_a_mapping_of_a_settings_file_or_a_value_of_it(
         assert (found.data.where, found.data.columns, found.data.path) == (where, columns, "x.jsonl")
 
 
+def test_a_condition_of_a_settings_file_with_a_truth_value_is_a_switch(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("{data: {path: x.jsonl, where: {clean: true, old: false}}}")
+    found = parse_settings(TrainSettings(), ["--config", str(path), "--data.where.no-clean", "--data.where.old"])
+    assert found.data.where == {"clean": False, "old": True}
+
+
+def test_defaults_are_those_of_the_guide() -> None:
+    """docs/training.md."""
+    run = TrainSettings()
+    chosen = run.optimizer
+    names = ("name", "learning_rate", "weight_decay", "warmup", "schedule", "max_gradient_norm")
+    assert [getattr(chosen, name) for name in names] == ["adamw", 1e-4, 0, 0.1, "linear", 1]
+    assert (run.lora.rank, run.lora.alpha, run.batch_size) == (32, 32, 64)
+
+
 def test_every_field_is_documented_in_the_source_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     """tyro takes the string below a field as its help text; a comment beside it would not be printed."""
     with pytest.raises(SystemExit):

@@ -124,7 +124,7 @@ def test_of_equal_rows_the_earlier_comes_first(encoder: SentenceEncoder, tmp_pat
 
 def test_damaged_and_unfinished_folders_and_bad_queries_are_refused(encoder: SentenceEncoder, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(FolderError, match="out"):
+    with pytest.raises(FolderError, match=r"out has no embeddings\.json"):
         read_index(out)
     embed(encoder, write_lines(tmp_path / "texts.txt"), out)
     index, queries = read_index(out), encoder.encode(QUERIES)
@@ -134,11 +134,14 @@ def test_damaged_and_unfinished_folders_and_bad_queries_are_refused(encoder: Sen
     with pytest.raises(FolderError, match=r"shard-000002\.parquet"):
         search_folder(out, index, queries, 1)
     content = (out / "embeddings.json").read_text()
+    (out / "embeddings.json").write_text(content.replace('"format_version": 1', '"format_version": 2'))
+    with pytest.raises(FolderError, match="of another version than 1: format_version"):
+        read_index(out)
     (out / "embeddings.json").write_text(content.replace('"rows": 13', '"rows": true'))
     with pytest.raises(FolderError, match=r"embeddings\.json.*rows"):
         read_index(out)
     (out / "embeddings.json").rename(out / "identity.json")
-    with pytest.raises(FolderError):
+    with pytest.raises(FolderError, match=r"has no embeddings\.json"):
         read_index(out)
 
 

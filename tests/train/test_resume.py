@@ -124,7 +124,7 @@ def test_a_run_that_starts_over_has_no_checkpoint_of_the_run_before(
 ) -> None:
     interrupt(mine, 3)
     check_alike(outcome_of(replace(mine, resume="never")), undisturbed)
-    assert not checkpoint_names(mine.run_path / "checkpoints")
+    assert not checkpoint_names(mine.run_path)
 
 
 def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(

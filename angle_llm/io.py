@@ -46,17 +46,22 @@ class FolderError(ValueError):
 def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | None = None) -> None:
     """Write a file atomically: completely or not at all.
 
-    The target of a symbolic link is replaced, the link stays. The permissions of a replaced file are kept. A pipe, a device
-    or an open file (/dev/stdout) is written directly, after its content.
+    The target of a symbolic link is replaced, the link stays. The permissions of a replaced file are kept. A pipe or a device
+    is written directly, and /dev/stdout and /dev/stderr are continued, also if they are files.
 
     Args:
         fill: Function that gets the open binary file and writes the content.
         writer: Part of the temporary file name; None: the process id and random digits, so that several processes can
             write the same file. With a fixed value, the temporary file of a killed process is overwritten.
     """
-    is_open = str(path).startswith(("/dev/std", "/dev/fd/", "/proc/self/fd/"))
-    if path.exists() and (is_open or not path.is_file()):
-        with path.open("ab") as file:
+    descriptor = {"/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
+    if descriptor is not None:
+        sys.stdout.flush()
+        with os.fdopen(os.dup(descriptor), "wb") as file:  # a file opened again would have another position
+            fill(file)
+        return
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
             fill(file)
         return
     path = Path(os.path.realpath(path))
@@ -64,9 +69,9 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | Non
     temporary = _hidden(path, writer)
     try:
         with temporary.open("wb") as file:
+            with suppress(OSError):  # a new file, or a file system without permissions
+                shutil.copymode(path, temporary)
             fill(file)
-        with suppress(FileNotFoundError, PermissionError):  # a new file, or a network file system of another user
-            shutil.copymode(path, temporary)
         sync(temporary)
         temporary.replace(path)
     except OSError as error:
@@ -210,8 +215,9 @@ def write_folder(target: Path, fill: Callable[[Path], object], writer: str | Non
     """
     target = check_replaceable(target)
     with filled_folder(target, fill, writer) as temporary:
-        with suppress(FileNotFoundError, PermissionError):
-            shutil.copymode(target, temporary)
+        if target.is_dir():
+            with suppress(OSError):
+                shutil.copymode(target, temporary)
         swap_folder(temporary, target)
 
 

@@ -85,10 +85,10 @@ class ResumableFolder:
         self._lock = lock_folder(self.path, self._rank)
         try:
             index = {} if self._index is None else read_object(self.path / self._index) or {}
-            self._indexed = {part["name"]: part for part in index.get("parts", ())}
             stored = read_object(self.path / IDENTITY) or index  # `finish` moves the identity to the index
-            if stored and stored.keys().isdisjoint(self.identity):
+            if (index and "parts" not in index) or (stored and stored.keys().isdisjoint(self.identity)):
                 raise FolderError(f"{self._option} {self.path} contains other files. Name a new or empty folder.")
+            self._indexed = {part["name"]: part for part in index.get("parts", ())}
             changed = differences(stored, self.identity)
             if changed and self.names():
                 raise FolderError(

@@ -354,12 +354,11 @@ def _folds(part: FeaturesAndLabels, folds: int, seed: int) -> Iterator[tuple[Fea
 def _check_folds(task: TransferTask, folds: int, seed: int) -> None:
     """Raise `ValueError` if a class of a task has too few examples for the cross-validation folds of its protocol."""
     crossed = "all" in task.splits
-    if "dev" in task.splits and not crossed:
-        return
     labels_N = np.array([row.label for row in task.splits["all" if crossed else "train"]])
+    part = (labels_N, labels_N)
     try:
-        for train, _ in _folds((labels_N, labels_N), folds, seed):
-            if crossed:
+        for train, _ in _folds(part, folds, seed) if crossed else [(part, part)]:
+            if "dev" not in task.splits:
                 next(_folds(train, folds, seed))
     except ValueError as error:
         raise ValueError(f"{task.label}: {error} Raise or omit --limit-train, or omit the task.") from error

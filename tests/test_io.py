@@ -82,13 +82,15 @@ def test_replaced_files_and_folders_keep_their_permissions(tmp_path: Path) -> No
     assert modes == [0o600, 0o700]
 
 
-def test_standard_output_that_is_a_file_is_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_standard_output_that_is_a_file_is_continued(mode: str, tmp_path: Path) -> None:
     log = tmp_path / "all.log"
     log.write_text("earlier\n")
-    code = "from pathlib import Path; from angle_llm.io import write_json; write_json(Path('/dev/stdout'), 1); print('later')"
-    with log.open("a") as file:
+    imports = "from pathlib import Path; from angle_llm.io import write_json"
+    code = f"{imports}; print('before'); write_json(Path('/dev/stdout'), 1); print('later')"
+    with log.open(mode) as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
-    assert log.read_text().split() == ["earlier", "1", "later"]
+    assert log.read_text().split() == [*(["earlier"] if mode == "a" else []), "before", "1", "later"]
 
 
 def test_a_folder_replaces_another_only_when_it_is_complete(tmp_path: Path) -> None:

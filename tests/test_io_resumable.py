@@ -132,10 +132,11 @@ def test_other_files_are_not_changed(tmp_path: Path) -> None:
 
 
 def test_an_index_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
-    write_json(tmp_path / "data/index.json", {"doc1": [0.5]})
-    with pytest.raises(FolderError, match=r"--output \S*data contains other files"):
-        ResumableFolder(tmp_path / "data", {"rows": 3}, option="--output", index="index.json").__enter__()
-    assert json.loads((tmp_path / "data/index.json").read_text()) == {"doc1": [0.5]}
+    for content in ({"doc1": [0.5]}, {"model": "x", "data": []}, {"parts": [1, 2]}):
+        write_json(tmp_path / "data/index.json", content)
+        with pytest.raises(FolderError, match=r"--output \S*data contains other files"):
+            ResumableFolder(tmp_path / "data", {"model": 3}, option="--output", index="index.json").__enter__()
+        assert json.loads((tmp_path / "data/index.json").read_text()) == content
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])

@@ -450,5 +450,5 @@ FORMATS: dict[str, Format] = {
     "nli_pairs": Format(("premise", "hypothesis", "label"), _nli_pair),
     "nli_triples": Format(("premise", "hypothesis", "label"), _nli_pair, pair_by_premise, rows_per_example=2),
     "labelled_text": Format(("text", "label"), _labelled_text),
-    "text": Format(("text",), _texts(PositivePair, "text", "text")),  # a pair, whose texts are used
+    "text": Format(("text",), _texts(lambda text: PositivePair(text, text), "text")),
 }

@@ -49,7 +49,7 @@ class PairScores(NamedTuple):
     subtask: NDArray[np.str_] | None = None
 
     def by_subtask(self) -> dict[str, PairScores]:
-        """Return the scores of each sub-task by its name, in order of first appearance; pairs with the name "" have none."""
+        """Return the scores of each sub-task by its name, in order of first appearance, without the pairs of no sub-task."""
         if self.subtask is None:
             return {}
         names = dict.fromkeys(filter(None, self.subtask.tolist()))

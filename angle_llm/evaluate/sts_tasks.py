@@ -203,14 +203,15 @@ def read_pairs(
     reading = CommandSource(path=source.text, format="scored_pair", columns=dict(columns), score_range=score_range)
     column_of = open_examples(reading, source).columns
     first, second, gold = (column_of[field] for field in fields)
-    instruction = column_of.get("instruction", "")
-    group = next((column for column in _SUBTASK_COLUMNS if column in source.columns), "")
+    instruction = column_of.get("instruction")
+    group = next((column for column in _SUBTASK_COLUMNS if column in source.columns), None)
     sign = -1 if score_range is not None and score_range[0] > score_range[1] else 1
     pairs = []
     for row in source.good_rows():
-        value = row.values.get(instruction)
-        instructed = row.text(instruction) if str("" if value is None else value).strip() else ""
-        subtask = row.values.get(group)
+        # A column with an empty name, such as the index of pandas, is neither.
+        value = None if instruction is None else row.values.get(instruction)
+        instructed = row.text(instruction) if instruction and str("" if value is None else value).strip() else ""
+        subtask = None if group is None else row.values.get(group)
         name = "" if subtask is None else str(subtask).strip()
         pairs.append(StsPair(row.text(first), row.text(second), sign * row.number(gold), name, instructed))
     if not pairs:

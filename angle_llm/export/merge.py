@@ -183,7 +183,8 @@ def _shares(models: Sequence[str], weights: Sequence[float]) -> list[float]:
     """
     if weights and len(models) == 1:
         raise ValueError(
-            "--weights belongs to several models. To scale one adapter, name its base too: merge ADAPTER BASE --weights 0.5 0.5."
+            "--weights: expected several models, got one. To scale an adapter, add its base: merge ADAPTER BASE OUT --weights "
+            "0.5 0.5."
         )
     weights = list(weights) or [1.0] * len(models)
     if len(weights) != len(models) or not all(0 <= weight < float("inf") for weight in weights) or not any(weights):

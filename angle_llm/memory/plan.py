@@ -100,7 +100,8 @@ def forecast(settings: PlanSettings) -> Forecast:
     """Forecast the memory and the work of a run from its configuration, tokenizer and data.
 
     Raises:
-        SettingsError, DataError, ArtifactError, ValueError, FileNotFoundError: as the training run.
+        SettingsError, DataError, ArtifactError, ValueError, FileNotFoundError: as the training run, except for a
+            backbone with states between its layers that are not available.
     """
     # 1. Settings and data, as in `fine_tune`.
     losses = make_losses(settings)

@@ -105,7 +105,7 @@ def questions_main(settings: QuestionSettings) -> None:
         need_library(module, "data questions", "questions")
     prompts = _read_prompts(settings)
     if not {"repeated", "not found"}.isdisjoint(settings.filters):
-        resolve_model(settings.model)  # an error is raised before requests
+        resolve_model(settings.model)  # a wrong --model is an error before requests are sent
     llms = [open_language_model(name, settings) for name in dict.fromkeys(settings.llm)]
     passages = read_passages(settings)
     requests = list(_requests(settings, prompts, passages))

@@ -63,7 +63,7 @@ class PairTask:
             ValueError: see `head`.
         """
         if self.settings.nested.layers:
-            DepthsHead(put_in(encoder.model, backbone), self.settings.nested.layers)  # a check
+            DepthsHead(put_in(encoder.model, backbone), self.settings.nested.layers)  # raises for wrong layers
         return Head()
 
 

@@ -92,6 +92,8 @@ def test_pair_file_has_columns_by_name_and_no_quoting(tmp_path: Path) -> None:
     assert (task.name, task.label, task.variant, task.official_pairs) == ("pairs", "pairs", "file", None)
     grouped = write(tmp_path / "p.jsonl", '{"sentence1": "a", "sentence2": "b", "score": 1, "genre": "news"}\n')
     assert read_pairs(grouped).pairs == (StsPair("a", "b", 1.0, "news"),)
+    indexed = write(tmp_path / "indexed.csv", ",sentence1,sentence2,score\n7,a,b,1\n")  # the index of pandas
+    assert read_pairs(indexed).pairs == (StsPair("a", "b", 1.0),)
     recognised = write(tmp_path / "fold" / "dev.csv", "text1,text2,label\na,b,1\n")
     for name in (str(recognised), f"{tmp_path}/fold@dev"):
         [task] = select_tasks([name], None, "auto")

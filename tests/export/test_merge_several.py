@@ -207,7 +207,7 @@ def test_models_that_do_not_belong_together_are_refused(reason: str, base: Path,
 
 def test_a_weight_of_one_model_is_refused(base: Path, tmp_path: Path) -> None:
     adapter = save_adapter(base, tmp_path / "a", 0)
-    with pytest.raises(ValueError, match="--weights belongs to several models"):
+    with pytest.raises(ValueError, match="--weights: expected several models, got one"):
         merge(adapter, tmp_path / "out", weights=[0.5])
 
 

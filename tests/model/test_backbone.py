@@ -117,10 +117,13 @@ def test_a_missing_path_is_refused_and_not_taken_for_a_hub_id(
         locate(name)
 
 
-def test_a_file_in_a_model_folder_is_no_model(tmp_path: Path) -> None:
+def test_a_file_in_a_model_folder_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(FileNotFoundError, match=rf"is a file, not a model\. Give its folder, {tmp_path}"):
         locate(str(tmp_path / "model.safetensors"))
+    (tmp_path / "distilgpt2").touch()
+    monkeypatch.chdir(tmp_path)
+    assert locate("distilgpt2").name == "distilgpt2", "the model of the hub"
 
 
 def test_the_model_of_an_unfinished_run_is_named_as_such(tmp_path: Path) -> None:

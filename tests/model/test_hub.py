@@ -183,7 +183,9 @@ def test_a_model_or_revision_missing_in_the_cache_is_an_error_with_its_name(
 
 def test_a_repository_without_a_model_is_an_error_that_says_so(hub: Hub) -> None:
     hub.put("org/model-GGUF", {"README.md": b"x", "model-Q8_0.gguf": b"x"})
-    with pytest.raises(FileNotFoundError, match=r"^org/model-GGUF on the hub has no config\.json.*download the file"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^org/model-GGUF on the hub has no config\.json.*download the \.gguf file"
+    ):
         load("org/model-GGUF")
 
 

@@ -142,6 +142,15 @@ def test_a_folder_with_the_name_of_its_base_is_not_its_base(origin: Path, monkey
         (adapter / CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": name}))
         assert resolve_model(str(adapter)).peft_base == (name.removesuffix("@main"), "c0ffee")
     assert fetched == [("gpt2", None), ("google/gemma", "main")]
+    # A folder base@v1 beside the adapter is no revision.
+    (origin / "base").rename(origin / "adapters/base@v1")
+    (adapter / CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "base@v1"}))
+    assert resolve_model(str(adapter)).peft_base == (str(origin / "adapters/base@v1"), None)
+    # In the folder around the adapter, its name is its own.
+    (adapter / CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "gpt2"}))
+    monkeypatch.chdir(origin / "adapters")
+    with pytest.raises(ArtifactError, match=r"has the name of its base gpt2 on the hub"):
+        resolve_model("gpt2")
 
 
 def test_a_folder_alone_has_pooling_and_length_of_its_base(tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ def load_parts(
 ) -> tuple[dict[str, Any], EncoderCard | None, LoraAdapter | None]:
     """Load the parts of an encoder: arguments of `SentenceEncoder`, its settings, and an adapter that is not applied.
 
-    The settings are from `angle_llm.json` or a sentence-transformers folder; None for a bare backbone. The adapter fits.
+    The settings are from `angle_llm.json` or a sentence-transformers folder; None for a bare backbone. The
+    adapter is checked against the base.
     With "auto", `dtype` and `bits` are as in the training of a saved encoder. Other arguments and errors as in
     `SentenceEncoder.from_pretrained`.
     """

@@ -46,8 +46,8 @@ def fetch_files(repo: str, revision: str | None = None) -> tuple[Path, str]:
     files = {name: file for name in names if (file := _fetch(repo, name, revision, problems))}
     if not files and not problems:
         raise FileNotFoundError(
-            f"{_name(repo, revision)} on the hub has no config.json and no adapter. Of a GGUF repository, download the file, and "
-            "give its path."
+            f"{_name(repo, revision)} on the hub has no config.json and no adapter. To use a GGUF repository, download "
+            "the .gguf file and give its path."
         )
     if not files:
         raise FileNotFoundError(

@@ -180,12 +180,17 @@ def _peft_source(path_or_id: str, folder: Path, commit: str | None = None) -> Mo
             f"{config_path}: `{_BASE_KEY}` is {name!r:.80}, so the base of the adapter is unknown. Write its path or hub id "
             "there, or open it by from_pretrained(BASE, adapter=FOLDER, prompt=…)."
         )
-    name, pinned = split_revision(name)
-    revision = pinned or revision
     candidates = (start / Path(name).expanduser() for start in (Path(), folder, folder.parent))
     # The folder of the adapter can have the name of the base, such as gpt2.
-    paths = (str(path) for path in candidates if path.exists() and path.resolve() != folder.resolve())
-    base = name if pinned else next(paths, name)
+    base = next((str(path) for path in candidates if path.exists() and path.resolve() != folder.resolve()), "")
+    if not base:  # on the hub
+        base, pinned = split_revision(name)
+        revision = pinned or revision
+        if Path(base).resolve() == folder.resolve():
+            raise ArtifactError(
+                f"{folder} has the name of its base {base} on the hub, and is found in its place here. Rename the folder, or run "
+                "this in another folder."
+            )
     try:
         base_folder = _local_path(base)  # for a GGUF file, the file
         if not locate(base, revision).is_local:
@@ -233,7 +238,7 @@ def locate(path_or_id: str, revision: str | None = None) -> BackboneLocation:
     path = _local_path(path_or_id)
     if path.suffix.lower() == ".gguf" and path.is_file():
         return BackboneLocation(str(path.parent), path.name)
-    if path.is_file():
+    if path.is_file() and (path.suffix.lower() in _FILE_ENDINGS or not _HUB_ID.fullmatch(path_or_id)):
         raise FileNotFoundError(f"{path} is a file, not a model. Give its folder, {path.parent}, or a .gguf file.")
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -253,7 +258,7 @@ def locate(path_or_id: str, revision: str | None = None) -> BackboneLocation:
             "the same command and --resume auto."
         )
     looks_local = revision is None and "/" in path_or_id and path.parent.is_dir()
-    is_id = _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS
+    is_id = _HUB_ID.fullmatch(path_or_id) and path.suffix.lower() not in _FILE_ENDINGS
     if is_id and not looks_local:
         return BackboneLocation(path_or_id)
     advice = (

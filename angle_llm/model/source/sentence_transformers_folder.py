@@ -378,7 +378,8 @@ def read_modules(folder: Path) -> tuple[str, list[Path], bool]:
 
 def _read_options(folder: Path) -> dict[str, Any]:
     """Read the options of the Transformer module, such as the maximum length, and check that they are supported."""
-    # The name depends on the model in old folders, such as sentence_roberta_config.json. The library prefers this name:
+    # The name depends on the model in old folders, such as sentence_roberta_config.json. The library prefers
+    # sentence_bert_config.json.
     config_path = folder / "sentence_bert_config.json"
     if not config_path.is_file():
         config_path = next(iter(sorted(folder.glob("sentence_*_config.json"))), config_path)

@@ -96,13 +96,15 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
         ValueError: if no test text has a token, or if the tokenizer also changes the ids of the text when it adds special
             tokens.
     """
-    # A tokenizer of DNA has no token for "a".
+    # Some tokenizers, such as for DNA, have no token for "a".
     text, bare = next(
         ((text, ids) for text in ("a", *PROBE_TEXTS) if (ids := plain_ids(tokenizer, [text])[0])), ("", [])
     )
+    if not bare:
+        raise ValueError(f"{type(tokenizer).__name__} has no token for any test text, such as {PROBE_TEXTS[0]!r}.")
     # As in `plain_ids`, because the tokenizer stores the flag: another value would affect other threads.
     with_special: list[int] = tokenizer(text, split_special_tokens=True, return_attention_mask=False)["input_ids"]
-    for start in range(len(with_special) - len(bare) + 1 if bare else 0):
+    for start in range(len(with_special) - len(bare) + 1):
         if with_special[start : start + len(bare)] == bare:
             return SpecialTokens(with_special[:start], with_special[start + len(bare) :])
     raise ValueError(

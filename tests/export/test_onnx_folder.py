@@ -27,6 +27,8 @@ from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError
 from angle_llm.model.vectors import cosine_differences
 from angle_llm.prompts import SidePrompts
 
+BATCH = "angle_llm.export.formats.onnx_folder._BATCH"
+"""Number of texts that are computed together."""
 for library in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(library, reason="the extra `onnx` is not installed")
 
@@ -66,14 +68,17 @@ def encoder(run: Path) -> SentenceEncoder:
     return SentenceEncoder.from_pretrained(run / "adapter", device="cpu")
 
 
-def test_the_graph_gives_the_vectors_for_any_batch_and_length(run: Path, encoder: SentenceEncoder) -> None:
+def test_the_graph_gives_the_vectors_for_any_batch_and_length(
+    run: Path, encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = compare(run / "adapter", run / "onnx")
     assert not found.problems
     assert found.texts_with_other_tokens == 0
     assert len(encoder.tokenize([LONG])[0]) == 100
     rows = encoder.encode(TEXTS)
     for texts_together in (1, 2, 5, 13):  # traced with 2 texts of 7 tokens
-        model = OnnxModel(run / "onnx", texts_together=texts_together)
+        monkeypatch.setattr(BATCH, texts_together)
+        model = OnnxModel(run / "onnx")
         assert largest_difference(model.encode(TEXTS), rows) <= TOLERANCE
     assert model.encode([]).shape == (0, 32)
 
@@ -98,7 +103,7 @@ def test_the_files(run: Path, encoder: SentenceEncoder) -> None:
 def test_padding_may_be_on_the_left(run: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
     shutil.copytree(run / "onnx", tmp_path / "left")
     change_json(tmp_path / "left" / "tokenizer.json", lambda spec: spec["padding"].update(direction="Left"))
-    model = OnnxModel(tmp_path / "left", texts_together=5)
+    model = OnnxModel(tmp_path / "left")
     assert model.tokenizer.encode_batch(["a", "a b c"])[0].attention_mask[0] == 0
     assert largest_difference(model.encode(TEXTS), encoder.encode(TEXTS)) <= TOLERANCE
 
@@ -194,7 +199,7 @@ def test_a_model_that_torch_cannot_export_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if not kind.gguf and name != "qwen3.5"])
-def test_families(family: str, tmp_path: Path) -> None:
+def test_families(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, _ = make_encoder(family, "one prompt", tmp_path)
     export_onnx(tmp_path / "model", tmp_path / "onnx")
     assert json.loads((tmp_path / "onnx" / EXPORT_NAME).read_text())["plain_names"] == []
@@ -207,8 +212,8 @@ def test_families(family: str, tmp_path: Path) -> None:
     rows = encoder.encode(texts)
     change_json(tmp_path / "onnx" / "tokenizer.json", lambda spec: spec["padding"].update(direction="Left"))
     for texts_together in (1, 7):
-        left = OnnxModel(tmp_path / "onnx", texts_together=texts_together)
-        assert largest_difference(left.encode(texts), rows) <= TOLERANCE
+        monkeypatch.setattr(BATCH, texts_together)
+        assert largest_difference(OnnxModel(tmp_path / "onnx").encode(texts), rows) <= TOLERANCE
 
 
 def test_bidirectional_attention_is_exported(tmp_path: Path) -> None:
@@ -323,7 +328,8 @@ def test_verify_finds_a_wrong_graph(name: str, encoders: Path, tmp_path: Path, m
     assert any(message in problem for problem in problems), problems
     if name == "last position without mask":
         # One text at a time hides the fault: batches must be padded as the folder says.
-        alone = OnnxModel(tmp_path / "wrong", texts_together=1).encode(TEXTS)
+        monkeypatch.setattr(BATCH, 1)
+        alone = OnnxModel(tmp_path / "wrong").encode(TEXTS)
         assert largest_difference(alone, SentenceEncoder.from_pretrained(encoders / saved).encode(TEXTS)) <= TOLERANCE
 
 

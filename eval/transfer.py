@@ -352,11 +352,13 @@ def _folds(part: FeaturesAndLabels, folds: int, seed: int) -> Iterator[tuple[Fea
 
 
 def _check_folds(task: TransferTask, folds: int, seed: int) -> None:
-    """Raise `ValueError` if a class of a task has too few examples for the cross-validation folds of its protocol."""
+    """Raise `ValueError` if a task has one class, or too few examples of a class for the folds of its protocol."""
     crossed = "all" in task.splits
     labels_N = np.array([row.label for row in task.splits["all" if crossed else "train"]])
     part = (labels_N, labels_N)
     try:
+        if len(set(labels_N)) < 2:
+            raise ValueError("expected at least two classes to train on.")
         for train, _ in _folds(part, folds, seed) if crossed else [(part, part)]:
             if "dev" not in task.splits:
                 next(_folds(train, folds, seed))

@@ -50,7 +50,7 @@ def mteb_main(settings: MtebSettings) -> list[dict[str, Any]]:
     try:
         for task in tasks:
             scores += evaluate_mteb(model, [task], settings.output)
-    except Exception:  # not on Ctrl-C, as in `sts`
+    except Exception:  # not on Ctrl-C: a program that resumes must not take incomplete results for complete ones
         if scores:
             write()
         raise

@@ -192,6 +192,11 @@ def test_too_few_examples_of_a_later_task_are_refused_before_texts_are_encoded()
     for task in (train, crossed):
         with pytest.raises(ValueError, match=rf"^{task.label}: .* of rare.*--limit-train"):
             evaluate_transfer(Mock(side_effect=AssertionError("encoded")), [noisy_task("cr"), task], folds=11)
+    one_class = (LabelledText("x", "1"),) * 3
+    searched = replace(noisy_task(), name="sst2", protocol="train_dev_test")
+    searched = replace(searched, splits=dict.fromkeys(("train", "dev", "test"), one_class))
+    with pytest.raises(ValueError, match="two classes to train on"):
+        evaluate_transfer(Mock(side_effect=AssertionError("encoded")), [searched])
     with pytest.raises(ValueError, match=r"^Rare: 10 folds: .* 9 of rare"):  # the inner folds
         evaluate_transfer(hashed_words, [crossed])
 

@@ -23,6 +23,7 @@ from angle_llm import SentenceEncoder
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import spearman
+from angle_llm.io import FolderError
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource
 from angle_llm.tools import language_models
@@ -130,7 +131,7 @@ def test_no_request_is_repeated(server: ChatServer, folder: Path) -> None:
     assert (len(server.requests), (folder / "pairs.jsonl").read_bytes()) == (29, before)
     make(folder, server.name, flags="--concurrency 1", out="alone.jsonl")
     assert (folder / "alone.jsonl").read_bytes() == before
-    with Journal(journal), pytest.raises(DataError, match="another process"):
+    with Journal(journal), pytest.raises(FolderError, match="another process"):
         make(folder, server.name)
 
 

@@ -6,8 +6,9 @@
 The pairs of STS-B were collected from the tests of SemEval: 1,028 of the 1,500 pairs of its development set are in STS12,
 STS14 and STS15. Settings that are chosen on them are chosen on the test. A pair is removed if one of its sentences occurs
 in a file of --against, without case, spacing and punctuation, or if the pair is repeated. All files must have one scale
-of scores. The column `subtask` has the subtask or genre of a pair, or the name of its file. Choose settings by the
-column `mean` of `angle-llm eval sts`: a correlation over all pairs also depends on how the sources differ.
+of scores; docs/evaluation.md names their sources. The column `subtask` has the subtask or genre of a pair, or the name of
+its file. Choose settings by the column `mean` of `angle-llm eval sts`: a correlation over all pairs also depends on how
+the sources differ.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from angle_llm.data.keys import normalized
 from angle_llm.data.sources import resolve_source
 from angle_llm.evaluate.sts_tasks import COLUMNS, read_pairs
 from angle_llm.io import write_text
-from angle_llm.settings.parsing import SettingsError, settings_class
+from angle_llm.settings.parsing import SettingsError, parse_settings, settings_class
 
 
 @settings_class
@@ -73,4 +74,4 @@ def texts_in(values: Iterable[Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    run_cli(lambda: main(tyro.cli(CleanDevSettings, description=__doc__)))
+    run_cli(lambda: main(parse_settings(CleanDevSettings, description=__doc__ or "")))

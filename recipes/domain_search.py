@@ -150,6 +150,11 @@ def main(settings: DomainSearchSettings) -> None:
             "expected --documents FILE, with --llm to write questions; or --questions FILE; or --data.path FILE with pairs; "
             "one of them, and no data.sets."
         )
+    if settings.llm and settings.model.bits is not None:
+        raise SettingsError(
+            "--llm filters the questions with a base that is not quantised. Write them with `angle-llm data questions` and a "
+            "small --model, and give --questions in place of --llm."
+        )
     folder, base = settings.run_path, settings.model.path
     model = folder / "training" / "model"
 
@@ -201,7 +206,7 @@ def write_questions(settings: DomainSearchSettings, folder: Path) -> None:
     try:
         questions_main(made)
     except SystemExit:  # some requests have no answer
-        if not made.out.is_file():
+        if not made.out.stat().st_size:
             raise
         print(f"warning: some requests have no answer; continuing with the questions of the others, {made.out}")
 

@@ -113,7 +113,10 @@ def main(settings: RaySettings) -> None:
 
     # 2. Open the encoder once on a worker, so that a wrong path stops the command before rows are read.
     resources = {"num_cpus": 1, "num_gpus": settings.gpus_per_worker}
-    identity = ray.get(ray.remote(**resources)(describe).remote(settings))
+    try:
+        identity = ray.get(ray.remote(**resources)(describe).remote(settings))
+    except ray.exceptions.RayTaskError as error:  # its text is the traceback of the worker
+        raise error.cause from None
 
     # 3. Encode and write.
     embedded = rows.repartition(target_num_rows_per_block=settings.block_rows).map_batches(
@@ -152,7 +155,7 @@ def start_ray(address: str | None, needed: Mapping[str, float], what: str) -> No
     import ray
 
     if address is None:
-        ray.init(num_cpus=max(os.cpu_count() or 1, int(needed["CPU"])), include_dashboard=False)
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, int(needed["CPU"])), include_dashboard=False)
     else:
         ray.init(address=address)
     resources = ray.cluster_resources()
@@ -197,14 +200,21 @@ class Worker:
 
         column, keep = self._settings.column, self._settings.keep
         texts = table[column].to_pylist()
-        reasons = {row: reason for row, text in enumerate(texts) if (reason := self._problem(text))}
-        if reasons and self._settings.on_bad_row == "error":
-            raise bad_row(table, column, min(reasons), f"{reasons[min(reasons)]}. Fix it, or set --on-bad-row null")
+        reasons = {row: reason for row, text in enumerate(texts) if (reason := self._unreadable(text))}
         good = [row for row in range(len(texts)) if row not in reasons]
         try:
             rows_ND = self._encoder.encode([texts[row] for row in good])
+        except ValueError:  # a text without tokens is rare, so the texts are checked one by one only after an error
+            without = {row: reason for row in good if (reason := untokenizable(self._encoder, texts[row]))}
+            if not without:
+                raise
+            reasons |= without
+            good = [row for row in good if row not in reasons]
+            rows_ND = self._encoder.encode([texts[row] for row in good])
         except FloatingPointError as error:
             raise DataError(str(error)) from None
+        if reasons and self._settings.on_bad_row == "error":
+            raise bad_row(table, column, min(reasons), f"{reasons[min(reasons)]}. Fix it, or set --on-bad-row null")
         flat = pyarrow.array(np.ascontiguousarray(rows_ND).reshape(-1))
         vectors = pyarrow.FixedSizeListArray.from_arrays(flat, self._encoder.dimensions)
         if reasons:
@@ -214,12 +224,13 @@ class Worker:
             table = table.drop_columns([column])
         return table.append_column(VECTOR, vectors)
 
-    def _problem(self, text: object) -> str:
-        """Return the reason why a value cannot be embedded; an empty string if there is none."""
+    def _unreadable(self, text: object) -> str:
+        """Return the reason why a value is not a text; an empty string if it is a text."""
         try:
-            return untokenizable(self._encoder, read_text({self._settings.column: text}, self._settings.column))
+            read_text({self._settings.column: text}, self._settings.column)
         except RowError as error:
             return str(error)
+        return ""
 
 
 def bad_row(table: pyarrow.Table, column: str, row: int, reason: str) -> DataError:

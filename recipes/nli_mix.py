@@ -22,12 +22,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tyro
-
 from angle_llm.cli import run_cli
 from angle_llm.evaluate.sts_tasks import data_file
 from angle_llm.io import write_json_lines
-from angle_llm.settings.parsing import SettingsError, settings_class
+from angle_llm.settings.parsing import SettingsError, parse_settings, settings_class
 from angle_llm.tools.public_data.get import evaluation_texts, sts_overlap
 
 REPOSITORIES = {  # owner/name → commit, and the folders that are read
@@ -191,4 +189,4 @@ def triples(pairs: Iterable[NliPair]) -> Iterator[tuple[str, str, str, str]]:
 
 
 if __name__ == "__main__":
-    run_cli(lambda: main(tyro.cli(NliMixSettings, description=__doc__)))
+    run_cli(lambda: main(parse_settings(NliMixSettings, description=__doc__ or "")))

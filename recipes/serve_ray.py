@@ -156,7 +156,10 @@ def application(settings: RayServeSettings) -> Any:
 
 def build(values: dict[str, Any]) -> Any:
     """Return the application for `serve run serve_ray:build model=DIR replicas=2`, or a config file of Ray Serve."""
-    return application(settings_from_dict(RayServeSettings, values, "serve_ray:build"))
+    from angle_llm.model.source.backbone import absolute_name
+
+    settings = settings_from_dict(RayServeSettings, values, "serve_ray:build")
+    return application(replace(settings, model=absolute_name(settings.model)))
 
 
 def main(settings: RayServeSettings) -> None:

@@ -10,6 +10,8 @@ from pyarrow import parquet
 
 from angle_llm.data.corpus import Corpus
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.source.backbone import BackboneLocation
+from angle_llm.model.source.resolve import ModelSource
 from angle_llm.model.vectors import VectorForm
 from angle_llm.settings.commands import EmbedSettings
 from angle_llm.tools.embed import EmbedJob, embed_corpus
@@ -59,8 +61,9 @@ def embed(
         store_text=options.store_text,
         on_bad_row="skip" if options.skip_bad else "error",
     )
+    source = ModelSource("tiny", BackboneLocation("tiny"))
     vectors = VectorForm(encoder.dimensions, **{"dim": encoder.dimensions, **form})
-    return embed_corpus(EmbedJob(settings, corpus, survey, encoder, vectors, folder, rank, world_size))
+    return embed_corpus(EmbedJob(settings, corpus, survey, source, encoder, vectors, folder, rank, world_size))
 
 
 def table(folder: Path) -> dict[str, list[Any]]:

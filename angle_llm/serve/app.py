@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import fastapi
@@ -90,7 +91,12 @@ class Batcher:
         self.jobs.append(job)
         if self.task is None or self.task.done():
             self.task = asyncio.create_task(self._run())
-        return await job.result
+        try:
+            return await job.result
+        except asyncio.CancelledError:  # the client closed the connection
+            with suppress(ValueError):  # it is being computed
+                self.jobs.remove(job)
+            raise
 
     async def _run(self) -> None:
         """Compute jobs until none waits; an unexpected error fails only the requests of its batch."""
@@ -145,8 +151,10 @@ def encode_requests(
         except BaseException as error:  # such as a panic of a library in Rust
             if len(group) == 1:
                 results[group[0]] = error if isinstance(error, Exception) else RuntimeError(str(error))
-            else:  # compute each alone, to find the bad one
-                results |= {number: encode_requests(encoder, [requests[number]])[0] for number in group}
+            else:  # compute halves, to find the bad one
+                for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+                    found = encode_requests(encoder, [requests[number] for number in half])
+                    results |= zip(half, found, strict=True)
     return [results[number] for number in range(len(requests))]
 
 
@@ -206,7 +214,7 @@ class _Server:
 
         async def answer(request: Request) -> Response:
             started = time.perf_counter()
-            path = request.url.path
+            path: str = request.scope["path"]  # `url` also depends on the header Host
             status = 200
             try:
                 if path != "/health" and not _has_token(request, self._token):
@@ -238,9 +246,11 @@ class _Server:
         field = f"model {self._name}:query or {self._name}:document, or side"
         side = self._side(body.side, body.model, field)
         rows_ND, tokens = await self._encode_body(request, body, side, normalize=self._encoder.normalize)
-        vectors: list[Any] = rows_ND.tolist()
+        vectors: list[Any]
         if body.encoding_format == "base64":
             vectors = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows_ND]
+        else:
+            vectors = rows_ND.tolist()
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": body.model or self._name, "data": data, "usage": usage}

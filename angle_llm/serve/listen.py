@@ -39,7 +39,12 @@ def serve_main(settings: ServeSettings) -> None:
         encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
         app = make_app(encoder, settings, token)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        listener.listen()  # requests that arrive before uvicorn is ready wait
+        try:
+            listener.listen()  # requests that arrive before uvicorn is ready wait
+        except OSError as error:  # another server with this address has started meanwhile
+            raise SettingsError(
+                f"--host {settings.host} --port {settings.port}: cannot listen there ({error})."
+            ) from None
         print(f"Serving {settings.model} on http://{host}:{listener.getsockname()[1]}", flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Clients (httpx) and proxies (nginx) keep unused connections for 5 to 60 s. If the server closed one first, a

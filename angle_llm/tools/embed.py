@@ -39,6 +39,7 @@ from angle_llm.settings.parsing import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
+    from angle_llm.model.source.resolve import ModelSource
 
 _POLL_SECONDS = 1.0
 """Seconds between two checks whether other processes have written their shards."""
@@ -67,23 +68,25 @@ def embed_main(settings: EmbedSettings) -> None:
     survey = corpus.survey(skip_bad=settings.on_bad_row == "skip")
 
     # Encoder, and form of the vectors.
-    encoder = _load_encoder(settings, world_size)
+    source, encoder = _load_encoder(settings, world_size)
     form = _vector_form(settings, encoder)
-    rows = embed_corpus(EmbedJob(settings, corpus, survey, encoder, form, folder, rank, world_size))
+    rows = embed_corpus(EmbedJob(settings, corpus, survey, source, encoder, form, folder, rank, world_size))
     if rank == 0:
         skipped = f"; skipped {survey.rows - rows} bad rows, see *.skipped.jsonl" if rows < survey.rows else ""
         print(f"{rows} rows of {form.kept} dimensions in {settings.output}{skipped}")
 
 
-def _load_encoder(settings: EmbedSettings, world_size: int) -> SentenceEncoder:
-    """Load the encoder for the side of the texts; with several processes, on the GPU of this process."""
+def _load_encoder(settings: EmbedSettings, world_size: int) -> tuple[ModelSource, SentenceEncoder]:
+    """Find the model and load the encoder for the side of the texts; with several processes, on the GPU of this process."""
     import torch
 
     from angle_llm.model.encoder import SentenceEncoder
+    from angle_llm.model.source.resolve import resolve_model
 
     if settings.device is None and world_size > 1 and torch.cuda.is_available():
         settings = replace(settings, device=f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
-    return with_one_prompt(SentenceEncoder.from_pretrained(settings.model, **settings.options()), settings.side)
+    source = resolve_model(settings.model, attention=settings.attention)
+    return source, with_one_prompt(SentenceEncoder.from_pretrained(source, **settings.options()), settings.side)
 
 
 def _vector_form(settings: EmbedSettings, encoder: SentenceEncoder) -> VectorForm:
@@ -121,6 +124,8 @@ class EmbedJob:
     settings: EmbedSettings
     corpus: Corpus
     survey: Survey
+    source: ModelSource
+    """Path or hub id of the model, and its commit."""
     encoder: SentenceEncoder
     form: VectorForm
     folder: Path
@@ -274,17 +279,10 @@ def _write_shard(job: EmbedJob, parts: ResumableFolder, shard: _ShardTexts, vect
 def _finish_folder(job: EmbedJob, parts: ResumableFolder, rows: int) -> None:
     """Write the index of a folder with all shards; `rows` is the number of vectors."""
     from angle_llm.model.source.backbone import absolute_name
-    from angle_llm.model.source.resolve import split_revision
 
     encoder, corpus = job.encoder, job.corpus
     # A model on the hub is stored with its commit, whatever branch was named.
-    name = job.settings.model
-    on_hub = encoder.base_revision is not None and encoder.base == split_revision(name)[0]
-    model = {
-        **parts.identity["model"],
-        "name": encoder.base if on_hub else absolute_name(name),
-        "revision": encoder.base_revision if on_hub else None,
-    }
+    model = {**parts.identity["model"], "name": absolute_name(job.source.path), "revision": job.source.revision}
     if encoder.prompts.differ:
         model |= {"side": encoder.side, "prompts": encoder.prompts.to_dict()}
     source = {  # arguments of `Corpus.open` that read the same rows again; no path for standard input

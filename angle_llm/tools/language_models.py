@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from angle_llm.data import DataError
-from angle_llm.resumable_folder import lock_file
+from angle_llm.resumable_folder import lock_file, unlock_folder
 from angle_llm.settings.commands import LanguageModelSettings
 from angle_llm.settings.parsing import SettingsError, need_library
 
@@ -27,7 +27,7 @@ LOCALHOST = ("localhost", "127.0.0.1", "::1")
 OVERHEAD_TOKENS = 64
 """Upper bound of the tokens that a chat template adds to a message."""
 TIMEOUT = 120.0
-"""Seconds to wait for an answer of a server."""
+"""Seconds to wait for an answer of a server, or as many as an answer may have tokens."""
 MAX_FAILURES = 20
 """Number of consecutive failed requests after which the program stops."""
 _NO_TEXT = "the answer has no text"
@@ -112,8 +112,7 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        if self._lock is not None:
-            self._lock.release()
+        unlock_folder(self._lock)
 
     def append(self, *rows: Row) -> None:
         """Append rows to the file and to `rows`; return when they are on disk."""
@@ -320,7 +319,7 @@ class ChatServer:
             base_url=name.partition("#")[0],
             api_key=key or "none",  # an empty key would be replaced by OPENAI_API_KEY
             max_retries=settings.retries,
-            timeout=TIMEOUT,
+            timeout=max(TIMEOUT, settings.max_new_tokens),
             http_client=openai.DefaultHttpxClient(follow_redirects=False, trust_env=not is_local),
         )
         # Errors of the client, and of malformed replies.

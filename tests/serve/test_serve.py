@@ -145,6 +145,34 @@ def test_texts_of_a_closed_connection_are_not_computed(
     assert computed == ["first", "last"]
 
 
+def test_a_cancelled_request_leaves_the_queue(encoder: SentenceEncoder) -> None:
+    async def run() -> tuple[int, int]:
+        batcher = app_module.Batcher(encoder, ServeSettings(model="runs/tiny", window=1), SimpleNamespace())
+        request = asyncio.ensure_future(batcher.encode(["a"], None))
+        await asyncio.sleep(0)
+        before = len(batcher.jobs)
+        request.cancel()
+        await asyncio.wait({request})
+        return before, len(batcher.jobs)
+
+    assert asyncio.run(run()) == (1, 0)
+
+
+def test_a_bad_text_costs_few_computations(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def encode(self: SentenceEncoder, texts: list[str], **_: Any) -> Any:
+        sizes.append(len(texts))
+        if "bad" in texts:
+            raise ValueError("no token")
+        return np.zeros((len(texts), 2)), SimpleNamespace(lengths=[1] * len(texts))
+
+    monkeypatch.setattr(SentenceEncoder, "encode", encode)
+    results = app_module.encode_requests(encoder, [(["bad" if row == 19 else "a"], None, None) for row in range(64)])
+    assert [isinstance(result, ValueError) for result in results] == [row == 19 for row in range(64)]
+    assert len(sizes) == 13, "all, and two halves of each part with the bad text"
+
+
 def test_usage_counts_the_tokens_of_the_texts_of_a_request_with_prompt(two: SentenceEncoder) -> None:
     """Also of requests that are computed together, and of repeated and truncated texts."""
     requests = [(TEXTS, "query"), ([TEXTS[0]] * 2, "query"), (TEXTS[1:2], "document")]
@@ -371,6 +399,17 @@ def test_a_token_is_needed_except_for_health(encoder: SentenceEncoder) -> None:
         token="secret",
     )
     assert [reply.status_code for reply in answers] == [401, 401, 401, 200, 401, 200, 200]
+
+
+def test_the_header_host_does_not_change_the_path(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    from starlette.datastructures import URL
+    from starlette.requests import Request
+
+    monkeypatch.setattr(
+        Request, "url", URL("http://x/health?/v1/embeddings")
+    )  # as older Starlette reads Host: x/health?
+    (reply,) = ask(encoder, post("/v1/embeddings", {"input": "a"}), token="secret")
+    assert reply.status_code == 401
 
 
 def test_white_space_around_a_token_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.vectors import read_index, read_vectors
 from angle_llm.settings.commands import SearchSettings
 from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.train import LoraSettings
 from angle_llm.tools.search import (
     VectorSearch,
     cosine_matrix,
@@ -227,6 +228,22 @@ def test_a_search_loads_the_revision_and_dtype_of_the_vectors(
     hits = [json.loads(line)["hits"][0] for line in capsys.readouterr().out.splitlines()]
     assert [hit["row"] for hit in hits] == list(range(13))
     assert [hit["cosine"] for hit in hits] == pytest.approx([1] * 13, abs=1e-6)
+
+
+def test_an_index_names_the_commit_of_an_adapter_on_the_hub(
+    bases: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = open_hub(tmp_path / "cache", monkeypatch)
+    hub.put("org/base", Path(bases[0]))
+    encoder = SentenceEncoder.from_pretrained("org/base", device="cpu")
+    encoder.add_lora(LoraSettings(rank=2))
+    encoder.save_pretrained(tmp_path / "adapter")
+    commit = hub.put("org/adapter", tmp_path / "adapter")
+    write_lines(tmp_path / "texts.txt")
+    arguments = ["--model", "org/adapter", "--input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out")]
+    cli.run(["embed", *arguments, "--device", "cpu"])
+    model = read_index(tmp_path / "out").model
+    assert (model.name, model.revision) == ("org/adapter", commit)
 
 
 def test_queries_come_from_a_file_and_hits_go_out_as_json(

@@ -43,13 +43,13 @@ from angle_llm.settings.parsing import (
 )
 from angle_llm.settings.train import DataSettings, EvaluationSettings, ObjectiveSettings, TrainSettings
 from angle_llm.train.callbacks import Callback, EarlyStopping, check_callbacks, names_of
-from angle_llm.train.checkpoint import check_examples
 from angle_llm.train.distributed import Processes
 from angle_llm.train.loading import check_cpu, check_partition, load_encoder, long_texts, with_supported_dtype
 from angle_llm.train.metrics import check_trackers
 from angle_llm.train.objectives import checked_data, make_losses
 from angle_llm.train.run_folder import FineTuned, Run
 from angle_llm.train.strategies import check_optimizer
+from angle_llm.train.token_budget import check_checkpointing
 from angle_llm.train.trainer import Trainer
 
 
@@ -131,11 +131,9 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
             for line in (*evaluate.overlap_with(data), *evaluate.reversed_scores(settings)):
                 run.log(line)
 
-        # 3. Vectors of the texts from a guide or teacher encoder, before the weights of the model need memory. Checked first:
-        # with other training data, the vectors of the run would be replaced before the run is refused.
-        if others and not run.starts_over:
-            run.processes.from_main(lambda: check_examples(run.folder, data.digest))
-        vectors = precompute_vectors(others, data, run.folder, run.processes.device, run.processes.from_main)
+        # 3. Vectors of the texts from a guide or teacher encoder, before the weights of the model need memory.
+        from_main, device = run.processes.from_main, run.processes.device
+        vectors = precompute_vectors(others, data, run.folder, device, from_main, resumes=not run.starts_over)
 
         # 4. The encoder: base model, prompt, pooling, adapter, head.
         set_seed(settings.seed)
@@ -144,6 +142,8 @@ def run_training(settings: TrainSettings, objects: PythonObjects | None = None) 
         for line in (*report, *(long_texts(encoder, data) if run.processes.is_main else ())):
             run.log(line)
         losses[0].check_width(encoder.dimensions)
+        if settings.activation_checkpointing == "always":
+            check_checkpointing(encoder)
 
         # 5. Token budget that fits the memory of the device; a resumed run uses the budget of its checkpoint.
         budget = choose_budget(settings, encoder, data, losses, run.processes) if run.starts_over else None

@@ -232,6 +232,8 @@ def test_own_losses_are_used_alone_and_beside_the_built_in_terms(common: dict[st
     assert "loss/dim4" in result.metrics[0]
     with pytest.raises(SettingsError, match="loss excludes the settings objective"):
         fine_tune(data=PAIRS, loss=spread, objective={"angle_weight": 1}, run_dir=str(tmp_path / "both"), **common)
+    with pytest.raises(ValueError, match="expected at least one term"):
+        fine_tune(data=PAIRS, loss=[], run_dir=str(tmp_path / "none"), **common)
     with pytest.raises(ValueError, match="different names"):
         fine_tune(data=PAIRS, loss=[spread, spread], run_dir=str(tmp_path / "twice"), **common)
     with pytest.raises(TypeError, match="expected a function"):
@@ -634,6 +636,9 @@ def test_early_stopping_counts_one_value_per_step_and_ignores_undefined_ones(tmp
     assert not stops([(0, nan), (1, 2.0), (2, 3.0), (3, 4.0)])
     assert stops([(0, nan), (1, 2.0), (2, 2.0), (3, 2.0)])
     assert not stops([(0, 1.0), (1, 2.0), (2, 1.0), (2, 1.0)])
+    assert stops([(0, nan), (1, nan), (2, nan)])
+    with pytest.raises(ValueError, match="patience: expected 1 or more, got 0"):
+        EarlyStopping(0)
 
 
 @dataclass

@@ -158,10 +158,12 @@ class SumOfTerms(Objective):
     """A training loss that is a weighted sum of terms: L = Σ weight · term.
 
     Raises:
-        ValueError: if two terms have the same name.
+        ValueError: without a term, or if two terms have the same name.
     """
 
     def __init__(self, *terms: Term) -> None:
+        if not terms:
+            raise ValueError("expected at least one term, got none")
         names = [term.name for term in terms]
         if len(set(names)) < len(names):
             raise ValueError(f"expected terms with different names, got {', '.join(names)}")

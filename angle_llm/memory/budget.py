@@ -36,7 +36,7 @@ from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
 from angle_llm.train.distributed import Processes
 from angle_llm.train.strategies import SUM_BUFFER
-from angle_llm.train.token_budget import CPU_BUDGET, TokenBudget, budget_of, check_checkpointing, default_budget
+from angle_llm.train.token_budget import CPU_BUDGET, TokenBudget, budget_of, default_budget
 
 ROUND_TOKENS = 256
 """Chosen budgets are multiples of this number of tokens."""
@@ -293,9 +293,6 @@ def choose_budget(
     """Return the token budget of a run on this device, equal on all ranks; values in the settings are kept.
 
     `losses` has one loss per dataset of `data`.
-
-    Raises:
-        SettingsError: for `activation_checkpointing: always` with a model whose layers cannot be checkpointed.
     """
     free = free_memory(processes, sum(weight.nbytes for weight in encoder.model.parameters()))
     return processes.from_main(lambda: _chosen(settings, encoder, data, losses, processes, free))
@@ -312,8 +309,6 @@ def _chosen(
     """Return the token budget of the main rank for `free` bytes of memory, and log it; arguments as in `choose_budget`."""
     # 1. Budgets that need no forecast.
     budget = default_budget(settings, budget_of(processes.device.type))
-    if settings.activation_checkpointing == "always":
-        check_checkpointing(encoder)
     fixed = None not in (settings.micro_batch_tokens, settings.graph_tokens)
     if free is None or (fixed and settings.activation_checkpointing != "auto"):
         return budget

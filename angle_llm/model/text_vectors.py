@@ -212,12 +212,15 @@ def precompute_vectors(
     run_folder: Path,
     device: torch.device,
     from_main: Callable[[Callable[[], None]], None],
+    *,
+    resumes: bool = False,
 ) -> dict[str, PrecomputedVectors]:
     """Embed the training texts with a guide or teacher encoder, and return the stored embeddings.
 
     `encoders` and the result are keyed by field of `Relation`: `guide` and `teacher_vectors`. `from_main` calls a
     function on rank 0, which computes embeddings that are not stored yet in `run_folder`/vectors. All other ranks read
-    these files, so all ranks must share the file system of the run directory.
+    these files, so all ranks must share the file system of the run directory. `resumes`: use the stored embeddings without
+    a comparison of encoder and texts; the checkpoint has their digest.
 
     Raises:
         FileNotFoundError: on ranks that cannot read the files.
@@ -227,17 +230,21 @@ def precompute_vectors(
     vectors = {}
     for name, source in encoders.items():
         folder = run_folder / FOLDER / name
-        from_main(partial(_store_training_texts, folder, source, data, device))
+        from_main(partial(_store_training_texts, folder, source, data, device, resumes=resumes))
         if not (folder / "vectors.npy").is_file():
             raise FileNotFoundError(f"no vectors in {folder}. Put --run-dir on a file system that all machines share.")
         vectors[name] = PrecomputedVectors(folder)
     return vectors
 
 
-def _store_training_texts(folder: Path, source: ModelSource, data: Mixture, device: torch.device) -> None:
+def _store_training_texts(
+    folder: Path, source: ModelSource, data: Mixture, device: torch.device, *, resumes: bool
+) -> None:
     """Store the vectors of all distinct training texts by the encoder `source`, and free its memory."""
     from angle_llm.model.encoder import SentenceEncoder
 
+    if resumes and (folder / "vectors.npy").is_file():
+        return
     identity = {"encoder": [*_stamp(source.path), source.revision], "examples": data.digest}
 
     def load() -> SentenceEncoder:

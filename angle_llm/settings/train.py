@@ -225,9 +225,9 @@ class OptimizerSettings:
     schedule: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = "linear"
     """Learning rate after the warm-up, as in transformers. linear and cosine fall to about 0 at the last step. constant
     has no warm-up."""
-    weight_decay: Annotated[float, Ge(0)] = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay of AdamW."""
-    warmup: Annotated[float, Ge(0)] = 0.1
+    warmup: NonNegativeFloat = 0.1
     """Length of the learning-rate warm-up. Below 1: fraction of all steps. 1 or more: number of steps."""
     max_gradient_norm: PositiveFloat = 1.0
     """Maximum norm of the gradient; larger gradients are scaled down to this norm."""

@@ -318,7 +318,7 @@ class BatchPlanner:
         """Return the loss of a batch; `sets` has the dataset number of each example in the batch.
 
         If the losses or prompts of the datasets differ, a loss applies only to pairs of datasets with the same loss and
-        prompts. With another prompt, the same text is another row and would be its own negative.
+        prompts.
         """
         set_of_example = self._first_set_with_same_loss[sets]
         first_sets: list[int] = list(dict.fromkeys(set_of_example.tolist()))  # in the order of first occurrence

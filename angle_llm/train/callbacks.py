@@ -94,6 +94,10 @@ class EarlyStopping(Callback):
     min_delta: float = 0.0
     """The metric must rise by more than this to count as improved."""
 
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ValueError(f"patience: expected 1 or more, got {self.patience!r}")
+
     def on_evaluation(self, state: TrainingState) -> None:
         key = DECIDES if self.metric is None else f"{DECIDES}/{self.metric}"
         of_step = {numbers["step"]: numbers for numbers in state.history() if DECIDES in numbers}  # one per step
@@ -103,7 +107,7 @@ class EarlyStopping(Callback):
             raise ValueError(f"early_stopping.metric: expected one of {', '.join(known)}; got {self.metric!r}")
         best = evaluations[0]
         for numbers in evaluations[1:]:
-            if numbers[key] > best[key] + self.min_delta or math.isnan(best[key]):
+            if numbers[key] > best[key] + self.min_delta or (math.isnan(best[key]) and not math.isnan(numbers[key])):
                 best = numbers
         age = len(evaluations) - 1 - evaluations.index(best)
         if age >= self.patience:

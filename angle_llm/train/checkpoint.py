@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from angle_llm.io import FolderError, log, plain, read_object
-from angle_llm.resumable_folder import IDENTITY, ResumableFolder
+from angle_llm.io import FolderError, log, plain
+from angle_llm.resumable_folder import ResumableFolder
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.strategies import DataParallelStrategy, GradientScale
@@ -237,16 +237,6 @@ def checkpoint_names(folder: Path) -> list[str]:
 def _step_of(name: str) -> int:
     """Return the optimizer step in the name of a checkpoint: 120 for `step-000120`."""
     return int(name.removeprefix("step-"))
-
-
-def check_examples(run_folder: Path, digest: str) -> None:
-    """Raise `FolderError` if a run directory has checkpoints of a run with other examples; `digest` as in `Mixture`."""
-    folder = run_folder / FOLDER
-    if (read_object(folder / IDENTITY) or {}).get("examples", digest) != digest:
-        raise FolderError(
-            f"{folder} has checkpoints of a run with other examples. Choose another --run-dir, or remove the folder; to resume, "
-            "use the original training data."
-        )
 
 
 def named_checkpoint(folder: Path, resume: str) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -144,7 +145,8 @@ class Metrics:
             size = os.fstat(self._file.fileno()).st_size
             if size < self._kept_bytes:
                 log(f"warning: {self._path} is shorter than when the checkpoint was written: lines are lost")
-            self._file.truncate(min(size, self._kept_bytes))
+            kept = self._path.read_bytes()[: self._kept_bytes]
+            self._file.truncate(kept.rfind(b"\n") + 1)
             lines = self._path.read_text("utf-8").splitlines()
             self.last = json.loads(lines[-1]) if lines else None
             step = self._step if self._kept_bytes else None  # None: a new run
@@ -154,7 +156,8 @@ class Metrics:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # `log` has raised it
+                self._file.close()
         if self._trackers is not None:
             self._trackers.close()
 
@@ -174,8 +177,13 @@ class Metrics:
         if self._file is None or self._trackers is None:
             return
         self.last = {**values, **(notes or {})}
-        self._file.write(json.dumps(self.last) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(self.last) + "\n")
+            self._file.flush()
+        except OSError as error:  # the system names no file
+            raise OSError(
+                f"{self._path} could not be written: {error}. Free disk space, and set --resume auto."
+            ) from error
         numbers = {name: value for name, value in values.items() if name != "step"}
         self._trackers.log(numbers, int(values["step"]))
 

@@ -267,8 +267,7 @@ class Trainer:
     def _diverged_message(self, error: DivergedError) -> str:
         """Return the error message of a step whose loss or gradient norm is not finite: what to change, and what is saved."""
         rate = self._schedule.learning_rate(self._step + 1)
-        folder = self._model.folder
-        best = f"The best model is in {folder}" if folder.exists() else "No model was saved"
+        best = "No model was saved" if self._model.best is None else f"The best model is in {self._model.folder}"
         # DeepSpeed checks no gradient norm before it updates the weights.
         kept = "" if self._processes.zero_stage else "The optimizer did not take this step. "
         return (

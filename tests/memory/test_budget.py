@@ -27,7 +27,7 @@ from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, OptimizerSettings, TrainSettings
 from angle_llm.train.distributed import Processes
 from angle_llm.train.step import boundary_step
-from angle_llm.train.token_budget import OTHER_BUDGET, TokenBudget, budget_of, default_budget
+from angle_llm.train.token_budget import OTHER_BUDGET, TokenBudget, budget_of, check_checkpointing, default_budget
 
 MIB = 2**20
 SMALL = TokenBudget(2048, 16_384)  # docs/memory.md
@@ -296,7 +296,7 @@ def test_activation_checkpointing_is_refused_where_it_is_not_possible() -> None:
     assert "forward" not in vars(encoder.model.backbone.layers[0]), "the trainer switches it on"
     encoder.model.backbone.layers[1] = Plain()
     with pytest.raises(SettingsError, match=r"--activation-checkpointing.*Plain"):
-        choose(TrainSettings(activation_checkpointing="always"), encoder)
+        check_checkpointing(encoder)
 
 
 def test_free_memory_is_the_least_of_machine_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,9 +143,13 @@ def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(
     assert TokenBudget(**result["budget"]) == TokenBudget(60, 90, activation_checkpointing=True)
 
 
-def test_a_run_resumes_with_another_token_budget(mine: TrainSettings) -> None:
+def test_a_run_resumes_with_another_token_budget(mine: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = replace(mine, max_steps=4)
     interrupt(mine, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("angle_llm.train.token_budget.checkpointing_problem", lambda _: "no.")
+        with pytest.raises(SettingsError, match=r"--activation-checkpointing always: no\."):
+            fine_tune(replace(mine, activation_checkpointing="always"))
     fine_tune(replace(mine, micro_batch_tokens=70, graph_tokens=0, activation_checkpointing="always"))
     assert [line["step"] for line in read_metrics(mine.run_path) if "loss" in line] == [1, 2, 3, 4]
     result = json.loads((mine.run_path / "result.json").read_text())

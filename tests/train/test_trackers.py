@@ -1,5 +1,6 @@
 """Experiment trackers: TensorBoard after a resume, others through accelerate, refused and failing ones."""
 
+import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from angle_llm import fine_tune
 from angle_llm.settings.parsing import SettingsError, settings_from_dict
 from angle_llm.settings.train import LoraSettings, TrainSettings
+from angle_llm.train.callbacks import read_metrics
 from angle_llm.train.metrics import Metrics
 
 
@@ -81,9 +83,24 @@ def test_tensorboard_hides_the_values_after_the_checkpoint(fake: type[FakeTracke
     with Metrics(settings) as metrics:  # the run starts again
         metrics.log({"step": 1, "loss": 5.0})
     assert scalars(tmp_path / "mine", "loss") == [(1, 5.0)]
+    with (tmp_path / "mine/metrics.jsonl").open("rb+") as file:  # lines are lost, the last in part
+        file.truncate(9)
+    with Metrics(settings, kept, step=1) as metrics:
+        metrics.log({"step": 2, "loss": 2.5})
+    assert [line["step"] for line in read_metrics(tmp_path / "mine")] == [2]
     stored = next(call[1] for call in fake.calls if call[0] == "settings")
     assert (stored["lora.rank"], stored["report_to"]) == (32, "['tensorboard', 'trackio']")
     assert all(isinstance(value, bool | int | float | str) for value in stored.values())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    metrics = Metrics(TrainSettings(run_dir=str(tmp_path), report_to=[]))
+    with metrics, Path("/dev/full").open("w") as full:
+        assert metrics._file is not None
+        os.dup2(full.fileno(), metrics._file.fileno())
+        with pytest.raises(OSError, match=r"metrics\.jsonl could not be written: .*No space left.* --resume auto"):
+            metrics.log({"step": 1, "loss": 4.0})
 
 
 def test_a_tracker_that_fails_is_off_and_the_run_continues(

@@ -246,12 +246,13 @@ def test_a_run_stops_before_the_optimizer_takes_a_bad_step(
     settings: TrainSettings, encoder: SentenceEncoder, poison: Callable[[SentenceEncoder], None]
 ) -> None:
     poison(encoder)
+    (settings.run_path / "model").mkdir(parents=True)  # of an earlier attempt
     before = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
     with pytest.raises(TrainingError, match=r"step 1: .*--optimizer\.learning-rate.*No model was saved"):
         fit(encoder, TRIPLES, AngleObjective(), settings)
     after = encoder.model.state_dict()
     assert all(torch.equal(tensor, after[name]) or tensor.isnan().any() for name, tensor in before.items())
-    assert not (settings.run_path / "model").exists()
+    assert not list((settings.run_path / "model").iterdir())
 
 
 def test_memory_that_runs_out_in_an_evaluation_and_in_a_step_is_used_in_smaller_parts(

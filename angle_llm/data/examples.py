@@ -180,7 +180,7 @@ class ExampleReader:
             return Dropped("filtered by where")
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
         if labels := file.label_names.get(self.columns.get("label", "")):
-            if str(whole(fields.get("label"))).strip() == "-1":  # a row without a label, in `datasets`
+            if str(whole(fields.get("label"))).strip() in ("-1", "nan"):  # a row without a label, in `datasets`
                 return Dropped("no gold label")
             fields["label"] = label_word(fields.get("label"), labels)
             label, number = fields["label"], str(fields["label"]).strip()
@@ -307,6 +307,7 @@ def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
     Text and typed values are compared too: "0" equals 0, and "true" equals True. TSV files and flags contain only
     texts; JSON files contain numbers and booleans.
     """
+    cell, wanted = whole(cell), whole(wanted)
     left, right = str(cell).lower(), str(wanted).lower()
     if {left, right} & {"true", "false"}:
         return left == right

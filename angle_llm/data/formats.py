@@ -191,7 +191,7 @@ class ListCell(str):
 
 def list_problem(field: str, value: str) -> str:
     """Return the error message for a list that is written as text."""
-    return f"{field} is {str(value)!r:.40}, a list that is written as text; write lists as JSON lines or Parquet"
+    return f"{field} is {str(value)!r:.40}, a list that is written as text; write it as a list, in JSON lines or Parquet"
 
 
 def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float:
@@ -263,7 +263,9 @@ def whole(value: Any) -> Any:
 
 
 def _is_blank(value: Any) -> bool:
-    """Return whether a value is None or a text of only white space."""
+    """Return whether a value is None, NaN or a text of only white space."""
+    if isinstance(value, float):
+        return math.isnan(value)
     return value is None or (isinstance(value, str) and not value.strip())
 
 

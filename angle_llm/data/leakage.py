@@ -57,7 +57,8 @@ class RowKeys(NamedTuple):
 
     line: int
     exact: int
-    """Hash of all texts and scores; the order of the positives, the negatives or two paired texts has no effect."""
+    """Hash of all texts, and of scores except scores of a teacher; the order of the positives, the negatives or two paired
+    texts has no effect."""
     near: int
     """Hash like `exact`, of the texts without case, spacing and punctuation."""
     instructions: int

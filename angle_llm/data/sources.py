@@ -57,6 +57,7 @@ from angle_llm.data.files.file_types import (
     RowsInMemory,
     TextFile,
     is_data_name,
+    json_value,
     reader_of,
 )
 from angle_llm.data.formats import DataError
@@ -420,14 +421,13 @@ def _rows(data: Any, name: str) -> Any:
         data = data["train"]
     if isinstance(data, pyarrow.Array | pyarrow.ChunkedArray):
         data = data.to_pylist()
-    elif isinstance(data, datasets.arrow_dataset.Column) or getattr(data, "ndim", 0) == 1:
-        data = list(data)  # a column, a Series or an array of texts
+    elif isinstance(data, datasets.arrow_dataset.Column) or getattr(data, "ndim", 0) == 1 or hasattr(data, "to_frame"):
+        data = list(data)  # a column, a Series (polars has no `ndim`) or an array of texts
+    elif hasattr(data, "reset_index"):
+        data = data.reset_index(drop=True)  # pandas exports an index as a column
     if hasattr(data, "__arrow_c_stream__") and not isinstance(data, datasets.Dataset):
         try:
-            table = pyarrow.table(data)
-            # pandas exports an index as a column.
-            columns = [column for column in table.column_names if not column.startswith("__index_level_")]
-            data = datasets.Dataset(table.select(columns))
+            data = datasets.Dataset(pyarrow.table(data))
         except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
             # A column of a data frame has values of several types, or of a type that is not stored.
             if hasattr(data, "to_dicts"):  # polars
@@ -473,7 +473,7 @@ class _StoredRows:
         self._count = 0
         with self._path.open("w", encoding="utf-8") as file:
             for self._count, row in enumerate(rows, 1):
-                file.write(json.dumps(_as_row(row, name, self._count), default=_plain) + "\n")
+                file.write(json.dumps(_as_row(row, name, self._count), default=json_value) + "\n")
 
     def __len__(self) -> int:
         return self._count
@@ -499,8 +499,3 @@ def _as_row(row: Any, name: str, number: int) -> dict[str, Any]:
     return {
         column: None if isinstance(value, float) and math.isnan(value) else value for column, value in values.items()
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return a number or array of numpy as a value of JSON; for another object, a dictionary that no field accepts."""
-    return value.tolist() if hasattr(value, "tolist") else {type(value).__name__: str(value)}

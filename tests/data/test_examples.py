@@ -213,7 +213,7 @@ def test_only_a_hub_id_uses_the_network(
 
 
 @pytest.mark.parametrize(("cell", "wanted", "kept"), [
-    (0, 0, True), (0, "0", True), ("0", 0, True), ("0", "0", True), (0.0, 0, True), ("a", "a", True),
+    (0, 0, True), (0, "0", True), ("0", 0, True), ("0", "0", True), (0.0, 0, True), ("0.0", "0", True), ("a", "a", True),
     (True, "true", True), (0, 1, False), ("07", "7", False), ("a", 0, False), (None, 0, False),
     (False, 0, False), ([0], "0", False), (True, True, True), ("True", True, True), (False, True, False), (1, True, False),
 ])  # fmt: skip

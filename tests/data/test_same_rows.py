@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -123,7 +124,9 @@ def test_label_names_decide_in_every_file_type(tmp_path: Path, file_type: str) -
 @pytest.mark.parametrize("file_type", [".csv", ".jsonl"])
 def test_label_numbers_of_pandas_are_named_too(tmp_path: Path, file_type: str) -> None:
     """Integers become floats if a value is missing."""
-    floats = [{**row, "label": float(row["label"])} for row in (*NLI, {**NLI[0], "label": -1})]
+    floats = [
+        {**row, "label": float(row["label"])} for row in (*NLI, {**NLI[0], "label": -1}, {**NLI[0], "label": math.nan})
+    ]
     for source in sources(tmp_path / "nli", file_type, floats, CARD):
         assert meaning(source) == ([ScoredPair("a", "e", 1.0), ScoredPair("a", "c", 0.0)], []), source
 
@@ -192,7 +195,7 @@ def test_cell_of_a_table_that_is_a_list_is_refused(tmp_path: Path, file_type: st
     examples, refused = meaning(str(tmp_path / f"x{file_type}"), format=format)
     assert len(examples) == len(rows) - len(refused)
     assert len(refused) == (len(LISTS_AS_TEXT) if file_type in TABLES else 0)
-    assert all("a list that is written as text; write lists as JSON lines or Parquet" in reason for reason in refused)
+    assert all("a list that is written as text; write it as a list, in JSON lines or Parquet" in reason for reason in refused)
     corpus = list(Corpus.open(tmp_path / f"x{file_type}", column))
     assert [isinstance(row, BadRow) for row in corpus] == [file_type in TABLES] * len(LISTS_AS_TEXT) + [False] * 6
 

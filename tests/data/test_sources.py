@@ -4,6 +4,8 @@ import csv
 import gzip
 import io
 import json
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
+from angle_llm.data.files.file_types import json_value
 from angle_llm.data.sources import BadRow, Row, evaluation_source, find_path, resolve_source, source_in_memory
 from angle_llm.settings.train import DataSource
 
@@ -145,6 +148,8 @@ def test_delimiter_is_detected(tmp_path: Path, delimiter: str) -> None:
         ('text1,text2,size (")', "a,b,c", {"text1": "a", "text2": "b", 'size (")': "c"}),
         ('Frage;Maß (")', "a, b, c;5", {"Frage": "a, b, c", 'Maß (")': "5"}),
         ("text1,text2,score (0|1|2|3|4)", "a,b,1", {"text1": "a", "text2": "b", "score (0|1|2|3|4)": "1"}),
+        ('text1, "text2"', '"a, b", " c"', {"text1": "a, b", "text2": " c"}),
+        ("text1,text2", "a, b", {"text1": "a", "text2": " b"}),
         ("Frage (kurz, knapp, genau);Antwort", "a;b", {"Frage (kurz, knapp, genau)": "a", "Antwort": "b"}),
     ],
 )
@@ -168,7 +173,7 @@ def test_encoding_is_set(tmp_path: Path, name: str, encoding: str) -> None:
 def test_utf16_file_is_an_error_at_its_first_line(tmp_path: Path, name: str) -> None:
     text = '[{"text1": "a", "text2": "b"}]\n' if "json" in name else "text1\ttext2\na\tb\n"
     path = write(tmp_path / name, text.encode("utf-16"))
-    with pytest.raises(DataError, match=rf"{name}.*byte 0xff is not UTF-8"):
+    with pytest.raises(DataError, match=rf"{name}.*the file is UTF-16: set --encoding utf-16"):
         list(resolve_source(path).good_rows())
 
 
@@ -222,6 +227,8 @@ def test_bad_row_has_file_line_and_reason_and_no_other_row_is_lost(tmp_path: Pat
         ("x.jsonl", b"\n[1\n", "x.jsonl:2"),
         ("x.json", b'[\n{"text1": }]', "x.json:2"),
         ("x.json", b'["\xe9"]', "x.json"),
+        ("x.json", b'{\n "data": [1]\n}', "x.json: expected a list of objects, or an object on each line"),
+        ("x.jsonl", gzip.compress(jsonl(*ROWS)), "x.jsonl:1: the file is compressed with gzip: add .gz"),
         ("x.parquet", b"PAR0", "x.parquet"),
         ("x.parquet", parquet([["a"], ["a"]], ["text1"] * 2), r"x.parquet: .*different column names"),
         ("x.parquet", parquet([["a"], np.array(["20000-01-01"], "datetime64[us]")], ["a", "b"]), "x.parquet: .*date"),
@@ -286,6 +293,30 @@ def test_rows_in_memory_are_a_source() -> None:
     assert [row.place for row in source.rows()] == ["rows row 1", "rows row 2"]
     assert load_examples(DataSource(), source=source).examples[1] == ScoredPair("a\u2028b", " padded ", 1.0)
     assert source_in_memory(ROWS, "rows").identity == source.identity != source_in_memory(ROWS[:1], "rows").identity
+
+
+def test_rows_with_objects_have_the_same_identity_in_a_list_and_from_a_function() -> None:
+    class Thing:
+        pass
+
+    def rows() -> list[dict[str, Any]]:
+        values = {"tags": {"x", "yy", "zzz"}, "thing": Thing(), "day": date(2026, 1, 2), "list": np.arange(2000)}
+        return [{"text1": "a", "text2": "b", "score": Decimal("0.5"), **values}]
+
+    identity = source_in_memory(rows(), "rows").identity
+    assert source_in_memory(rows(), "rows").identity == identity, "no address in memory"
+    streamed = source_in_memory(lambda: iter(rows()), "rows")
+    assert streamed.identity == identity
+    assert load_examples(DataSource(), source=streamed).examples == [ScoredPair("a", "b", 0.5)]
+    other = [{**rows()[0], "list": np.arange(2000) // 2}]
+    assert source_in_memory(other, "rows").identity != identity
+    assert json_value({"b", "a"}) == {"set": "['a', 'b']"}
+
+
+def test_the_index_of_a_data_frame_is_no_column() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(ROWS, index=pandas.Index([3, 4], name="label"))
+    assert source_in_memory(frame, "rows").columns == ["text1", "text2", "score"]
 
 
 def test_kind_and_folder_of_a_source(tmp_path: Path) -> None:

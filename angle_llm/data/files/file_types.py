@@ -20,6 +20,7 @@ import shutil
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -192,11 +193,28 @@ class FileReader:
         try:
             text.encode()
         except UnicodeEncodeError as error:
+            if text.startswith(("\udcff\udcfe", "\udcfe\udcff")):
+                raise RowError("the file is UTF-16: set --encoding utf-16, or convert it to UTF-8") from None
+            if text.startswith("\x1f\udc8b"):
+                raise RowError("the file is compressed with gzip: add .gz to its name") from None
             raise RowError(
                 f"byte 0x{ord(text[error.start]) - 0xDC00:02x} is not {self.encoding.upper()}; convert the file to UTF-8, "
                 "such as from Windows-1252 with angle-llm data check FILE --encoding cp1252 --fix FOLDER (single texts: "
                 "also --format text)"
             ) from None
+
+
+def json_value(value: Any) -> Any:
+    """Return a value of a row as a value of JSON, equal in all processes.
+
+    Arrays become lists, and decimal numbers floats. Other objects become a dictionary, which no field accepts.
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Decimal):
+        return float(value)
+    shown = sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+    return {type(value).__name__: re.sub(" at 0x[0-9A-Fa-f]+", "", str(shown))}  # without the address in memory
 
 
 class RowsInMemory(FileReader):
@@ -220,7 +238,7 @@ class RowsInMemory(FileReader):
         """SHA-256 of the rows and label names."""
         digest = sha256(json.dumps(self.label_names).encode())
         for row in self._rows:
-            digest.update(json.dumps(row, default=str).encode())
+            digest.update(json.dumps(row, default=json_value).encode())
         return digest.hexdigest()
 
     @cached_property
@@ -426,7 +444,8 @@ class CsvFile(TsvFile):
     has_quoting = True
 
     def _lists(self) -> Iterator[tuple[int, list[str]]]:
-        reader = csv.reader((line for _, line in self.lines()), strict=True, delimiter=self._separator)
+        lines = (line for _, line in self.lines())
+        reader = csv.reader(lines, strict=True, delimiter=self._separator, skipinitialspace=self._has_spaces)
         first = 1
         try:
             for cells in reader:
@@ -451,6 +470,15 @@ class CsvFile(TsvFile):
                     return sign
         header = re.sub(r'"[^"]*"', "", next(filter(str.strip, lines), ""))
         return next((sign for sign in _DELIMITERS if sign in header), ",")
+
+    @cached_property
+    def _has_spaces(self) -> bool:
+        """Whether a space follows each delimiter in the header."""
+        header = next((line for _, line in self.lines() if line.strip()), "")
+        with suppress(csv.Error):
+            others = next(csv.reader([header], delimiter=self._separator), [])[1:]
+            return bool(others) and all(cell.startswith(" ") for cell in others)
+        return False
 
 
 _STS_BENCHMARK_ROW = re.compile(r"(?:[^\t]*\t){4}\s*\d(\.\d+)?\s*\t[^\t]*\t")
@@ -721,6 +749,10 @@ def reader_of(path: Path, *, tables: bool = False, encoding: str = "utf-8", cont
         first_line = next((line for _, line in lines if line.strip()), "")
         if file_type is CsvFile:
             file_type = StsBenchmarkFile if _STS_BENCHMARK_ROW.match(first_line) else CsvFile
+        elif first_line.strip() == "{":
+            raise DataError(
+                f"{path}: expected a list of objects, or an object on each line; got an object of several lines"
+            )
         elif file_type is JsonFile:
             file_type = JsonFile if first_line.lstrip().startswith("[") else JsonLinesFile
         elif path.name.startswith("STS.input."):

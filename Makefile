@@ -48,7 +48,7 @@ test-extras: $(EXTRAS)/installed_extras
 test-all: $(EXTRAS)/installed_extras
 	$(EXTRAS_BIN)/python -m pytest
 
-# The oldest versions that pyproject.toml allows.
+# The oldest versions that pyproject.toml allows; they have wheels for Python 3.10 and 3.11.
 .bench/floors/installed: .ci/floors.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet -r $< -e '.[dev,distributed,quantization]'

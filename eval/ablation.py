@@ -14,9 +14,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -40,6 +38,7 @@ from ablation_parts.results import (
     load_cached,
     measurement,
 )
+from commit import commit
 from filelock import FileLock
 
 from angle_llm import fine_tune
@@ -146,8 +145,9 @@ def run_experiment(
     run = {
         "label": one.label,
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "commit": made_by,
-        "machine": machine(),
+        # A measurement that is added later has its commit and machine beside the earlier ones.
+        "commit": joined(known, "commit", made_by),
+        "machine": joined(known, "machine", machine()),
         "versions": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
         "command": COMMAND.format(grid.name, one.row) + ("" if one.seed is None else f" --seeds {one.seed}"),
         "settings": one_line(one.given),
@@ -157,6 +157,12 @@ def run_experiment(
         found = measure(encoder, one.measures, kind, data_dir, folder(one, settings) / SCORES)
         done |= {kind: one.stated[kind]}
         results.record(one.key, run | {"measures": one_line(done)}, [*facts, *found])
+
+
+def joined(known: Line | None, column: str, value: str) -> str:
+    """Return the values of a column in the earlier line of a run, and `value`, each once, separated by `; `."""
+    before = known[column].split("; ") if known else []
+    return "; ".join(dict.fromkeys([*before, value]))
 
 
 def one_line(values: dict[str, Any]) -> str:
@@ -267,19 +273,6 @@ def machine() -> str:
     cpu = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", cpu.read_text(encoding="utf-8")) if cpu.is_file() else []
     return f"{torch.get_num_threads()} CPU thread(s), {(names or [platform.machine()])[0]}"
-
-
-def commit() -> str:
-    """Return the git commit of this repository, with + for uncommitted changes; an empty string without git."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    with suppress(OSError, subprocess.CalledProcessError):
-        changes = git("status", "--porcelain", "--", "angle_llm", "eval", "prompts")
-        return git("rev-parse", "--short=10", "HEAD") + ("+" if changes else "")
-    return ""
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ class IssueSettings:
     api: str = "https://api.github.com"
     """Address of the REST API. For an Enterprise server: https://HOST/api/v3."""
     max_issues: Positive | None = None
-    """Maximum number of issues and pull requests to read from a repository, least recently updated first. None: all."""
+    """Maximum number of issues and pull requests to read from a repository, least recently updated first. A later command with
+    the same --out reads no changes of these issues. None: all."""
     comments: Literal["all", "marked"] = "all"
     """all: read every comment, a hundred per request; this finds duplicates that only a comment names. marked: read only
     comments of issues that are labelled or closed as duplicates, with a request for each issue."""

@@ -8,7 +8,9 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import datetime, timezone
 from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +20,7 @@ from angle_llm.io import set_allocator
 set_allocator()  # before the first use of the GPU
 
 import torch  # noqa: E402
+from commit import commit  # noqa: E402
 
 from angle_llm import SentenceEncoder  # noqa: E402
 from angle_llm.data.examples import load_examples  # noqa: E402
@@ -113,7 +116,11 @@ class Rows:
             )
         changed = {one.name: value for one in fields(settings) if (value := getattr(settings, one.name)) != one.default}
         self.add(
-            device=self.name, torch=torch.__version__, settings={name: str(value) for name, value in changed.items()}
+            device=self.name,
+            date=datetime.now(timezone.utc).date().isoformat(),
+            commit=commit(),
+            versions={name: version(name) for name in ("torch", "transformers", "peft")},
+            settings={name: str(value) for name, value in changed.items()},
         )
 
     def add(self, **row: Any) -> dict[str, Any]:

@@ -109,8 +109,11 @@ def main(settings: GpuSettings) -> bool:
         rows.add(**row)
     checked = [row for row in rows.found if "check" in row and "skipped" not in row]
     failed = [f"{row['check']} ({row.get('base', '')})" for row in checked if not row.get("holds")]
+    own = [row for row in rows.found if row.get("what") in ("LoRA", "encode", "trace") and "check" not in row]
+    failed += [f"{row['what']} ({row.get('variant', '')})" for row in own if "error" in row]
     skipped = sum("skipped" in row for row in rows.found)
-    summary = f"{len(checked) - len(failed)} of {len(checked)} checks hold, {skipped} rows skipped"
+    hold = sum(bool(row.get("holds")) for row in checked)
+    summary = f"{hold} of {len(checked)} checks hold, {skipped} rows skipped"
     print(summary + (f"; not: {', '.join(failed)}" if failed else ""))
     return not failed
 

@@ -29,7 +29,7 @@ def measure_peer(
     settings: GpuSettings, rows: Rows, package: str, make: Callable[[GpuSettings, torch.device], Any], **about: Any
 ) -> None:
     """Add a row with the training speed of a library; out of memory, another row has half the batch, down to a quarter."""
-    absent = [name for name in (package, "sentence_transformers", "peft") if find_spec(name) is None]
+    absent = [name for name in (package, "sentence_transformers") if find_spec(name) is None]
     reason = f"{absent[0]} is not installed" if absent else None
     for size in (settings.batch, settings.batch // 2, settings.batch // 4):
         work = partial(peer_speed, settings, make, size, rows.device)

@@ -59,6 +59,10 @@ def published_run(settings: GpuSettings, device: torch.device, folder: Path) -> 
     return stopped_training(flags, folder / "run", steps=8 if settings.is_small else 5)
 
 
+LIMIT = 300.0
+"""Seconds after which a training that has taken no second step, or has not ended, is killed."""
+
+
 def stopped_training(flags: Sequence[str], run: Path, steps: int) -> dict[str, Any]:
     """Run `angle-llm train`, stop it with SIGTERM after step 2, and resume it to its end; return its speed and checks.
 
@@ -66,6 +70,7 @@ def stopped_training(flags: Sequence[str], run: Path, steps: int) -> dict[str, A
 
     Raises:
         RuntimeError: if a process ends with an unexpected exit code; the message has the end of its output.
+        TimeoutExpired: if a process does not end within `LIMIT`.
     """
     metrics, started = run / "metrics.jsonl", time.monotonic()
     command = [*ANGLE_LLM, "train", *flags, "--max-steps", str(steps), "--run-dir", str(run), "--resume", "auto"]
@@ -73,15 +78,15 @@ def stopped_training(flags: Sequence[str], run: Path, steps: int) -> dict[str, A
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
         try:
-            while process.poll() is None and steps_in(metrics) < 2:
+            while process.poll() is None and steps_in(metrics) < 2 and time.monotonic() < started + LIMIT:
                 time.sleep(0.02)
             loaded = time.monotonic() - started
             process.send_signal(signal.SIGTERM)
-            code = process.wait()
+            code = process.wait(LIMIT)
             stopped = steps_in(metrics)
             expect(code == 128 + signal.SIGTERM and stopped < steps, f"exit code {code} after SIGTERM", log)
             process = subprocess.Popen(command, stdout=file, stderr=file)
-            code = process.wait()
+            code = process.wait(LIMIT)
         finally:
             process.kill()  # also if this process is stopped; nothing happens after its end
     expect(code == 0, f"exit code {code} of the resumed run", log)

@@ -123,6 +123,7 @@ def add_speed(path: Path, results: Path) -> None:
     versions = {row: ", ".join(map(" ".join, of.items())) for row, of in now["packages"].items()}
     run = {
         "date": now["finished"][:10],
+        "commit": now.get("commit", ""),
         "machine": f"{machine['cores']} cores, {machine['processor']}, {machine['system']}",
         "command": " ".join(["python eval/speed.py", *switches, *flags_of(values)]),
         "settings": "{}",
@@ -147,7 +148,7 @@ def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     * one seed: over pairs
     * several seeds with a recorded mean: over queries, as recorded
     * three or more seeds otherwise: over seeds (t)
-    * two seeds otherwise: none
+    * two seeds otherwise, or several seeds of the reference only: none
 
     `trained` is False for values without a seed.
     """
@@ -155,7 +156,11 @@ def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     measured = measured[measured.seed != "mean"]
     groups = measured.groupby(WHAT, sort=False, dropna=False)
     data = groups.agg(
-        value=("value", "mean"), sd=("value", "std"), seeds=("value", "size"), n=("n", "first"), p=("p", "first")
+        value=("value", lambda values: values.mean(skipna=False)),
+        sd=("value", "std"),
+        seeds=("value", "size"),
+        n=("n", "first"),
+        p=("p", "first"),
     )
     for end in ("low", "high"):
         data[end] = groups[end].agg(lambda values: values.mean(skipna=False))
@@ -164,7 +169,9 @@ def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     data = data.reset_index()
     difference = data.kind == "difference"
     data.loc[difference & (data.seeds > 1), ["low", "high"]] = math.nan
-    three = difference & (data.seeds > 2)
+    seeded = set(runs[runs.seed != ""][["grid", "row"]].itertuples(index=False, name=None))
+    own = data.apply(lambda each: (each.grid, each.row) in seeded, axis=1)  # otherwise the seeds are of the reference
+    three = difference & (data.seeds > 2) & own
     half = stats.t.ppf(0.975, data.seeds[three] - 1) * data.sd[three] / data.seeds[three] ** 0.5
     data.loc[three, "low"], data.loc[three, "high"] = data.value[three] - half, data.value[three] + half
     ends = ["low", "high", "p"]

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from annotated_types import MinLen
+from commit import commit
 from speed_peers.comparison import PeerComparison, without_folder
 from speed_peers.processes import OURS, WORKERS, ensure_environment, run_worker, worker_environment
 
@@ -219,6 +220,7 @@ def results(comparisons: Sequence[PeerComparison], settings: SpeedSettings) -> d
     names = re.findall(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else []
     runs = [(library, run) for each in comparisons for library, all_runs in each.runs.items() for run in all_runs]
     return {
+        "commit": commit(),
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {
             "processor": names[0] if names else platform.processor(),

@@ -63,7 +63,6 @@ LONGEST = (
     "test_float16.py",
     "test_continued.py",
     "test_precomputed_vectors.py",
-    "test_contract_evaluate.py",
     "test_contract_export.py",
     "test_contract_embed.py",
     "test_contract_data.py",

@@ -49,7 +49,6 @@ class Hub:
         self.blobs: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.refuse_commits = False
-        self.gated = False
         self.breaks_off = False
         handler = type("Bound", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -61,7 +60,7 @@ class Hub:
         self.repos.clear()
         self.blobs.clear()
         self.requests.clear()
-        self.refuse_commits = self.gated = self.breaks_off = False
+        self.refuse_commits = self.breaks_off = False
 
     def put(self, repo: str, files: dict[str, bytes] | Path) -> str:
         """A commit of these files, or of those in a folder; returns its name."""
@@ -211,9 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
             return
         etag = hashlib.sha256(files[path]).hexdigest() if path.endswith(LFS_SUFFIXES) else _oid(files[path])
-        if self.hub.gated:
-            self._send(403, {"error": "Access to this repository is restricted"}, X_Error_Code="GatedRepo")
-        elif self.hub.breaks_off and self.command == "GET":
+        if self.hub.breaks_off and self.command == "GET":
             length = str(len(files[path]))
             self._send(200, files[path][:-1], ETag=f'"{etag}"', X_Repo_Commit=commit, Content_Length=length)
             self.close_connection = True

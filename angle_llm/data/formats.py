@@ -191,7 +191,9 @@ class ListCell(str):
 
 def list_problem(field: str, value: str) -> str:
     """Return the error message for a list that is written as text."""
-    return f"{field} is {str(value)!r:.40}, a list that is written as text; write it as a list, in JSON lines or Parquet"
+    return (
+        f"{field} is {str(value)!r:.40}, a list that is written as text; write it as a list, in JSON lines or Parquet"
+    )
 
 
 def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float:

@@ -133,7 +133,8 @@ def watched(command: list[str], environment: dict[str, str], limit: int, log: Pa
 def _other_seconds() -> float:
     """Return the CPU seconds of all programs, except the ended child processes of this program."""
     system, own = psutil.cpu_times(), os.times()
-    return float(system.user + system.system) - own.children_user - own.children_system
+    used = sum(getattr(system, kind, 0.0) for kind in ("user", "nice", "system", "steal"))
+    return float(used) - own.children_user - own.children_system
 
 
 def worker_environment(threads: int) -> dict[str, str]:

@@ -195,7 +195,9 @@ def test_cell_of_a_table_that_is_a_list_is_refused(tmp_path: Path, file_type: st
     examples, refused = meaning(str(tmp_path / f"x{file_type}"), format=format)
     assert len(examples) == len(rows) - len(refused)
     assert len(refused) == (len(LISTS_AS_TEXT) if file_type in TABLES else 0)
-    assert all("a list that is written as text; write it as a list, in JSON lines or Parquet" in reason for reason in refused)
+    assert all(
+        "a list that is written as text; write it as a list, in JSON lines or Parquet" in reason for reason in refused
+    )
     corpus = list(Corpus.open(tmp_path / f"x{file_type}", column))
     assert [isinstance(row, BadRow) for row in corpus] == [file_type in TABLES] * len(LISTS_AS_TEXT) + [False] * 6
 

@@ -55,6 +55,12 @@ def test_mean_deviation_and_interval_over_seeds(data: pd.DataFrame) -> None:
     assert [round(one_seed[name], 2) for name in ("value", "low", "high")] == [-8.9, -9.6, -8.18]
 
 
+def test_one_model_has_no_interval_over_the_seeds_of_its_reference(data: pd.DataFrame) -> None:
+    one = line(data, row="all-seeds", kind="difference", task="average")
+    assert one.seeds == 3
+    assert math.isnan(one.low)
+
+
 def test_measured_rows_are_not_listed_as_missing(data: pd.DataFrame) -> None:
     """Row all-average is not trained, but has a model for each seed."""
     _, runs = report.read(RESULTS)

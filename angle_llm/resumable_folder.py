@@ -247,7 +247,7 @@ def lock_file(path: Path, target: Path) -> FileLock | None:
 
 
 def unlock_folder(lock: FileLock | None) -> None:
-    """Remove a lock file that `lock_folder` returned, so that a refused command changes nothing, and release the lock."""
+    """Remove the lock file of `lock_file` or `lock_folder`, and release the lock."""
     if lock is not None:
         with suppress(PermissionError):  # Windows, where filelock removes the file
             Path(lock.lock_file).unlink(missing_ok=True)

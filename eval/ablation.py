@@ -145,7 +145,7 @@ def run_experiment(
     run = {
         "label": one.label,
         "date": datetime.now(timezone.utc).date().isoformat(),
-        # A measurement that is added later has its commit and machine beside the earlier ones.
+        # A measurement that is added later has its commit and machine after the earlier ones.
         "commit": joined(known, "commit", made_by),
         "machine": joined(known, "machine", machine()),
         "versions": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
@@ -162,7 +162,7 @@ def run_experiment(
 def joined(known: Line | None, column: str, value: str) -> str:
     """Return the values of a column in the earlier line of a run, and `value`, each once, separated by `; `."""
     before = known[column].split("; ") if known else []
-    return "; ".join(dict.fromkeys([*before, value]))
+    return "; ".join(filter(None, dict.fromkeys([*before, value])))
 
 
 def one_line(values: dict[str, Any]) -> str:

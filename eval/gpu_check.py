@@ -20,7 +20,8 @@ Parts, in this order:
 * unsloth: Unsloth on the same triples, if installed. It is last, because its import changes transformers.
 
 Each row is printed at once. If a row runs out of memory or its library is missing, the row has the reason, and the next
-row runs. The exit code is 1 if a check fails. Weights are random, because speed does not depend on them.
+row runs. The exit code is 1 if a check fails, or a row of angle_llm has an error other than out of memory. Weights are
+random, because speed does not depend on them.
 
 Utilisation counts the executed operations of the linear layers, relative to the peak in the data sheet of the device; for
 an unknown device, to a large matrix product that is measured. As in a run, a thread plans the batches of the next step;
@@ -99,7 +100,7 @@ LAYOUTS = ("trie", "packed", "padded")
 
 
 def main(settings: GpuSettings) -> bool:
-    """Run the parts of --parts, print a row for each measurement, and return whether no check fails."""
+    """Run the parts of --parts, print a row for each measurement, and return whether no check and no row of angle_llm fails."""
     if unknown := [part for part in settings.parts if part not in PARTS]:
         raise ValueError(f"--parts: expected some of {', '.join(PARTS)}; got {', '.join(unknown)}.")
     rows = Rows(settings)
@@ -109,8 +110,8 @@ def main(settings: GpuSettings) -> bool:
         rows.add(**row)
     checked = [row for row in rows.found if "check" in row and "skipped" not in row]
     failed = [f"{row['check']} ({row.get('base', '')})" for row in checked if not row.get("holds")]
-    own = [row for row in rows.found if row.get("what") in ("LoRA", "encode", "trace") and "check" not in row]
-    failed += [f"{row['what']} ({row.get('variant', '')})" for row in own if "error" in row]
+    speeds = [row for row in rows.found if row.get("what") in ("LoRA", "encode", "trace") and "check" not in row]
+    failed += [f"{row['what']} ({row.get('variant', '')})" for row in speeds if "error" in row]
     skipped = sum("skipped" in row for row in rows.found)
     hold = sum(bool(row.get("holds")) for row in checked)
     summary = f"{hold} of {len(checked)} checks hold, {skipped} rows skipped"

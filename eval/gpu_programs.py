@@ -60,7 +60,7 @@ def published_run(settings: GpuSettings, device: torch.device, folder: Path) -> 
 
 
 LIMIT = 300.0
-"""Seconds after which a training that has taken no second step, or has not ended, is killed."""
+"""Maximum seconds to the second step, and to the end after a signal and after the resume; then the training is killed."""
 
 
 def stopped_training(flags: Sequence[str], run: Path, steps: int) -> dict[str, Any]:
@@ -81,6 +81,7 @@ def stopped_training(flags: Sequence[str], run: Path, steps: int) -> dict[str, A
             while process.poll() is None and steps_in(metrics) < 2 and time.monotonic() < started + LIMIT:
                 time.sleep(0.02)
             loaded = time.monotonic() - started
+            expect(process.poll() is not None or steps_in(metrics) >= 2, f"no second step in {LIMIT:g} s", log)
             process.send_signal(signal.SIGTERM)
             code = process.wait(LIMIT)
             stopped = steps_in(metrics)

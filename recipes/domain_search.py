@@ -150,15 +150,15 @@ def main(settings: DomainSearchSettings) -> None:
             "expected --documents FILE, with --llm to write questions; or --questions FILE; or --data.path FILE with pairs; "
             "one of them, and no data.sets."
         )
-    if settings.llm and settings.model.bits is not None:
-        raise SettingsError(
-            "--llm filters the questions with a base that is not quantised. Write them with `angle-llm data questions` and a "
-            "small --model, and give --questions in place of --llm."
-        )
     folder, base = settings.run_path, settings.model.path
     model = folder / "training" / "model"
 
     if settings.llm and not (folder / MADE_FROM).is_file():  # the questions of a run do not change
+        if settings.model.bits is not None:
+            raise SettingsError(
+                "--model.bits: --llm filters the questions with a base that is not quantised. Write them with `angle-llm data "
+                "questions` and a small --model, and give --questions in place of --llm."
+            )
         print_stage(1, f"questions for {settings.documents}")
         write_questions(settings, folder)
     print_stage(2, "training pairs and held-out pairs")

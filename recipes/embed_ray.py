@@ -201,28 +201,35 @@ class Worker:
         column, keep = self._settings.column, self._settings.keep
         texts = table[column].to_pylist()
         reasons = {row: reason for row, text in enumerate(texts) if (reason := self._unreadable(text))}
-        good = [row for row in range(len(texts)) if row not in reasons]
+        self._refuse(table, reasons)
         try:
-            rows_ND = self._encoder.encode([texts[row] for row in good])
-        except ValueError:  # a text without tokens is rare, so the texts are checked one by one only after an error
-            without = {row: reason for row in good if (reason := untokenizable(self._encoder, texts[row]))}
-            if not without:
-                raise
-            reasons |= without
-            good = [row for row in good if row not in reasons]
-            rows_ND = self._encoder.encode([texts[row] for row in good])
+            try:
+                rows_ND = self._encoder.encode([text for row, text in enumerate(texts) if row not in reasons])
+            except ValueError:  # a text without tokens is rare, so the texts are checked one by one only after an error
+                usable = [row for row in range(len(texts)) if row not in reasons]
+                problems = {row: reason for row in usable if (reason := untokenizable(self._encoder, texts[row]))}
+                if not problems:
+                    raise
+                self._refuse(table, problems)
+                reasons |= problems
+                rows_ND = self._encoder.encode([text for row, text in enumerate(texts) if row not in reasons])
         except FloatingPointError as error:
             raise DataError(str(error)) from None
-        if reasons and self._settings.on_bad_row == "error":
-            raise bad_row(table, column, min(reasons), f"{reasons[min(reasons)]}. Fix it, or set --on-bad-row null")
         flat = pyarrow.array(np.ascontiguousarray(rows_ND).reshape(-1))
         vectors = pyarrow.FixedSizeListArray.from_arrays(flat, self._encoder.dimensions)
         if reasons:
+            good = (row for row in range(len(texts)) if row not in reasons)
             place_of = {row: place for place, row in enumerate(good)}
             vectors = vectors.take(pyarrow.array([place_of.get(row) for row in range(len(texts))], pyarrow.int64()))
         if keep and column not in keep:
             table = table.drop_columns([column])
         return table.append_column(VECTOR, vectors)
+
+    def _refuse(self, table: pyarrow.Table, reasons: Mapping[int, str]) -> None:
+        """Raise `DataError` for the first bad row, if `--on-bad-row` is error; `reasons` has the reason of each."""
+        if reasons and self._settings.on_bad_row == "error":
+            row = min(reasons)
+            raise bad_row(table, self._settings.column, row, f"{reasons[row]}. Fix it, or set --on-bad-row null")
 
     def _unreadable(self, text: object) -> str:
         """Return the reason why a value is not a text; an empty string if it is a text."""

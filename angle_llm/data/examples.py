@@ -26,7 +26,7 @@ import numpy as np
 from angle_llm.data import store
 from angle_llm.data.columns import listed, resolve_format
 from angle_llm.data.files.file_types import FileReader
-from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Example, RowError, Values, whole
+from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Example, RowError, Values, is_nan, whole
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.sources import STANDARD_INPUT, BadRow, Row, Source, resolve_source
@@ -179,8 +179,9 @@ class ExampleReader:
         if not all(_matches(row.get(name), wanted, file.label_names.get(name, [])) for name, wanted in where.items()):
             return Dropped("filtered by where")
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
+        fields = {name: None if is_nan(value) else value for name, value in fields.items()}
         if labels := file.label_names.get(self.columns.get("label", "")):
-            if str(whole(fields.get("label"))).strip() in ("-1", "nan"):  # a row without a label, in `datasets`
+            if str(whole(fields.get("label"))).strip() == "-1":  # a row without a label, in `datasets`
                 return Dropped("no gold label")
             fields["label"] = label_word(fields.get("label"), labels)
             label, number = fields["label"], str(fields["label"]).strip()
@@ -304,8 +305,8 @@ def _matches(cell: Any, wanted: str | bool | int | float, names: list[str]) -> b
 def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
     """Return whether the value of a table cell equals the value of a row filter.
 
-    Text and typed values are compared too: "0" equals 0, and "true" equals True. TSV files and flags contain only
-    texts; JSON files contain numbers and booleans.
+    Text and typed values are compared too: "0" equals 0, and "true" equals True. 1.0 and "1.0" are compared as 1. TSV
+    files and flags contain only texts; JSON files contain numbers and booleans.
     """
     cell, wanted = whole(cell), whole(wanted)
     left, right = str(cell).lower(), str(wanted).lower()

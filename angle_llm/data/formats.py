@@ -264,10 +264,13 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def is_nan(value: Any) -> bool:
+    """Return whether a value is NaN, which means a missing value, as in pandas."""
+    return isinstance(value, float) and math.isnan(value)
+
+
 def _is_blank(value: Any) -> bool:
-    """Return whether a value is None, NaN or a text of only white space."""
-    if isinstance(value, float):
-        return math.isnan(value)
+    """Return whether a value is None or a text of only white space."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 

@@ -30,7 +30,6 @@ directory, then in the folder that the environment variable `ANGLE_LLM_DATA` nam
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -60,7 +59,7 @@ from angle_llm.data.files.file_types import (
     json_value,
     reader_of,
 )
-from angle_llm.data.formats import DataError
+from angle_llm.data.formats import DataError, is_nan
 from angle_llm.data.store import cache_folder
 from angle_llm.io import sha256_of
 from angle_llm.settings.parsing import similar_paths
@@ -427,7 +426,9 @@ def _rows(data: Any, name: str) -> Any:
         data = data.reset_index(drop=True)  # pandas exports an index as a column
     if hasattr(data, "__arrow_c_stream__") and not isinstance(data, datasets.Dataset):
         try:
-            data = datasets.Dataset(pyarrow.table(data))
+            table = pyarrow.table(data)
+            columns = [column for column in table.column_names if not column.startswith("__index_level_")]  # of pandas
+            data = datasets.Dataset(table.select(columns))
         except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
             # A column of a data frame has values of several types, or of a type that is not stored.
             if hasattr(data, "to_dicts"):  # polars
@@ -496,6 +497,4 @@ def _as_row(row: Any, name: str, number: int) -> dict[str, Any]:
     if odd := [column for column in row if not isinstance(column, str | Integral)]:
         raise DataError(f"{name} row {number}: expected texts as column names, got {odd[0]!r}")
     values = {str(column): value.tolist() if hasattr(value, "tolist") else value for column, value in row.items()}
-    return {
-        column: None if isinstance(value, float) and math.isnan(value) else value for column, value in values.items()
-    }
+    return {column: None if is_nan(value) else value for column, value in values.items()}

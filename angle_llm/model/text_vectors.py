@@ -220,7 +220,7 @@ def precompute_vectors(
     `encoders` and the result are keyed by field of `Relation`: `guide` and `teacher_vectors`. `from_main` calls a
     function on rank 0, which computes embeddings that are not stored yet in `run_folder`/vectors. All other ranks read
     these files, so all ranks must share the file system of the run directory. `resumes`: use the stored embeddings without
-    a comparison of encoder and texts; the checkpoint has their digest.
+    a comparison of encoder and texts; `Checkpoints` compares their digest.
 
     Raises:
         FileNotFoundError: on ranks that cannot read the files.

@@ -153,8 +153,8 @@ def encode_requests(
                 results[group[0]] = error if isinstance(error, Exception) else RuntimeError(str(error))
             else:  # compute halves, to find the bad one
                 for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-                    found = encode_requests(encoder, [requests[number] for number in half])
-                    results |= zip(half, found, strict=True)
+                    of_half = encode_requests(encoder, [requests[number] for number in half])
+                    results |= zip(half, of_half, strict=True)
     return [results[number] for number in range(len(requests))]
 
 

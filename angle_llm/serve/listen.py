@@ -41,10 +41,8 @@ def serve_main(settings: ServeSettings) -> None:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         try:
             listener.listen()  # requests that arrive before uvicorn is ready wait
-        except OSError as error:  # another server with this address has started meanwhile
-            raise SettingsError(
-                f"--host {settings.host} --port {settings.port}: cannot listen there ({error})."
-            ) from None
+        except OSError as error:  # another server uses the address since `bind`
+            raise SettingsError(f"--port {settings.port}: {error}. Choose another port.") from None
         print(f"Serving {settings.model} on http://{host}:{listener.getsockname()[1]}", flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Clients (httpx) and proxies (nginx) keep unused connections for 5 to 60 s. If the server closed one first, a

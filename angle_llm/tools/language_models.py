@@ -27,7 +27,7 @@ LOCALHOST = ("localhost", "127.0.0.1", "::1")
 OVERHEAD_TOKENS = 64
 """Upper bound of the tokens that a chat template adds to a message."""
 TIMEOUT = 120.0
-"""Seconds to wait for an answer of a server, or as many as an answer may have tokens."""
+"""Minimum timeout of a request in seconds. The timeout is `max_new_tokens` seconds if that is more."""
 MAX_FAILURES = 20
 """Number of consecutive failed requests after which the program stops."""
 _NO_TEXT = "the answer has no text"

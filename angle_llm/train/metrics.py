@@ -182,7 +182,7 @@ class Metrics:
             self._file.flush()
         except OSError as error:  # the system names no file
             raise OSError(
-                f"{self._path} could not be written: {error}. Free disk space, and set --resume auto."
+                f"{self._path} could not be written: {error}. Free disk space, and set --resume auto (in Python: resume='auto')."
             ) from error
         numbers = {name: value for name, value in values.items() if name != "step"}
         self._trackers.log(numbers, int(values["step"]))

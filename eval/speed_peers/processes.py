@@ -131,9 +131,9 @@ def watched(command: list[str], environment: dict[str, str], limit: int, log: Pa
 
 
 def _other_seconds() -> float:
-    """Return the CPU seconds of all programs, except the ended child processes of this program."""
+    """Return the CPU seconds of all programs and of other virtual machines, except ended child processes of this program."""
     system, own = psutil.cpu_times(), os.times()
-    used = sum(getattr(system, kind, 0.0) for kind in ("user", "nice", "system", "steal"))
+    used = sum(getattr(system, field, 0.0) for field in ("user", "nice", "system", "steal"))
     return float(used) - own.children_user - own.children_system
 
 

@@ -1,6 +1,7 @@
 """Examples of a source: every row is used, dropped or rejected, and the report adds up."""
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -17,7 +18,7 @@ from pyarrow import parquet
 
 from angle_llm.data.examples import LoadedData, load_examples, open_examples
 from angle_llm.data.files.file_types import BadRow, DatasetReader
-from angle_llm.data.formats import DataError, PositivePair, ScoredPair, Triple
+from angle_llm.data.formats import DataError, Dropped, Group, LabelledText, PositivePair, ScoredPair, Triple
 from angle_llm.settings.commands import CheckSettings
 from angle_llm.settings.encoder import CommandSource
 from angle_llm.settings.parsing import SettingsError
@@ -56,6 +57,16 @@ def test_bad_row_is_an_error_with_file_and_line_or_is_listed(tmp_path: Path, row
     examples, ((file, line, why, _),) = outcomes(path)
     assert examples == [ScoredPair("a", "b", 1.0)] * 2
     assert (file, line, reason in why) == (str(path), 2, True)
+
+
+def test_nan_is_a_missing_value(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": math.nan}]
+    assert outcomes(write(tmp_path / "x.jsonl", *rows)) == ([LabelledText("a", "x"), Dropped("no gold label")], [])
+    many = {"query": "q", "positive": "p", "negative_1": "n", "negative_2": math.nan}
+    assert outcomes(write(tmp_path / "y.jsonl", many)) == ([Group("q", ("p",), ("n",))], [])
+    null, nan = (outcomes(write(tmp_path / "z.jsonl", {**GOOD, "score": score})) for score in (None, math.nan))
+    assert null == nan
+    assert len(null[1]) == 1
 
 
 def test_the_repair_command_has_the_settings_of_the_run(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_encoding_is_set(tmp_path: Path, name: str, encoding: str) -> None:
 def test_utf16_file_is_an_error_at_its_first_line(tmp_path: Path, name: str) -> None:
     text = '[{"text1": "a", "text2": "b"}]\n' if "json" in name else "text1\ttext2\na\tb\n"
     path = write(tmp_path / name, text.encode("utf-16"))
-    with pytest.raises(DataError, match=rf"{name}.*the file is UTF-16: set --encoding utf-16"):
+    with pytest.raises(DataError, match=rf"{name}.*the file is UTF-16; convert it with .*--encoding utf-16"):
         list(resolve_source(path).good_rows())
 
 

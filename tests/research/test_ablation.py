@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ablation import Settings, main
+from ablation import Settings, joined, main
 from ablation_parts.grid import changed, experiments, load_grid
 from ablation_parts.results import (
     MEAN,
@@ -233,6 +233,12 @@ def test_nothing_is_measured_twice_and_a_new_measure_is_added(folder: Path, resu
     assert found["average of files"] == pytest.approx((found["first"] + found["second"]) / 2, abs=1e-4)
     assert set(before[results].splitlines()) < set(results.read_bytes().splitlines())
     assert {path: path.stat().st_mtime_ns for path in models} == models
+
+
+def test_commits_of_later_measurements_are_added() -> None:
+    assert [joined(line, "commit", "b") for line in (None, {"commit": ""}, {"commit": "a; b"}, {"commit": "a"})] == [
+        "b", "b", "a; b", "a; b",
+    ]  # fmt: skip
 
 
 def test_a_merge_of_trained_models_is_a_row_without_training_and_a_teacher(folder: Path, results: Path) -> None:

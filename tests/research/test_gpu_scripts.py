@@ -117,12 +117,13 @@ def test_a_failed_check_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch, caps
         rows.measure(lambda: {"holds": True}, check="good", base="NF4")
         rows.measure(lambda: {"holds": False}, check="wrong", base="NF4")
         rows.measure(dict, "no library", check="missing")
+        rows.measure(lambda: {"value": {}["x"]}, what="LoRA", variant="trie")
         raise KeyError("x")
 
     monkeypatch.setitem(gpu_check.PARTS, "trial", part)
     assert not gpu_check.main(gpu_bench.GpuSettings(**SHAPE, parts=("trial",)))
     *_, summary = capsys.readouterr().out.splitlines()
-    assert summary == "1 of 3 checks hold, 1 rows skipped; not: wrong (NF4), part trial ()"
+    assert summary == "1 of 3 checks hold, 1 rows skipped; not: wrong (NF4), part trial (), LoRA (trie)"
 
 
 def test_a_row_that_runs_out_of_memory_does_not_end_the_others(tmp_path: Path) -> None:

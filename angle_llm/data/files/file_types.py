@@ -194,7 +194,9 @@ class FileReader:
             text.encode()
         except UnicodeEncodeError as error:
             if text.startswith(("\udcff\udcfe", "\udcfe\udcff")):
-                raise RowError("the file is UTF-16: set --encoding utf-16, or convert it to UTF-8") from None
+                raise RowError(
+                    "the file is UTF-16; convert it with angle-llm data check FILE --encoding utf-16 --fix FOLDER"
+                ) from None
             if text.startswith("\x1f\udc8b"):
                 raise RowError("the file is compressed with gzip: add .gz to its name") from None
             raise RowError(
@@ -438,7 +440,8 @@ class CsvFile(TsvFile):
     """Reader of CSV files with a header line and RFC 4180 quoting.
 
     A quoted field may span several lines; the row has the number of its first line. The delimiter is the first of
-    comma, semicolon, tab and | that gives the first rows equal numbers of cells, else the first in the header.
+    comma, semicolon, tab and | that gives the first rows equal numbers of cells, else the first in the header. If a space
+    follows each delimiter of the header, spaces after delimiters belong to no cell.
     """
 
     has_quoting = True
@@ -476,8 +479,8 @@ class CsvFile(TsvFile):
         """Whether a space follows each delimiter in the header."""
         header = next((line for _, line in self.lines() if line.strip()), "")
         with suppress(csv.Error):
-            others = next(csv.reader([header], delimiter=self._separator), [])[1:]
-            return bool(others) and all(cell.startswith(" ") for cell in others)
+            cells = next(csv.reader([header], delimiter=self._separator), [])[1:]
+            return bool(cells) and all(cell.startswith(" ") for cell in cells)
         return False
 
 
@@ -749,7 +752,7 @@ def reader_of(path: Path, *, tables: bool = False, encoding: str = "utf-8", cont
         first_line = next((line for _, line in lines if line.strip()), "")
         if file_type is CsvFile:
             file_type = StsBenchmarkFile if _STS_BENCHMARK_ROW.match(first_line) else CsvFile
-        elif first_line.strip() == "{":
+        elif file_type is JsonFile and first_line.strip() == "{":
             raise DataError(
                 f"{path}: expected a list of objects, or an object on each line; got an object of several lines"
             )

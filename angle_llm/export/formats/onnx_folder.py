@@ -65,7 +65,7 @@ class OnnxModel(ProgramModel):
             MissingLibraryError: if onnxruntime is not installed.
             ArtifactError: for a folder with damaged files.
         """
-        need_library("onnxruntime", "an ONNX folder", "onnx")
+        need_library("onnxruntime", "an ONNX folder (Python 3.11 or later)", "onnx")
         runtime: Any = importlib.import_module("onnxruntime")
         folder = Path(path).expanduser()
         facts = ExportFacts.read(folder)

@@ -75,7 +75,7 @@ def export_onnx(
         VerificationError: if the folder differs from the encoder; nothing is written.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
-        need_library(module, "export --to onnx", "onnx")
+        need_library(module, "export --to onnx (Python 3.11 or later)", "onnx")
     source, target, _ = check_paths(run, out)
 
     def fill(folder: Path) -> Verification | None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from commit import commit
+
 from angle_llm.io import set_allocator
 
 set_allocator()  # before the first use of the GPU
 
 import torch  # noqa: E402
-from commit import commit  # noqa: E402
 
 from angle_llm import SentenceEncoder  # noqa: E402
 from angle_llm.data.examples import load_examples  # noqa: E402

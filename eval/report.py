@@ -170,9 +170,8 @@ def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     difference = data.kind == "difference"
     data.loc[difference & (data.seeds > 1), ["low", "high"]] = math.nan
     seeded = set(runs[runs.seed != ""][["grid", "row"]].itertuples(index=False, name=None))
-    has_seeds = data.apply(
-        lambda line: (line.grid, line.row) in seeded, axis=1
-    )  # otherwise the seeds are of the reference
+    # The seeds of a row that has one model are of its reference.
+    has_seeds = data.apply(lambda line: (line.grid, line.row) in seeded, axis=1)
     three = difference & (data.seeds > 2) & has_seeds
     half = stats.t.ppf(0.975, data.seeds[three] - 1) * data.sd[three] / data.seeds[three] ** 0.5
     data.loc[three, "low"], data.loc[three, "high"] = data.value[three] - half, data.value[three] + half

@@ -178,8 +178,8 @@ class ExampleReader:
         where = self.settings.where
         if not all(_matches(row.get(name), wanted, file.label_names.get(name, [])) for name, wanted in where.items()):
             return Dropped("filtered by where")
-        fields = {name: row[column] for name, column in self.columns.items() if column in row}
-        fields = {name: None if is_nan(value) else value for name, value in fields.items()}
+        read = {name: row[column] for name, column in self.columns.items() if column in row}
+        fields = {name: None if is_nan(value) else value for name, value in read.items()}
         if labels := file.label_names.get(self.columns.get("label", "")):
             if str(whole(fields.get("label"))).strip() == "-1":  # a row without a label, in `datasets`
                 return Dropped("no gold label")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from domain_search import (
     read_questions,
     write_page,
     write_pairs,
+    write_questions,
     write_real,
 )
 from fake_server import Reply, Writer
@@ -22,6 +24,7 @@ from tiny import save_tiny_base
 
 from angle_llm.data import DataError
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask
+from angle_llm.settings.commands import QuestionSettings
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import DataSettings, ModelSettings
 
@@ -162,6 +165,23 @@ def test_documents_or_pairs_are_required() -> None:
         main(replace(STARTER, documents="a.jsonl", data=DataSettings(path="b.jsonl")))
     with pytest.raises(SettingsError, match=r"expected --documents FILE, with --llm"):
         main(STARTER)
+
+
+def test_questions_by_a_quantised_base_are_refused(tmp_path: Path) -> None:
+    run = replace(STARTER, documents="a.jsonl", llm=("local:m",), run_dir=str(tmp_path))
+    with pytest.raises(SettingsError, match=r"--model\.bits: .*data questions"):
+        main(replace(run, model=replace(run.model, bits=8), lora=replace(run.lora, rank=2)))
+
+
+@pytest.mark.parametrize("content", ["{}\n", ""])
+def test_a_run_ends_only_without_a_question(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(made: QuestionSettings) -> None:
+        made.out.write_text(content)
+        raise SystemExit(1)  # some requests have no answer
+
+    monkeypatch.setattr("domain_search.questions_main", write)
+    with nullcontext() if content else pytest.raises(SystemExit):
+        write_questions(replace(STARTER, documents="a.jsonl", llm=("local:m",)), tmp_path)
 
 
 def test_answers_of_people_are_found_in_the_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

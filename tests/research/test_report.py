@@ -61,6 +61,17 @@ def test_one_model_has_no_interval_over_the_seeds_of_its_reference(data: pd.Data
     assert math.isnan(one.low)
 
 
+def test_an_undefined_value_of_a_seed_makes_the_mean_undefined() -> None:
+    measured, runs = report.read(RESULTS)
+    value = (measured.grid == "nli") & (measured.row == "in-batch") & (measured.kind == "sts") & (measured.seed == "1")
+    measured.loc[value, "value"] = math.nan
+    found = line(
+        report.summarise(measured, runs), grid="nli", row="in-batch", kind="sts", task="average", metric="spearman"
+    )
+    assert found.seeds == 3
+    assert math.isnan(found.value)
+
+
 def test_measured_rows_are_not_listed_as_missing(data: pd.DataFrame) -> None:
     """Row all-average is not trained, but has a model for each seed."""
     _, runs = report.read(RESULTS)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Container
 from dataclasses import replace
 from fnmatch import fnmatch
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -36,7 +36,7 @@ from angle_llm.model.source.checks import (
 )
 from angle_llm.model.source.dense import DENSE_FILES
 from angle_llm.model.source.hub import ADAPTER_FILES, WHOLE_FILES
-from angle_llm.model.source.resolve import is_hub_id, split_revision
+from angle_llm.model.source.resolve import PACKAGE_SCHEME, is_hub_id, split_revision
 from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME
 from angle_llm.settings.export import PushSettings
 from angle_llm.settings.parsing import PASSED
@@ -113,7 +113,7 @@ def _check(facts: CardFacts, folder: Path) -> None:
         )
     if facts.form != "adapter":
         return
-    if PurePath(facts.base or "").is_absolute() or Path(facts.base or "").expanduser().exists():
+    if not (is_hub_id(facts.base) or (facts.base or "").startswith(PACKAGE_SCHEME)):
         raise ArtifactError(
             f"the base of the adapter in {folder} is {facts.base}, a path on this machine. Merge it and push the whole "
             f"model (angle-llm merge {folder} OUT), or train on a base from the hub."

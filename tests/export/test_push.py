@@ -255,8 +255,12 @@ def test_encoders_that_others_cannot_use_are_refused(tmp_path: Path) -> None:
     save_tiny_adapter(save_tiny_base("llama", tmp_path / "base"), tmp_path / "adapter")
     tiny_encoder("bert").save_pretrained(tmp_path / "whole")
     (tmp_path / "whole" / "vocab.txt").symlink_to("/etc/hostname")
+    save_tiny_adapter(tmp_path / "base", tmp_path / "relative")
+    card = json.loads((tmp_path / "relative" / CARD_NAME).read_text())
+    (tmp_path / "relative" / CARD_NAME).write_text(json.dumps(card | {"base": "../models/base"}))  # not from here
     for folder, message in (
         ("adapter", "angle-llm merge"),
+        ("relative", r"\.\./models/base, a path on this machine"),
         ("whole", r"vocab\.txt"),
         ("base", "base"),
     ):

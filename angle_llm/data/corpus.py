@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from angle_llm.data.files.beir import documents_of, is_judged, warn
-from angle_llm.data.files.file_types import TextFile, TsvFile
+from angle_llm.data.files.file_types import TextFile
+from angle_llm.data.files.tables import TsvFile
 from angle_llm.data.formats import DataError, RowError, read_text
 from angle_llm.data.sources import BadRow, Row, Source, find_path, resolve_source
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from angle_llm.data import store
 from angle_llm.data.columns import listed, resolve_format
-from angle_llm.data.files.file_types import FileReader
+from angle_llm.data.files.reader import FileReader
 from angle_llm.data.formats import FORMATS, INSTRUCTIONS, DataError, Dropped, Example, RowError, Values, is_nan, whole
 from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order

@@ -46,19 +46,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from angle_llm.data.files.beir import QRELS, JudgedQueries, is_judged, split_of
-from angle_llm.data.files.file_types import (
-    BESIDE,
-    EXTENSIONS,
-    BadRow,
-    DatasetReader,
-    FileReader,
-    Row,
-    RowsInMemory,
-    TextFile,
-    is_data_name,
-    json_value,
-    reader_of,
-)
+from angle_llm.data.files.file_types import BESIDE, EXTENSIONS, TextFile, is_data_name, reader_of
+from angle_llm.data.files.in_memory import DatasetReader, RowsInMemory, json_value
+from angle_llm.data.files.reader import BadRow, FileReader, Row
 from angle_llm.data.formats import DataError, is_nan
 from angle_llm.data.store import cache_folder
 from angle_llm.io import sha256_of

@@ -17,7 +17,8 @@ from json_lines import read_rows
 from pyarrow import parquet
 
 from angle_llm.data.examples import LoadedData, load_examples, open_examples
-from angle_llm.data.files.file_types import BadRow, DatasetReader
+from angle_llm.data.files.in_memory import DatasetReader
+from angle_llm.data.files.reader import BadRow
 from angle_llm.data.formats import DataError, Dropped, Group, LabelledText, PositivePair, ScoredPair, Triple
 from angle_llm.settings.commands import CheckSettings
 from angle_llm.settings.encoder import CommandSource

@@ -17,7 +17,7 @@ from json_lines import write_rows
 from angle_llm.data import DataError, Group, PositivePair, ScoredPair, Triple
 from angle_llm.data.corpus import Corpus
 from angle_llm.data.examples import load_examples, open_examples
-from angle_llm.data.files.file_types import BadRow
+from angle_llm.data.files.reader import BadRow
 from angle_llm.data.formats import Dropped
 from angle_llm.data.sources import evaluation_source, resolve_source
 from angle_llm.evaluate.sts_tasks import read_pairs

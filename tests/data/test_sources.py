@@ -16,7 +16,7 @@ import pytest
 
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
-from angle_llm.data.files.file_types import json_value
+from angle_llm.data.files.in_memory import json_value
 from angle_llm.data.sources import BadRow, Row, evaluation_source, find_path, resolve_source, source_in_memory
 from angle_llm.settings.train import DataSource
 

@@ -16,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from angle_llm.data.files.file_types import FileReader, reader_of
+from angle_llm.data.files.file_types import reader_of
+from angle_llm.data.files.reader import FileReader
 from angle_llm.data.formats import DataError, RowError
 
 QRELS = "qrels"

@@ -23,6 +23,7 @@ from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm import SentenceEncoder, cli
 from angle_llm.serve.client import TOKEN_VARIABLE
+from angle_llm.settings.parsing import SettingsError
 
 ROOT = Path(__file__).parents[2]
 (COMMAND,) = re.findall(r"^python (recipes/serve_ray\.py .*)$", (ROOT / "docs/serving.md").read_text(), re.MULTILINE)
@@ -82,6 +83,21 @@ def test_the_settings_of_the_program_reach_the_replicas() -> None:
         cloudpickle.dumps([program["RayServeSettings"]("m", replicas=3), program["Server"], program["Encoder"]])
     )
     assert kept[0].replicas == 3
+
+
+def test_a_config_file_of_ray_serve_has_the_settings_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas run in another folder, so the path of the model becomes absolute."""
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    program = runpy.run_path(str(ROOT / "recipes/serve_ray.py"), run_name="program")
+    shown: list[Any] = []
+    program["build"].__globals__["application"] = lambda settings: shown.append(settings)
+    program["build"]({"model": "tiny", "replicas": "2"})
+    assert (shown[0].model, shown[0].replicas) == (str(tmp_path / "tiny"), 2)
+    with pytest.raises(SettingsError, match=r"serve_ray:build.*replica"):
+        program["build"]({"model": "tiny", "replica": 2})
 
 
 @pytest.mark.slow

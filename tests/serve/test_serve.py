@@ -26,6 +26,7 @@ from tiny import tiny_encoder
 from angle_llm import PromptTemplate, SentenceEncoder
 from angle_llm.prompts import SidePrompts
 from angle_llm.serve.listen import read_token, serve_main
+from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.serve import ServeSettings
 
 for name in ("fastapi", "prometheus_client", "uvicorn"):
@@ -497,6 +498,24 @@ def test_connections_are_refused_until_the_model_is_loaded(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     serve_main(ServeSettings(model="runs/tiny", host=host, port=port))
     assert steps == ["loaded", "served"]
+
+
+def test_an_address_that_another_server_takes_during_the_load_is_refused(
+    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+
+        def load(*_: Any, **__: Any) -> SentenceEncoder:
+            other.listen()
+            return encoder
+
+        monkeypatch.setattr(SentenceEncoder, "from_pretrained", load)
+        monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: pytest.fail("served"))
+        with pytest.raises(SettingsError, match=rf"--port {port}: .*Choose another port"):
+            serve_main(ServeSettings(model="runs/tiny", port=port))
 
 
 Start: TypeAlias = Callable[..., tuple[subprocess.Popen[str], str]]

@@ -371,6 +371,7 @@ def _load_incomplete(settings_type: type[Settings], path: str) -> Settings:
             **dict.fromkeys(required, MISSING),  # the values of the file replace these defaults
             "__annotations__": {name: hints[name] for name in required},
             "__post_init__": lambda _: None,
+            "__module__": settings_type.__module__,  # where tyro reads the help texts
         }
         unchecked = settings_class(cast(type[Settings], type(settings_type.__name__, (settings_type,), namespace)))
         return settings_from_dict(unchecked, content, where=path)

@@ -83,7 +83,7 @@ def test_the_repair_command_has_the_settings_of_the_run(tmp_path: Path) -> None:
     assert [row["grade"] for row in read_rows(tmp_path / "fixed" / "x.jsonl")] == [5]
 
 
-@pytest.mark.parametrize("line", ["[" * 5000, f'{{"text1": {"1" * 5000}}}'])
+@pytest.mark.parametrize("line", ["[" * 100_000, f'{{"text1": {"1" * 5000}}}'])
 def test_json_that_python_cannot_read_is_a_bad_row(tmp_path: Path, line: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n{line}\n")

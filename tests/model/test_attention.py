@@ -491,7 +491,8 @@ def test_a_bias_by_relative_position_is_found_by_the_probe() -> None:
     backbone = AutoModel.from_config(MPNetConfig(**sizes, num_attention_heads=4)).eval()
     layouts = probe_layouts(backbone, "mean", causal=False)
     assert layouts.layout == "padded"
-    assert "differ from single texts" in layouts.reason
+    refused = "does not accept positions or attention" in layouts.reason  # MPNet of transformers 5.6
+    assert refused or "differ from single texts" in layouts.reason
     assert plan_micro_batches([[1, 2], [3]], 60, layouts).layout == "padded"
 
 

@@ -100,13 +100,13 @@ def test_a_recipe_is_found_by_its_name() -> None:
 
 def test_the_oldest_versions_are_the_pins_of_make_test_floors() -> None:
     root = RECIPES[0].parent.parent
-    pins = re.findall(
-        r"^([\w-]+)==([\d.]+)  # \w", (root / ".ci" / "floors.txt").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    pin = r'^([\w-]+)==([\d.]+)(; python_version < "3\.11")?(?:; python_version >= "3\.11")?  # \w'
+    pins = re.findall(pin, (root / ".ci" / "floors.txt").read_text(encoding="utf-8"), re.MULTILINE)
     metadata = (root / "pyproject.toml").read_text(encoding="utf-8")
     assert len(pins) > 20
-    for name, version in pins:
-        bounds = {found.removesuffix(".0") for found in re.findall(rf'"{name}>=([\d.]+)"', metadata)}
+    for name, version, marker in pins:
+        bound = rf'"{name}>=([\d.]+){re.escape(marker.replace(chr(34), chr(39)))}"'
+        bounds = {found.removesuffix(".0") for found in re.findall(bound, metadata)}
         assert bounds == {re.sub(r"(\.0)+$", "", version)}, name
 
 

@@ -518,10 +518,8 @@ def retrieval_report(results: RetrievalResults, ours: EvaluatedModel, comparison
         tables.append(table(header, rows, words=1))
         answers = f"{task.answers:,} answers" if task.answers else "the texts of a class are its answers"
         answers += " with grades, which --binary ignores" if task.graded else ""
-        notes.append(
-            f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {answers}; "
-            f"{task.skipped:,} queries are not compared with their own text or document."
-        )
+        skipped = f"; {task.skipped:,} queries are not compared with their own text or document" if task.skipped else ""
+        notes.append(f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {answers}{skipped}.")
         if task.unanswered:
             notes.append(f"{task.label}: {task.unanswered:,} judged queries have no answer and are not counted.")
     return report(ours.name, tables, notes, results)

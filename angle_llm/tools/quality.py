@@ -425,7 +425,7 @@ def _causes(rejected: Sequence[BadRow]) -> str:
     for bad in rejected:
         of_cause[re.sub(r"'.*?'|`.*`|\d[\d.]*", "", bad.reason)].append(bad)
     causes = sorted(of_cause.values(), key=len, reverse=True)
-    shown = [f"{len(rows):,} × {rows[0].reason} (first: {rows[0].place})" for rows in causes[:SHOWN_PLACES]]
+    shown = [f"{rows[0].place} (1 of {len(rows):,}): {rows[0].reason}" for rows in causes[:SHOWN_PLACES]]
     more = "; …" if len(causes) > SHOWN_PLACES else ""
     return f"{len(rejected):,} {'rows' if len(rejected) > 1 else 'row'} cannot be used: {'; '.join(shown)}{more}"
 

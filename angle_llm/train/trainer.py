@@ -83,7 +83,7 @@ class StopSignals:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
-        message = f"\n{self.received.name}: writing a checkpoint after this step; Ctrl-C again stops at once\n"
+        message = f"\n{self.received.name}: writing a checkpoint after this step; Ctrl-C now stops at once\n"
         with suppress(OSError):  # the same Ctrl-C may have ended the program that reads stderr
             os.write(2, message.encode())  # print is not safe in a signal handler
 
@@ -281,6 +281,7 @@ class Trainer:
         Steps are planned ahead for one token budget. If it changes, planning starts again after the current step.
         """
         stops = self._evaluate_and_save()
+        bar.unpause()  # its rate does not count this evaluation
         # One thread for the whole run: after an out-of-memory error, memory may not suffice for the stack of another.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
             while self._step < self._schedule.steps and not stops:

@@ -311,7 +311,7 @@ def test_files_of_a_split_keep_their_label_names_and_row_numbers(tmp_path: Path,
     assert (report.rows_in, report.rows_used, report.rejected, report.unit) == (10, 6, 2, "row")
     assert [finding.places for finding in report.findings if finding.kind == "duplicate"] == [["5 and 2", "10 and 7"]]
     (rejected,) = [finding.text for finding in report.findings if finding.kind == "rejected"]
-    assert re.search(rf"train-0{file_type}( row 1|:[12])\)", rejected)
+    assert re.search(rf"train-0{file_type}( row 1|:[12]) \(1 of [12]\): ", rejected)
     write_fixed([(source, report)], tmp_path, tmp_path)
     kept = [json.loads(line) for line in (tmp_path / "shards.jsonl").read_text().splitlines()]
     due = [(f"premise {number}", row["hypothesis"], NAMES[row["label"]]) for number in range(2) for row in NLI]

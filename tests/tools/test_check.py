@@ -221,10 +221,11 @@ def test_bad_rows_are_counted_by_column_with_file_and_line(tmp_path: Path) -> No
     (report,) = reports(path, format="scored_pair", columns=columns, score_range=(0, 1))
     assert (report.trouble, report.rows_in, report.rows_used, report.rejected) == (True, 9, 2, 7)
     (text,) = (finding.text for finding in report.findings if finding.kind == "rejected")
-    causes = re.findall(r"(\d) × (\w+) \((\w+)\)", text)
-    assert causes[:2] == [("2", "grade", "score")] * 2
-    assert set(causes[2:]) == {("1", "grade", "score"), ("1", "answer", "text2"), ("1", "question", "text1")}
-    assert {f"{path}:{line}" for line in (3, 5, 7, 8, 9)} <= set(re.findall(r"first: ([^)]*)\)", text))
+    causes = re.findall(r"(\S+:\d+) \(1 of (\d)\): (\w+) \((\w+)\)", text)
+    assert [cause[1:] for cause in causes[:2]] == [("2", "grade", "score")] * 2
+    singles = {("1", "grade", "score"), ("1", "answer", "text2"), ("1", "question", "text1")}
+    assert {cause[1:] for cause in causes[2:]} == singles
+    assert {cause[0] for cause in causes} == {f"{path}:{line}" for line in (3, 5, 7, 8, 9)}
 
 
 def test_a_copy_of_another_encoding_is_utf_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

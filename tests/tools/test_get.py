@@ -219,7 +219,7 @@ def test_training_data_get_the_evaluation_sets_and_a_repetition_gets_nothing(
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     get_main(settings)  # from the cache
-    assert "1 files are missing, others complete" in capsys.readouterr().out
+    assert "1 files are missing\n" in capsys.readouterr().out
     assert hub.requests == []
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.jsonl*")}
     assert {path for path in files if after[path] != files[path]} == {tmp_path / "data/stsb/dev.jsonl"}
@@ -281,7 +281,10 @@ def test_a_stale_file_in_the_data_directory_is_refused_and_not_replaced(
 
 @pytest.mark.parametrize(
     ("case", "message"),
-    [("offline", "cannot find the requested files in the local cache"), ("repository", "Repository Not Found")],
+    [
+        ("offline", r"^mteb/stsbenchmark-sts/train.jsonl.gz: run the same command again; .*cannot find the requested"),
+        ("repository", "Repository Not Found"),
+    ],
 )
 def test_a_refusal_of_the_hub_writes_no_file(
     case: str, message: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -301,7 +304,7 @@ def test_an_interrupted_download_leaves_no_file_and_is_repeated(
     settings = GetSettings(names=("stsb",), to=tmp_path / "data")
     hub.breaks_off = True
     monkeypatch.setattr("time.sleep", lambda _: None)  # of the retries of huggingface_hub
-    with pytest.raises(ConnectionError, match=r"train.jsonl.gz: .*Run the same command again"):
+    with pytest.raises(ConnectionError, match=r"train.jsonl.gz: run the same command again"):
         get_main(settings)
     assert not (tmp_path / "data").exists()
     hub.breaks_off = False
@@ -331,7 +334,7 @@ def test_an_archive_cannot_write_outside_of_its_folder(hub: Hub, tmp_path: Path)
 def test_the_list_and_wrong_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cli.run(["data", "get"])
     printed = capsys.readouterr().out
-    assert "sick          0.2 MB      SICK-R train, trial and test, raw text. License: CC BY-NC-SA 3.0" in printed
+    assert "sick          0.2 MB         SICK-R train, trial and test, raw text. License: CC BY-NC-SA 3.0" in printed
     assert all(f"\n{name} " in f"\n{printed}" for name in read_table())
     for arguments, message in (
         (["sts"], "--to: expected a folder"),

@@ -54,7 +54,7 @@ class TsvFile(FileReader):
                 f"{', '.join(repeated)}. Rename or delete these columns"
             )
         if not columns:
-            raise DataError(f"{self.name}:{number}: expected a header line, got none")
+            raise DataError(f"{self.name}:{number}: expected a header line, got an empty file")
         return columns
 
     def _records(self) -> Iterator[tuple[int, Any]]:

@@ -89,15 +89,17 @@ def get_main(settings: GetSettings) -> None:
     sets = select_sets(settings.names) if settings.names else read_table()
     if settings.to is None:
         for name, entry in sets.items():
-            print(f"{name:13} {entry.size:11} {entry.content}. License: {entry.license}")
-        print("Group of all STS sets: sts. Download: angle-llm data get NAME … --to DATA")
+            print(f"{name:13} {entry.size:14} {entry.content}. License: {entry.license}")
+        print(
+            "Shared: one download for these sets. Group of all STS sets: sts. Download: angle-llm data get NAME … --to DATA"
+        )
         return
     root = settings.to.expanduser()
     # `sets` has the STS sets first, as data_sets.yaml, so their files exist when training data call `sts_texts`.
     paths = [file.path for entry in select_sets(["sts"]).values() for file in entry.files if "train" not in file.path]
     sts_texts = cache(lambda: evaluation_texts(data_file(root / path) for path in paths))
     missing = _missing_files(sets, root)
-    log(f"{len(missing)} files are missing, others complete")
+    log(f"{len(missing)} files are missing")
 
     # Download, convert, check, write.
     with tempfile.TemporaryDirectory() as temporary:
@@ -128,13 +130,14 @@ def _missing_files(sets: dict[str, PublicSet], root: Path) -> list[tuple[PublicS
 def _download(file: PublicFile) -> Path:
     """Download the source of a file into the cache of huggingface_hub and return its path."""
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(hf_hub_download(file.repo, file.source, repo_type="dataset", revision=file.commit))
-    except OSError:  # refused by the hub, not in the cache, or an error of this machine
-        raise
     except Exception as error:  # a lost connection: each HTTP library has its own errors
-        raise ConnectionError(f"{file.repo}/{file.source}: {error}. Run the same command again") from error
+        if isinstance(error, OSError) and not isinstance(error, LocalEntryNotFoundError):
+            raise  # refused by the hub, or an error of this machine
+        raise ConnectionError(f"{file.repo}/{file.source}: run the same command again; {error}") from error
 
 
 def _convert(source: Path, target: Path, file: PublicFile, entry: PublicSet, sts_texts: Callable[[], set[str]]) -> None:
